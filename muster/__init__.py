@@ -1,0 +1,1 @@
+"""What users type and import, and what both daemons share. Imports neither daemon."""

@@ -1,0 +1,1 @@
+"""What any daemon needs and that knows no domain: clock, config, logging, tasks, notify, TLS."""

@@ -1,0 +1,256 @@
+"""From a YAML file, the environment and flags to one frozen, checked configuration struct.
+
+A flag beats the environment, which beats the file, which beats the default. Each wrong value is
+reported with its path (`ports.first`), what it is and where it came from.
+"""
+
+import difflib
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from muster.daemon.errors import ConfigError
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+# Names the file itself, so it is no setting: MUSTER_AGENT_CONFIG=/etc/muster/agent.yaml.
+FILE_VARIABLE: Final = "CONFIG"
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One leaf of a configuration: its path, type, and the environment variable that sets it."""
+
+    path: str
+    type: Any
+    variable: str
+
+
+def load_config(
+    kind: type[_T],
+    *,
+    prefix: str,
+    file: Path | None = None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+) -> _T:
+    """Read a configuration of type `kind`.
+
+    `prefix` is that of its environment variables: with MUSTER_AGENT, `ports.first` is
+    MUSTER_AGENT_PORTS_FIRST; maps are written k=v,k=v. `file` falls back to the variable
+    <prefix>_CONFIG, then to no file at all. `flags` maps paths (`ports.first`) to values; a
+    value of None means that the flag was not given, a string is read as the variable would be.
+    Raises ConfigError.
+    """
+    if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
+        file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
+    tree: dict[str, Any] = {} if file is None else read_yaml(file)
+    origin = {"": "the defaults" if file is None else str(file)}
+    _refuse_unknown(kind, tree, str(file))
+    known = {setting.path: setting for setting in settings(kind, prefix)}
+    for setting, text in _from_environ(known, prefix, environ):
+        _put(tree, setting, _from_text(setting, text, setting.variable), setting.variable)
+        origin[setting.path] = setting.variable
+    for path, value in (flags or {}).items():
+        if value is None:
+            continue
+        setting = known[path]
+        flag = "--" + path.replace(".", "-").replace("_", "-")
+        _put(
+            tree,
+            setting,
+            _from_text(setting, value, flag) if isinstance(value, str) else value,
+            flag,
+        )
+        origin[path] = flag
+    try:
+        return msgspec.convert(tree, kind, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error, tree, origin)) from error
+
+
+def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterator[Setting]:
+    """All the settings of a configuration type, depth first, in the order they are declared."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        path = f"{above}{name}"
+        inner = _struct_in(hint)
+        if inner is not None:
+            yield from settings(inner, prefix, f"{path}.")
+        else:
+            yield Setting(path, hint, f"{prefix}_{path.replace('.', '_').upper()}")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, empty for an empty file. Raises ConfigError."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_FILE_BYTES_MAX + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}: no such configuration file") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    if len(raw) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes, so no configuration file")
+    try:
+        tree = yaml.load(raw.decode("utf-8"), _StrictLoader)  # noqa: S506, TID251 - it is a SafeLoader
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{file}: {_yaml_problem(error)}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: expected settings (`name: value` lines), got {_show(tree)}")
+    return tree
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe, and refuses a key written twice: YAML keeps the last, a reader sees the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"the key {_show(key)} is not a word; put quotes around it",
+                    key_node.start_mark,
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key} is set twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _yaml_problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+    return " ".join(str(error).split())
+
+
+def _from_environ(
+    known: Mapping[str, Setting], prefix: str, environ: Mapping[str, str]
+) -> Iterator[tuple[Setting, str]]:
+    by_variable = {setting.variable: setting for setting in known.values()}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(f"{prefix}_") or variable == f"{prefix}_{FILE_VARIABLE}":
+            continue
+        if variable not in by_variable:
+            raise ConfigError(
+                f"{variable}: no such setting{_did_you_mean(variable, by_variable)}; unset it"
+            )
+        yield by_variable[variable], text
+
+
+def _from_text(setting: Setting, text: str, origin: str) -> object:
+    """Text, typed by its setting; a wrong one is left as it is for the check of the whole."""
+    if get_origin(setting.type) is dict:
+        pairs = [pair.partition("=") for pair in text.split(",") if pair]
+        for key, equals, _ in pairs:
+            if not equals:
+                raise ConfigError(
+                    f"{setting.path}: expected k=v,k=v, got {_show(key)} (from {origin})"
+                )
+        return {key: value for key, _, value in pairs}
+    try:
+        return msgspec.to_builtins(
+            msgspec.convert(text, setting.type, strict=False, dec_hook=_decode), enc_hook=str
+        )
+    except msgspec.ValidationError:
+        return text
+
+
+def _put(tree: dict[str, Any], setting: Setting, value: object, origin: str) -> None:
+    *groups, last = setting.path.split(".")
+    for depth, group in enumerate(groups):
+        below = tree.get(group)
+        if below is None:
+            below = tree[group] = {}
+        if not isinstance(below, dict):
+            path = ".".join(groups[: depth + 1])
+            raise ConfigError(
+                f"{path}: expected a group of settings, got {_show(below)}; {origin} is in it"
+            )
+        tree = below
+    tree[last] = value
+
+
+def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], origin: str) -> None:
+    unknown = list(_unknown(kind, tree))
+    if unknown:
+        raise ConfigError("; ".join(f"{line} (from {origin})" for line in unknown))
+
+
+def _unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    hints = get_type_hints(kind, include_extras=True)
+    for name, value in tree.items():
+        if name not in hints:
+            yield f"{above}{name}: no such setting{_did_you_mean(name, hints)}"
+            continue
+        inner = _struct_in(hints[name])
+        if inner is not None and isinstance(value, Mapping):
+            yield from _unknown(inner, value, f"{above}{name}.")
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f", did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+
+
+def _explain(error: msgspec.ValidationError, tree: object, origin: Mapping[str, str]) -> str:
+    """Msgspec's `Expected int, got str - at $.ports.first`, with the value and its origin."""
+    text, _, where = str(error).partition(" - at `$")
+    path = re.sub(r"\[\.\.\.\]", "", where.removeprefix(".").rstrip("`"))
+    text = text.replace("`", "")
+    text = text[:1].lower() + text[1:]
+    missing = re.fullmatch(r"object missing required field (\w+)", text)
+    if missing:
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        return f"{path}: is not set, and has no default (looked in {origin['']})"
+    value = tree
+    for part in path.split(".") if path else ():
+        value = value.get(part) if isinstance(value, dict) else None
+    came_from = origin.get(path, origin[""])
+    shown = f", the value is {_show(value)}" if path else ""
+    quotes = (
+        "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""
+    )
+    return f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path:
+        if not isinstance(value, str):
+            raise TypeError(f"Expected `str` (a path), got `{type(value).__name__}`")
+        if not value or "\0" in value:
+            raise ValueError("Expected a path, got an empty one")
+        return Path(value)
+    raise NotImplementedError(kind)
+
+
+def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, also where it may be None."""
+    choices = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+    for choice in choices:
+        if isinstance(choice, type) and issubclass(choice, msgspec.Struct):
+            return choice
+    return None

@@ -1,0 +1,129 @@
+"""Writing files that survive a power cut, and holding a state folder alone."""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from muster.daemon.errors import DirectoryLockedError, FileError
+
+LOCK_NAME = "lock"
+
+
+def write_atomic(path: Path, data: bytes, mode: int) -> None:
+    """Replace a file so that at every instant the old or the new content is there, whole.
+
+    When this returns, the new content is on disk. `mode` are the permission bits, whatever the
+    umask. The folder must exist, and if `path` is a symbolic link the link is replaced. It waits
+    for the disk: call it from an executor. Raises FileError, and then the old content stands.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                os.fchmod(fd, mode)
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_unsynced(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that may be lost, or be empty, after a power cut. Raises FileError."""
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with open(os.open(path, flags, mode), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def sync_directory(path: Path) -> None:
+    """Put a folder's names on disk: without it a renamed file may be gone after a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class DirectoryLock:
+    """The hold on a folder, from `lock_directory` until `release`, or the end of the process.
+
+    The kernel drops it when the last copy of its descriptor closes, so a crash leaves nothing to
+    clean up; a child made by fork without exec keeps a copy, and must close `fileno()`.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """The descriptor that carries the lock, -1 once released."""
+        return self._fd
+
+    def release(self) -> None:
+        """Let go; the lock file stays, because removing it would race with the next holder."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def lock_directory(path: Path) -> DirectoryLock:
+    """Hold a daemon's state folder alone; it is made, with mode 0700, where it does not exist.
+
+    Raises DirectoryLockedError, which names the process that holds it, and FileError where the
+    folder cannot be made or written.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path / LOCK_NAME, flags, 0o600)
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be used as a state folder: {error.strerror or error}; "
+            "name another with state_dir, or run the daemon as the user who owns it"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        pid = _read_pid(fd)
+        os.close(fd)
+        holder = "another process" if pid is None else f"process {pid}"
+        raise DirectoryLockedError(
+            f"{path} is in use by {holder}; stop it, or give this daemon a state_dir of its own",
+            pid,
+        ) from error
+    except OSError as error:
+        os.close(fd)
+        raise FileError(
+            f"{path / LOCK_NAME} cannot be locked: {error.strerror or error}"
+        ) from error
+    return DirectoryLock(path, fd)
+
+
+def _read_pid(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).decode("ascii", errors="replace").strip()
+    return int(text) if text.isdecimal() else None

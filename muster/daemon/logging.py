@@ -1,0 +1,97 @@
+"""One line an event, the same for our own code and for libraries that use the standard logging.
+
+JSON where a machine reads, columns where a person does. What stands under a secret's name, or
+behind the word Bearer, is not printed; that is a net below code that should not log secrets.
+"""
+
+import functools
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from typing import Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+Format = Literal["auto", "json", "console"]
+Level = Literal["debug", "info", "warning", "error"]
+
+REDACTED = "[redacted]"
+# The last word of a key decides: agent_token is a secret, token_id and token_file are not.
+_SECRET_WORDS = frozenset({"token", "tokens", "secret", "secrets", "authorization", "password"})
+_BEARER = re.compile(r"(?i)\b(bearer)\s+[^\s\"',;]+")
+
+
+def configure(*, level: Level, fmt: Format, stream: TextIO | None = None) -> None:
+    """Set up logging for this process; `auto` is console on a terminal and JSON elsewhere.
+
+    `stream` is standard error unless given, so that standard output stays free for results.
+    Calling it again replaces what was set up before.
+    """
+    out = sys.stderr if stream is None else stream
+    as_json = fmt == "json" or (fmt == "auto" and not out.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    renderer: Processor
+    if as_json:
+        renderer = structlog.processors.JSONRenderer(sort_keys=False)
+    else:
+        # The plain formatter, because the pretty one prints local variables, tokens among them.
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    # What no line shows need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        # A logger made at import must follow a later configure.
+        cache_logger_on_first_use=False,
+    )
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """The processor that takes secrets out of an event, at any depth."""
+    return {key: _redacted(key, value) for key, value in event.items()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_secret(key: str) -> bool:
+    return re.split(r"[_\-.]", key.lower())[-1] in _SECRET_WORDS
+
+
+def _redacted(key: str, value: object) -> object:
+    if _is_secret(key):
+        return REDACTED
+    if isinstance(value, str):
+        # Few texts hold the word, and every line of a busy coordinator comes through here.
+        return _BEARER.sub(rf"\1 {REDACTED}", value) if "bearer" in value.lower() else value
+    if isinstance(value, Mapping):
+        return {str(inner): _redacted(str(inner), item) for inner, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted("", item) for item in value]
+    return value

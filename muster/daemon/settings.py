@@ -1,0 +1,18 @@
+"""The settings that both daemons have."""
+
+from typing import Annotated
+
+import msgspec
+
+from muster.daemon.logging import Format, Level
+
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=30 * 86400)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged and how; `auto` is console on a terminal and JSON elsewhere."""
+
+    level: Level = "info"
+    format: Format = "auto"

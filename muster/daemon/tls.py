@@ -1,0 +1,67 @@
+"""TLS contexts for the two ends of a link, with errors that name the file and the remedy."""
+
+import ssl
+from pathlib import Path
+
+from muster.daemon.errors import TlsError
+
+
+def server_context(cert: Path, key: Path) -> ssl.SSLContext:
+    """What a daemon listens with: TLS 1.2 or newer.
+
+    `cert` is a PEM file with the certificate first and its chain after it, `key` its private key
+    without a passphrase. Raises TlsError.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _readable(cert, "tls.cert")
+    _readable(key, "tls.key")
+    try:
+        # The empty password makes an encrypted key an error instead of a question on the terminal.
+        context.load_cert_chain(cert, key, password=b"")
+    except ssl.SSLError as error:
+        raise TlsError(_why_not(error, cert, key)) from error
+    return context
+
+
+def client_context(ca: Path | None) -> ssl.SSLContext:
+    """What dials a daemon: TLS 1.2 or newer, certificate and host name checked.
+
+    `ca` is a PEM file of the authorities to trust instead of the system's. Raises TlsError.
+    """
+    if ca is not None:
+        _readable(ca, "tls_ca")
+    try:
+        context = ssl.create_default_context(
+            ssl.Purpose.SERVER_AUTH, cafile=None if ca is None else str(ca)
+        )
+    except ssl.SSLError as error:
+        raise TlsError(
+            f"{ca}: no certificate in it can be read ({_reason(error)}); "
+            "tls_ca takes a PEM file with one or more CA certificates"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _readable(path: Path, name: str) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise TlsError(f"{name}: {path} cannot be read ({error.strerror})") from error
+
+
+def _why_not(error: ssl.SSLError, cert: Path, key: Path) -> str:
+    reason = _reason(error)
+    if reason == "KEY_VALUES_MISMATCH":
+        return f"{key} is not the private key of {cert}; use the key that the certificate came with"
+    if b"ENCRYPTED" in key.read_bytes():
+        return f"{key} is encrypted; a daemon needs a key file without a passphrase, mode 0600"
+    return (
+        f"{cert} and {key} cannot be used ({reason}); both are to be PEM files, "
+        "the certificate first in its file and its chain after it"
+    )
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return error.reason or error.strerror or str(error)

@@ -1,0 +1,1 @@
+"""Pure: what the two daemons and their users say to each other."""

@@ -1,0 +1,201 @@
+"""What the HTTP API answers: the types that the coordinator fills in and the client reads.
+
+Times are seconds since 1970 (UTC) here and RFC 3339 with `Z` nowhere but in text meant for people;
+`None` is what has not happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.states import JobState, TaskState
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why something is as it is: a stable code and a sentence."""
+
+    code: str
+    text: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One line of a job's timeline."""
+
+    at: float
+    text: str
+
+
+class RankView(msgspec.Struct, frozen=True):
+    rank: int
+    exit: ExitStatus | None
+
+
+class TaskView(msgspec.Struct, frozen=True):
+    """One node's part of an attempt."""
+
+    node: str
+    node_rank: int
+    role: str
+    state: TaskState
+    ranks: tuple[RankView, ...]
+    exit: ExitStatus | None
+    refusal: Reason | None
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    number: int
+    state: str
+    tasks: tuple[TaskView, ...]
+    cause: Cause | None
+    master: str | None
+    placed_at: float
+    started_at: float | None
+    closed_at: float | None
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended."""
+
+    id: int
+    name: str
+    user: str
+    state: JobState
+    reason: Reason
+    nodes: int
+    pool: str
+    priority: int
+    attempt: int
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+
+
+class JobView(JobSummary, frozen=True):
+    """`muster show`: the summary, the specification and all attempts."""
+
+    spec: dict[str, Any]
+    attempts: tuple[AttemptView, ...]
+    timeline: tuple[Step, ...]
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """A page of jobs, newest first; `cursor` asks for the next one."""
+
+    jobs: tuple[JobSummary, ...]
+    cursor: str | None = None
+
+
+class NodeView(msgspec.Struct, frozen=True):
+    name: str
+    link: str
+    state: Reason
+    address: str
+    pool: str
+    gpus: int
+    gpu_model: str
+    cpus: int
+    memory_bytes: int
+    labels: dict[str, str]
+    job: int | None
+    attempt: int | None
+    last_seen_s: float | None
+    version: str
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    nodes: tuple[NodeView, ...]
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
+
+    seq: int
+    at: float
+    kind: str
+    job: int | None
+    text: str
+    fields: dict[str, Any]
+
+
+class EventList(msgspec.Struct, frozen=True):
+    events: tuple[EventView, ...]
+
+
+class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
+
+    `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
+    stream.
+    """
+
+    attempt: int
+    node: str
+    rank: int | None
+    stream: str
+    offset: int
+    len: int
+    ts: float
+    cursor: str
+    data: str | None = None
+    data_b64: str | None = None
+
+
+class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The last line of a log stream: without it the stream was cut. `end`: nothing more will
+    come."""
+
+    end: bool
+    state: str | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    cursor: str | None = None
+
+
+class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /v1/jobs/{id}/cancel`."""
+
+    reason: str = ""
+    grace_s: float | None = None
+    force: bool = False
+
+
+class CancelAnswer(msgspec.Struct, frozen=True):
+    """`already_ended`: the job had ended before; nothing was changed."""
+
+    job: JobSummary
+    already_ended: bool
+
+
+class FieldProblem(msgspec.Struct, frozen=True):
+    """One wrong field of a request."""
+
+    field: str
+    value: str
+    message: str
+    hint: str
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error answer (`application/problem+json`, RFC 9457). `code` is stable."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str = ""
+    request_id: str = ""
+    problems: tuple[FieldProblem, ...] = ()
+
+
+class VersionView(msgspec.Struct, frozen=True):
+    version: str
+    protocol_min: int
+    protocol_max: int
+    epoch: int
+    user: str = ""
+    role: str = ""

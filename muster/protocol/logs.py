@@ -1,0 +1,142 @@
+"""The bulk connection: log bytes from an agent's files to the coordinator's store.
+
+A stream is one file of one task; its bytes are named by their offset in it, so that whatever is
+sent twice is recognised and whatever was not stored is sent again. Data travels as binary frames:
+the length of the header (4 bytes, big endian), the header (JSON, `Chunk`), then the bytes.
+Everything else travels as text frames.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+import msgspec
+
+from muster.protocol.codec import ProtocolError
+from muster.protocol.ids import NodeName, TaskId
+
+CHUNK_BYTES_MAX: Final = 256 * 1024
+HEADER_BYTES_MAX: Final = 1024
+_LENGTH: Final = struct.Struct(">I")
+
+
+class StreamKind(enum.Enum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    LAUNCHER = "launcher"
+    SETUP = "setup"
+
+
+class StreamId(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file: of a global rank, or (`rank` None) of the node's launcher or set-up."""
+
+    task: TaskId
+    kind: StreamKind
+    rank: int | None = None
+
+
+class LogHello(msgspec.Struct, frozen=True, tag="log_hello"):
+    """First message of an agent on the bulk connection."""
+
+    node: NodeName
+    agent_id: str
+
+
+class OpenStream(msgspec.Struct, frozen=True, tag="open"):
+    """The agent has this stream; asks from which offset to send."""
+
+    stream: StreamId
+
+
+class EndStream(msgspec.Struct, frozen=True, tag="end"):
+    """The stream's file will not grow any more; `length` is its size in bytes."""
+
+    stream: StreamId
+    length: int
+
+
+class TaskLogsEnd(msgspec.Struct, frozen=True, tag="task_end"):
+    """All streams of the task have ended and no further one will be opened."""
+
+    task: TaskId
+    streams: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Header of a binary frame: bytes of `stream` from `offset`, read at `ts` (UTC seconds)."""
+
+    stream: StreamId
+    offset: int
+    ts: float
+
+
+class StreamAt(msgspec.Struct, frozen=True, tag="at"):
+    """The coordinator holds `offset` bytes of the stream; send from there."""
+
+    stream: StreamId
+    offset: int
+
+
+class LogAck(msgspec.Struct, frozen=True, tag="ack"):
+    """All bytes of the stream before `offset` are on the coordinator's disk."""
+
+    stream: StreamId
+    offset: int
+
+
+class TaskLogsStored(msgspec.Struct, frozen=True, tag="task_stored"):
+    """Everything of the task is on disk: the agent may remove its files."""
+
+    task: TaskId
+
+
+LogReport = LogHello | OpenStream | EndStream | TaskLogsEnd
+LogCommand = StreamAt | LogAck | TaskLogsStored
+
+_encoder: Final = msgspec.json.Encoder()
+_chunk_decoder: Final = msgspec.json.Decoder(Chunk)
+_report_decoder: Final[msgspec.json.Decoder[LogReport]] = msgspec.json.Decoder(LogReport)
+_command_decoder: Final[msgspec.json.Decoder[LogCommand]] = msgspec.json.Decoder(LogCommand)
+
+
+def encode_text(message: LogReport | LogCommand) -> str:
+    return _encoder.encode(message).decode()
+
+
+def encode_chunk(chunk: Chunk, data: bytes | memoryview) -> bytes:
+    """One binary frame."""
+    header = _encoder.encode(chunk)
+    return b"".join((_LENGTH.pack(len(header)), header, data))
+
+
+def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
+    """Header and bytes of a binary frame. Raises ProtocolError."""
+    if len(frame) < _LENGTH.size:
+        raise ProtocolError("a log frame of fewer than 4 bytes")
+    (size,) = _LENGTH.unpack_from(frame)
+    if size > HEADER_BYTES_MAX or _LENGTH.size + size > len(frame):
+        raise ProtocolError(f"a log frame of {len(frame)} bytes names a header of {size}")
+    view = memoryview(frame)
+    try:
+        chunk = _chunk_decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a log chunk: {error}") from error
+    return chunk, view[_LENGTH.size + size :]
+
+
+def decode_log_report(text: str | bytes) -> LogReport:
+    """Read a text frame that an agent sent. Raises ProtocolError."""
+    try:
+        return _report_decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message of the log connection: {error}") from error
+
+
+def decode_log_command(text: str | bytes) -> LogCommand:
+    """Read a text frame that the coordinator sent. Raises ProtocolError."""
+    try:
+        return _command_decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message of the log connection: {error}") from error

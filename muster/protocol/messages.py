@@ -1,0 +1,225 @@
+"""What the coordinator and an agent say to each other over the control link.
+
+Reports go up, commands go down. Every message about a task carries the task's id, hence its
+attempt.
+Reports are cumulative (each holds all that is known of its task) and commands state what is
+wanted, so
+that a repeated or late one does no harm and a new connection begins by saying everything again.
+
+Evolution: fields are added with defaults, tags are never renamed or reused, unknown fields are
+ignored.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import TaskState
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+
+class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node has, as its agent found or was told it.
+
+    `address` is the IP address under which other nodes reach this one, `interface` the network
+    interface that has it ("" if not known). `machine_id` names the host:
+    agents of one host share its ports. `python` is the default interpreter of jobs.
+    """
+
+    address: str
+    machine_id: str
+    interface: str = ""
+    gpus: int = 0
+    gpu_model: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    pool: str = "default"
+    labels: dict[str, str] = {}
+    python: str = ""
+    shared_host: bool = False
+
+
+class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a node cannot do its part. `node_fault`: for its own sake, another node might do."""
+
+    code: str
+    text: str
+    node_fault: bool = False
+
+
+class Fingerprint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Versions of what a job runs on, as its own interpreter reports them."""
+
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+
+
+class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the coordinator needs of a prepared task to arrange the gang; paths are the node's own.
+
+    `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
+    `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
+    """
+
+    address: str
+    ports: tuple[int, ...]
+    gpus: int
+    log_dir: str
+    workdir: str
+    scratch: str
+    output: str
+    hostfile: str
+    interface: str = ""
+    fingerprint: Fingerprint = Fingerprint()
+    boot_s: float = 0.0
+
+
+class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One training process. `error` is the tail of its error file, `failed_order` its place among
+    failures."""
+
+    rank: int
+    local_rank: int = 0
+    pid: int = 0
+    exit: ExitStatus | None = None
+    error: str = ""
+
+
+class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
+    """All that an agent knows of one task.
+
+    `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
+    rank that
+    failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
+    """
+
+    task: TaskId
+    state: TaskState
+    refusal: Refusal | None = None
+    prepared: Prepared | None = None
+    listening: bool = False
+    ranks: tuple[RankReport, ...] = ()
+    exit: ExitStatus | None = None
+    first_failed: int | None = None
+    running_s: float = 0.0
+    stopped_by: str = ""
+
+
+class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
+    """The first message of a connection: who speaks, what it has, and every task it still holds.
+
+    `cluster` and `epoch_seen` are those of the coordinator that it served last.
+    """
+
+    node: NodeName
+    agent_id: str
+    boot_id: str
+    version: str
+    inventory: Inventory
+    tasks: tuple[TaskReport, ...] = ()
+    epoch_seen: int = 0
+    cluster: str = ""
+    protocol_min: int = PROTOCOL_MIN
+    protocol_max: int = PROTOCOL_MAX
+
+
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
+    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer."""
+
+    sent_s: float
+
+
+Report = Hello | TaskReport | Heartbeat
+
+
+class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
+    """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
+    holds and `keep` does not name is to be stopped and removed.
+    """
+
+    epoch: int
+    session: SessionId
+    lease_s: float
+    heartbeat_s: float
+    version: str
+    cluster: str = ""
+    keep: tuple[TaskId, ...] = ()
+    protocol: int = PROTOCOL_MAX
+
+
+class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
+    """Answers Hello when the agent cannot be let in; the connection is then closed."""
+
+    code: str
+    text: str
+
+
+class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):
+    """Renews the lease from `sent_s`, the moment (on the agent's clock) at which it asked."""
+
+    sent_s: float
+
+
+class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
+    """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
+
+    `argv_shell` programs need no bootstrap. `ports` is how many free ports to find and report.
+    """
+
+    task: TaskId
+    launcher: str
+    workdir: str | None
+    python: str | None
+    setup: tuple[str, ...]
+    env: dict[str, str]
+    timeout_s: float
+    ports: int = 0
+
+
+class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
+    """The gang's plan for this node: its command, its environment and who the others are.
+
+    `hosts` maps names to addresses in node-rank order. `listen_port` is set on the node whose
+    rank 0 opens the rendezvous port: the others start once it listens.
+    """
+
+    task: TaskId
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    hosts: tuple[tuple[str, str], ...]
+    hostfile: str
+    listen_port: int | None = None
+    grace_s: float = 30.0
+
+
+class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
+    """Open the gate."""
+
+    task: TaskId
+
+
+class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
+    """End the task: signal its ranks, wait `grace_s`, kill the tree. `force` kills at once."""
+
+    task: TaskId
+    signal: str = "SIGTERM"
+    grace_s: float = 30.0
+    force: bool = False
+
+
+class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
+    """The task's end is durable with the coordinator; the agent removes it once its logs are
+    shipped."""
+
+    task: TaskId
+
+
+Command = (
+    Welcome | Refused | HeartbeatAck | PrepareTask | ArrangeTask | StartTask | StopTask | ForgetTask
+)

@@ -1,0 +1,83 @@
+"""Bearer tokens: `muster_<class>_<id>_<secret>`, and the file that says whose they are.
+
+The file holds a digest of each secret, never the secret. A secret has 256 random bits, so a plain
+SHA-256 is enough: there is nothing to guess.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+
+TOKEN_CHARS_MAX: Final = 256
+
+_TOKEN: Final = re.compile(r"muster_([a-z]{1,16})_([a-z0-9]{4,32})_([A-Za-z0-9_-]{32,128})")
+
+
+class TokenClass(enum.Enum):
+    """What a token opens. ADMIN: the API. JOIN: the agents' connections and nothing else."""
+
+    ADMIN = "admin"
+    JOIN = "join"
+
+
+class BadToken(ValueError):
+    """A text that is no token. The message never repeats it."""
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token taken apart. Print its `id`, never its secret."""
+
+    class_: TokenClass
+    id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Token({self.class_.value}, {self.id})"
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One token of the tokens file. `created` is RFC 3339; `user` whose jobs it submits."""
+
+    id: str
+    class_: TokenClass = msgspec.field(name="class")
+    sha256: str
+    user: str
+    created: str = ""
+
+
+class TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole tokens file (YAML or JSON)."""
+
+    tokens: tuple[TokenRecord, ...] = ()
+
+
+def make(class_: TokenClass, id_: str, secret: str) -> str:
+    """The text of a token: `id_` 4 to 32 of a-z0-9, `secret` e.g. `secrets.token_urlsafe(32)`.
+
+    Raises BadToken.
+    """
+    text = f"muster_{class_.value}_{id_}_{secret}"
+    parse(text)
+    return text
+
+
+def parse(text: str) -> Token:
+    """Take a token apart. Raises BadToken."""
+    match = _TOKEN.fullmatch(text) if len(text) <= TOKEN_CHARS_MAX else None
+    if match is None:
+        raise BadToken("not a token of Muster (muster_<class>_<id>_<secret>)")
+    try:
+        class_ = TokenClass(match[1])
+    except ValueError:
+        raise BadToken(f"no token class is called {match[1]!r}") from None
+    return Token(class_, match[2], match[3])
+
+
+def digest(secret: str) -> str:
+    """SHA-256 of a secret, in hex: what the tokens file holds."""
+    return hashlib.sha256(secret.encode()).hexdigest()

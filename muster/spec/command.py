@@ -1,0 +1,216 @@
+"""What a job runs: the rules of `run` and `setup`, and a name made from them.
+
+Under torchrun the command is a Python script or `-m module` with arguments, because Muster writes
+the torchrun line itself. People paste whole torchrun and python lines there; those are corrected
+or refused with the exact line to write.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from muster.spec import later
+from muster.spec.environment import MAX_STRING_BYTES
+from muster.spec.problems import Kind, RefusedError
+from muster.spec.scalars import scalar_text
+from muster.spec.types import Argv, Command, Launcher, Shell
+from muster.spec.words import base_name, split_words, stem, suffix
+
+DEFAULT_NAME: Final = "job"
+MAX_NAME_CHARS: Final = 63
+
+PLAIN_PYTHON: Final = ("python", "python3")
+_PYTHON: Final = re.compile(r"python(3(\.[0-9]+)?)?")
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_MODULE: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PYTHON_SUFFIXES: Final = (".py", ".pyc", ".pyz")
+_TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+_NOT_PYTHON: Final = frozenset(
+    {"bash", "conda", "env", "mpirun", "nsys", "poetry", "sh", "srun", "sudo", "uv", "zsh"}
+)
+
+# torchrun's options that stand alone; every other one takes a value.
+_TORCHRUN_SWITCHES: Final = frozenset(
+    {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"}
+)
+_TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_node"}
+
+
+def read_run(value: object, launcher: Launcher) -> Command:
+    """`run` as typed: a list is argv verbatim; a string is split (torchrun) or a script (none).
+
+    Raises `RefusedError`.
+    """
+    if launcher is Launcher.NONE:
+        return read_script(value)
+    if isinstance(value, list | tuple):
+        words = _argv(value)
+        corrected = _training_words(words)
+        if corrected != words:
+            raise RefusedError(
+                "a list is taken verbatim, and torchrun starts Python itself",
+                f"write `run: {_listed(corrected)}`",
+            )
+    else:
+        words = split_words(_text(value))
+        if not words:
+            raise RefusedError(
+                "is empty", "write the script and its arguments: `run: train.py --lr 1`"
+            )
+        words = _training_words(words)
+    return _checked(Argv(tuple(words)))
+
+
+def read_script(value: object) -> Command:
+    """A string is a script for bash, a list is argv. Raises `RefusedError`."""
+    if isinstance(value, list | tuple):
+        return _checked(Argv(tuple(_argv(value))))
+    script = _text(value)
+    if not script.strip():
+        raise RefusedError("is empty", "write a command")
+    return _checked(Shell(script))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        raise RefusedError("must be a string or a list", "one `run` serves every node")
+    return scalar_text(value)
+
+
+def _argv(items: Sequence[object]) -> list[str]:
+    words = [scalar_text(item) for item in items]
+    if not words or not words[0]:
+        raise RefusedError("names no program", "write the program first: `[train.py, --lr, '1']`")
+    return words
+
+
+def _checked(command: Command) -> Command:
+    strings = command.argv if isinstance(command, Argv) else (command.script,)
+    if any(len(string.encode()) > MAX_STRING_BYTES for string in strings):
+        raise RefusedError(
+            f"is longer than the {MAX_STRING_BYTES // 1024 + 1} KiB that Linux takes",
+            "put it in a file on the nodes",
+        )
+    return command
+
+
+def _training_words(words: list[str]) -> list[str]:
+    """The script or `-m module` and its arguments, of words that may begin with `python`."""
+    first = words[0]
+    program = base_name(first)
+    if program == "torchrun":
+        raise _torchrun_refused(words[1:])
+    if program in ("accelerate", "deepspeed"):
+        raise RefusedError(
+            later.not_yet(f"`launcher: {program}`"), later.LATER_LAUNCHERS[program], Kind.LATER
+        )
+    if _PYTHON.fullmatch(program):
+        return _after_python(words)
+    if first == "-m":
+        return _module_words(words)
+    if first.startswith("-"):
+        raise RefusedError(f"`{first}` is an option and no script", "begin with the script or `-m`")
+    if _ASSIGNMENT.fullmatch(first):
+        raise RefusedError("begins by setting a variable", f"write `env: [{first}]` instead")
+    if not is_python_script(first):
+        bare = "/" not in first and not suffix(first)
+        raise RefusedError(
+            f"`{first}` is not a Python script, and torchrun starts nothing else",
+            "add `launcher: none`" + (f", or write `./{first}` if it is one" if bare else ""),
+        )
+    return words
+
+
+def is_python_script(word: str) -> bool:
+    """Whether torchrun can be meant to start this: `train.py`, or a path without a suffix."""
+    if suffix(word) in _PYTHON_SUFFIXES:
+        return True
+    return "/" in word and not suffix(word) and base_name(word) not in _NOT_PYTHON
+
+
+def python_words(words: Sequence[str]) -> list[str] | None:
+    """The script or `-m module` and arguments of `python ...`; None if `words` is no such line."""
+    if not _PYTHON.fullmatch(base_name(words[0])):
+        return None
+    # Ranks run unbuffered anyway.
+    rest = list(words[1:])
+    while rest and rest[0] == "-u":
+        rest = rest[1:]
+    return rest if rest and (rest[0] == "-m" or not rest[0].startswith("-")) else None
+
+
+def _after_python(words: list[str]) -> list[str]:
+    rest = python_words(words)
+    if rest is None:
+        raise RefusedError(
+            "starts Python without a script, or with options that torchrun does not pass on",
+            "write the script alone (`run: train.py`), or use `launcher: none`",
+        )
+    rest = _module_words(rest) if rest[0] == "-m" else rest
+    if words[0] not in PLAIN_PYTHON:
+        raise RefusedError(
+            "names the interpreter", f"write `python: {words[0]}` and `run: {shlex.join(rest)}`"
+        )
+    return rest
+
+
+def _module_words(words: list[str]) -> list[str]:
+    if len(words) < 2 or not _MODULE.fullmatch(words[1]):
+        raise RefusedError("`-m` is not followed by a module", "write `run: -m package.module`")
+    if words[1] in _TORCHRUN_MODULES:
+        raise _torchrun_refused(words[2:])
+    return words
+
+
+def _torchrun_refused(words: list[str]) -> RefusedError:
+    """The correction of `torchrun WORDS`: what to write in `run` and in the keys of the job."""
+    keys: list[str] = []
+    at, module = 0, False
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].partition("=")
+        option = option.replace("_", "-")
+        at += 1
+        if option in _TORCHRUN_SWITCHES:
+            module = module or option in ("-m", "--module")
+            continue
+        if not equals:
+            value = words[at] if at < len(words) else ""
+            at += 1
+        key = _TORCHRUN_KEYS.get(option)
+        if key and value.isdecimal():
+            keys.append(f"`{key}: {int(value)}`")
+    rest = [*(["-m"] if module else []), *words[at:]]
+    said = "Muster writes the torchrun line itself"
+    if at >= len(words):
+        return RefusedError(said, "write what torchrun is to start: `run: train.py`")
+    return RefusedError(said, " and ".join([f"write `run: {shlex.join(rest)}`", *keys]))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return "[" + ", ".join(words) + "]"
+
+
+def sanitised_name(text: str) -> str:
+    """The nearest valid job name: `[a-z][a-z0-9-]{0,62}`; `job` if nothing is left of `text`."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text[: 4 * MAX_NAME_CHARS].lower()).strip("-")
+    if not plain:
+        return DEFAULT_NAME
+    if not plain[0].isalpha() or plain == "last":
+        plain = f"{DEFAULT_NAME}-{plain}"
+    return plain[:MAX_NAME_CHARS].rstrip("-")
+
+
+def name_of(command: Command) -> str:
+    """A job name made of the command, as Slurm names a job after its script."""
+    match command:
+        case Argv(argv=("-m", module, *_)):
+            parts = [part for part in module.split(".") if part != "__main__"]
+            return sanitised_name(parts[-1] if parts else "")
+        case Argv(argv=argv):
+            return sanitised_name(stem(argv[0]))
+        case Shell(script=script):
+            first = script.split(maxsplit=1)[0]
+            return sanitised_name(stem(first) if first[0].isalnum() else "")

@@ -1,0 +1,134 @@
+"""Single values of a job.
+
+Each reader takes text as typed and returns the value, or raises `RefusedError`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from muster.spec import later, units
+from muster.spec.command import sanitised_name
+from muster.spec.did_you_mean import nearest
+from muster.spec.problems import Kind, RefusedError, printable
+from muster.spec.section import seconds, whole_number
+from muster.spec.types import SCHEMA_VERSION, Launcher
+
+MAX_NODES: Final = 100_000
+DAY: Final = 86400.0
+_MAX_PATH_CHARS: Final = 4096
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_RANGE: Final = re.compile(r"[0-9]+\s*(\.\.|-)\s*[0-9]*|[0-9]*\s*\.\.\s*[0-9]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def schema_version(text: str) -> int:
+    """The version of the format, which is 1."""
+    if text.strip() != str(SCHEMA_VERSION):
+        raise RefusedError(
+            "is not a version that this release reads", f"write `schema_version: {SCHEMA_VERSION}`"
+        )
+    return SCHEMA_VERSION
+
+
+def launcher(text: str) -> Launcher | None:
+    """What starts the ranks."""
+    name = text.strip()
+    if name in later.LATER_LAUNCHERS:
+        raise RefusedError(
+            later.not_yet(f"`launcher: {name}`"), later.LATER_LAUNCHERS[name], Kind.LATER
+        )
+    known = [launcher.value for launcher in Launcher]
+    if name not in known:
+        meant = nearest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {' or '.join(known)}"
+        raise RefusedError("is not a launcher", hint)
+    return Launcher(name)
+
+
+def nodes(text: str) -> int:
+    """How many nodes, all of which the job gets or none."""
+    if _RANGE.fullmatch(text.strip()):
+        raise RefusedError(later.not_yet("a range of nodes"), later.ELASTIC_NODES, Kind.LATER)
+    return whole_number(1, MAX_NODES)(text)
+
+
+def time_limit(text: str) -> float | None:
+    """Seconds, at least one."""
+    if text.strip().lower() in ("off", "none", "unlimited", "infinite", "infinity"):
+        raise RefusedError("is not a duration", "leave the key out: then there is no limit")
+    return seconds(1.0, 3650 * DAY)(text)
+
+
+def job_name(text: str) -> str:
+    """`[a-z][a-z0-9-]{0,62}`, and not a word of the command line."""
+    if not _NAME.fullmatch(text):
+        raise RefusedError(
+            "is not a name: a letter, then up to 62 of a-z, 0-9 and `-`",
+            f"write `{sanitised_name(text)}`",
+        )
+    if text == "last":
+        raise RefusedError("`last` means the latest job on the command line", "choose another name")
+    return text
+
+
+def pool(text: str) -> str:
+    """The name of a pool, spelled as a job's name."""
+    if not _NAME.fullmatch(text):
+        raise RefusedError(
+            "is not a name of a pool: a letter, then up to 62 of a-z, 0-9 and `-`",
+            "write the name as the cluster's configuration has it",
+        )
+    return text
+
+
+def python(text: str, workdir: str | None) -> str:
+    """An absolute path, or the name of a command; `workdir` is for the hint only."""
+    if text.startswith("/"):
+        return absolute_path(text)
+    if _COMMAND_NAME.fullmatch(text):
+        return text
+    base = workdir or "/path/on/the/nodes"
+    raise RefusedError(
+        "is neither an absolute path nor the name of a command",
+        f"write `{base}/{printable(text.removeprefix('./').removeprefix('~/'))}`",
+    )
+
+
+def absolute_path(text: str) -> str:
+    """A path as typed, if it may be one."""
+    if _CONTROL.search(text) or len(text) > _MAX_PATH_CHARS:
+        raise RefusedError(
+            "is not a path", "no line breaks or control characters, at most 4096 long"
+        )
+    return text
+
+
+def node_name(text: str) -> str:
+    """The name of a node: dotted labels, as DNS has them."""
+    if "[" in text:
+        raise RefusedError("is a range of names", "write every node by itself")
+    if len(text) > 253 or not all(_NODE_LABEL.fullmatch(label) for label in text.split(".")):
+        raise RefusedError("is not the name of a node", "write it as `muster nodes` shows it")
+    return text
+
+
+def boolean(text: str) -> bool:
+    """`true` or `false`, in these words."""
+    if text not in ("true", "false"):
+        raise RefusedError("is neither true nor false", "write `true` or `false`")
+    return text == "true"
+
+
+def stop_signal(text: str) -> str:
+    """The canonical name of a signal that a process can catch or die of."""
+    name = units.signal_name(text)
+    if name in ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH"):
+        raise RefusedError(
+            f"{name} cannot ask a process to end", "write `SIGTERM`, `SIGINT` or `SIGUSR1`"
+        )
+    return name

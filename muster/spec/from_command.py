@@ -1,0 +1,52 @@
+"""A job from a bare command: what `muster submit -- COMMAND` means.
+
+The words are argv and are passed on as they are. A command that is no Python script cannot be
+started by torchrun, so it runs once per node instead, and the user is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from muster.spec.command import PLAIN_PYTHON, python_words
+from muster.spec.problems import Problem, SpecError, printable
+from muster.spec.words import base_name, suffix
+
+
+class FromCommand(msgspec.Struct, frozen=True):
+    """Keys of a job file (`run`, perhaps `launcher`), and what to tell the user, if anything."""
+
+    mapping: dict[str, object]
+    note: str | None = None
+
+
+def from_command(argv: Sequence[str], launcher: str | None = None) -> FromCommand:
+    """The keys that `argv` stands for; `launcher` is what the user chose elsewhere, if anything.
+
+    `python x.py` is `x.py` under torchrun. Raises `SpecError` if there is no command.
+    """
+    words = list(argv)
+    if not words or not words[0]:
+        raise SpecError([Problem("run", None, "there is no command after `--`", "write one")])
+    if launcher is not None and launcher != "torchrun":
+        return FromCommand({"run": words})
+    trained = _training_words(words)
+    if trained is not None or launcher == "torchrun":
+        return FromCommand({"run": trained or words})
+    return FromCommand(
+        {"run": words, "launcher": "none"},
+        f"`{printable(base_name(words[0]))}` is no Python script: running it once per node "
+        "(launcher: none)",
+    )
+
+
+def _training_words(words: list[str]) -> list[str] | None:
+    """What torchrun is to start, or the parser to refuse with a correction; None if no Python."""
+    script = python_words(words)
+    if script is not None:
+        return script if words[0] in PLAIN_PYTHON else words
+    is_python = words[0] == "-m" or suffix(words[0]) in (".py", ".pyz")
+    is_launcher = base_name(words[0]) in ("torchrun", "accelerate", "deepspeed")
+    return words if is_python or is_launcher else None

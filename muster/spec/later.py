@@ -1,0 +1,68 @@
+"""What the job format has promised and this release does not do yet.
+
+Such a key is refused and never ignored: a job that asked for `rdma: required` and silently ran
+over TCP would be worse than one that did not start. Each entry says what to do instead. A feature
+that arrives takes its line out here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Section path -> key -> what to do instead.
+LATER_KEYS: Final = {
+    "": {
+        "after": "submit the second job once `muster wait ID` has returned 0",
+        "checkpoint_dir": "leave it out; the program writes checkpoints where its arguments say",
+        "file_mounts": "put the files on storage that every node mounts, and use that path",
+        "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
+        "hang": "leave it out; set `time_limit`, and the time-outs of NCCL in `env`",
+        "idle": "leave it out; set `time_limit`",
+        "image": "jobs run on the node itself: name an interpreter or environment in `python`",
+        "notify": "leave it out; call your webhook after `muster wait ID`",
+        "outputs": "write results to storage that every node mounts",
+        "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
+        "prepare": "use `setup`, which runs once per node and attempt",
+        "rdma": "leave it out; NCCL chooses its transport, and NCCL_* variables of `env` steer it",
+        "rendezvous": "leave it out; every job uses static rendezvous",
+        "roles": "write one `run`; MUSTER_NODE_RANK tells the program which node it is on",
+        "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
+        "file in `env`; `env` itself is not secret",
+        "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
+        "user": "leave it out; the agent's configuration decides as whom jobs run",
+    },
+    "resources": {
+        "cpu": "leave it out; this release places jobs by nodes and GPUs alone",
+        "memory": "leave it out; this release places jobs by nodes and GPUs alone",
+    },
+    "stop": {"warn": "use `signal` and a longer `grace`"},
+    "retry": {"never_on": "name the codes that are worth another try in `retry.on_exit_codes`"},
+    "placement": {
+        "labels": "name the nodes in `placement.include`",
+        "spread": "name the nodes in `placement.include`",
+    },
+    "workdir": {
+        "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
+        "url": "clone in `setup`, or use a `workdir` that exists on the nodes",
+        "ref": "clone in `setup`, or use a `workdir` that exists on the nodes",
+    },
+}
+
+LATER_LAUNCHERS: Final = {
+    "accelerate": "use `launcher: none` and `run: accelerate launch ...`; PET_* and MASTER_ADDR, "
+    "MASTER_PORT, NODE_RANK are in the environment",
+    "deepspeed": "use `launcher: torchrun`; deepspeed.initialize() works under it",
+    "processes": "use `launcher: torchrun`, or `launcher: none` and start the ranks yourself",
+}
+
+ELASTIC_NODES: Final = "write one number; the job starts with exactly that many nodes"
+NPROC_PER_ROLE: Final = "write one number, the same for every node"
+SHIPPED_WORKDIR: Final = (
+    "put the code on storage that every node mounts and write its absolute path, "
+    "or clone it in `setup`"
+)
+
+
+def not_yet(what: str) -> str:
+    """The sentence that refuses `what` (a key in backticks, or words)."""
+    return f"{what} is not supported yet by this release"

@@ -1,0 +1,154 @@
+"""What the command line changes of a job file: `--set`, `-e` and the short options.
+
+Works on the tree as read, before it is checked, so that an override is checked like the rest. It
+takes the place of every spelling of its key: `--set nodes=4` wins over `num_nodes: 2` in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from muster.spec.problems import Problem, SpecError, printable
+from muster.spec.scalars import Document, read_yaml
+
+_PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
+
+# Every group is one setting; its first spelling is the one we print.
+SPELLINGS: Final = (
+    ("nodes", "num_nodes"),
+    ("time_limit", "max_duration", "time"),
+    ("resources.gpu", "resources.accelerators", "accelerators"),
+)
+
+# Sections that may be written as one value, and the key that this value is.
+_SHORT_FORMS: Final = {"retry": "user", "workdir": "path"}
+
+Tree = dict[str, object]
+
+
+def apply_overrides(
+    obj: object,
+    sets: Sequence[str] = (),
+    env: Sequence[str] = (),
+    *,
+    options: Mapping[str, str] | None = None,
+) -> Tree:
+    """`obj` with the overrides put in; `obj` itself is not touched.
+
+    `sets` are `path=value` (a value that begins with `[` or `{` is read as a list or map, any
+    other is text), `env` are `K=V`, or `K` for the submitter's own, `options` map a path to its
+    text (`{"time_limit": "2h"}`). The order is options, then `sets`, then `env`; the last wins.
+    Raises `SpecError` naming every override that cannot be put in.
+    """
+    return override_document(Document(obj), sets, env, options=options)[0]
+
+
+def override_document(
+    document: Document,
+    sets: Sequence[str] = (),
+    env: Sequence[str] = (),
+    *,
+    options: Mapping[str, str] | None = None,
+) -> tuple[Tree, Document]:
+    """As `apply_overrides`; the second is the document to parse, in which an overridden field no
+    longer points at a line of the file.
+    """
+    tree = document.tree
+    if tree is not None and not isinstance(tree, dict):
+        raise SpecError([Problem("", None, "a job is a map of keys", "begin with `run: train.py`")])
+    changed: Tree = {str(key): value for key, value in (tree or {}).items()}
+    lines = dict(document.lines)
+    problems: list[Problem] = []
+    for path, value in _changes(options or {}, sets, env, problems):
+        problem = _put(changed, path, value)
+        if problem is not None:
+            problems.append(problem)
+        for spelling in _spellings(path):
+            _forget(lines, spelling)
+    if problems:
+        raise SpecError(problems)
+    return changed, Document(changed, lines, document.problems)
+
+
+def _changes(
+    options: Mapping[str, str], sets: Sequence[str], env: Sequence[str], problems: list[Problem]
+) -> Iterator[tuple[str, object]]:
+    yield from options.items()
+    for text in sets:
+        path, equals, value = text.partition("=")
+        if not equals or not _PATH.fullmatch(path):
+            hint = "write `--set key=value`, such as `--set retry.user=2`"
+            problems.append(Problem("--set", printable(path), "is not `key=value`", hint))
+            continue
+        try:
+            yield path, _value(value)
+        except SpecError as error:
+            problems.extend(Problem(path, None, p.message, p.hint, p.kind) for p in error.problems)
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not name:
+            problems.append(Problem("-e", None, "names no variable", "write `-e KEY=value`"))
+            continue
+        yield f"env.{name}", value if equals else None
+
+
+def _value(text: str) -> object:
+    return read_yaml(text).tree if text.startswith(("[", "{")) else text
+
+
+def _spellings(path: str) -> tuple[str, ...]:
+    return next((group for group in SPELLINGS if path in group), (path,))
+
+
+def _put(tree: Tree, path: str, value: object) -> Problem | None:
+    for spelling in _spellings(path):
+        _remove(tree, spelling.split("."))
+    # A variable's name may hold anything until it is checked, so only its first dot separates.
+    *sections, key = path.split(".", 1) if path.startswith("env.") else path.split(".")
+    at = tree
+    for index, section in enumerate(sections):
+        inner = _as_map(section, at.get(section))
+        if inner is None:
+            where = ".".join(sections[: index + 1])
+            return Problem(path, None, f"`{where}` is no map in this job", f"set `{where}` itself")
+        at[section] = inner
+        at = inner
+    at[key] = value
+    return None
+
+
+def _as_map(section: str, value: object) -> Tree | None:
+    """A copy of a section as a map, from its map, list (`env`) or short form."""
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return dict(value)
+    if section == "env" and isinstance(value, list | tuple):
+        if not all(isinstance(item, str) for item in value):
+            return None
+        pairs = [item.partition("=") for item in value]
+        return {name: text if equals else None for name, equals, text in pairs}
+    if section in _SHORT_FORMS and not isinstance(value, list | tuple):
+        return {_SHORT_FORMS[section]: value}
+    return None
+
+
+def _remove(tree: Tree, path: Sequence[str]) -> None:
+    *sections, key = path
+    at = tree
+    for section in sections:
+        inner = at.get(section)
+        if not isinstance(inner, dict):
+            return
+        at[section] = dict(inner)
+        at = at[section]  # type: ignore[assignment]
+    at.pop(key, None)
+
+
+def _forget(lines: dict[str, int], path: str) -> None:
+    for known in [
+        name for name in lines if name == path or name.startswith((f"{path}.", f"{path}["))
+    ]:
+        del lines[known]

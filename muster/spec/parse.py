@@ -1,0 +1,289 @@
+"""From what a user typed to a `JobSpec`, or to the list of everything that is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from muster.spec import fields, later, units
+from muster.spec.command import name_of, read_run, read_script
+from muster.spec.environment import read_env
+from muster.spec.problems import Kind, Problems, RefusedError, printable, shown
+from muster.spec.scalars import Document, check_tree, read_json, read_yaml
+from muster.spec.section import Found, Section, seconds, whole_number
+from muster.spec.types import (
+    DEFAULT_POOL,
+    DEFAULT_PRIORITY,
+    MAX_PRIORITY,
+    SCHEMA_VERSION,
+    Argv,
+    Command,
+    JobSpec,
+    Launcher,
+    Placement,
+    Resources,
+    Retry,
+    Stop,
+)
+
+MAX_NPROC: Final = 1024
+MAX_RETRIES: Final = 1000
+_GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
+_NO_COMMAND: Final = Argv(("",))
+
+
+def parse_job(text: str, caller_env: Mapping[str, str] | None = None) -> JobSpec:
+    """The job in a YAML text. `caller_env` is the submitter's environment, from which bare names
+    of `env` are taken. Raises `SpecError` with every problem and its line.
+    """
+    return parse_document(read_yaml(text), caller_env)
+
+
+def parse_json(text: str, caller_env: Mapping[str, str] | None = None) -> JobSpec:
+    """The job in a JSON text, as HTTP carries it. Raises `SpecError`."""
+    return parse_document(read_json(text), caller_env)
+
+
+def parse_mapping(obj: object, caller_env: Mapping[str, str] | None = None) -> JobSpec:
+    """The job in a tree of maps, lists and scalars; numbers and booleans may be real or text.
+
+    Raises `SpecError`.
+    """
+    return parse_document(Document(obj), caller_env)
+
+
+def parse_document(document: Document, caller_env: Mapping[str, str] | None = None) -> JobSpec:
+    """The job in a document that was read (and perhaps overridden). Raises `SpecError`."""
+    check_tree(document.tree)
+    problems = Problems(document.lines)
+    problems.extend(document.problems)
+    spec = _read_job(document.tree, caller_env or {}, problems)
+    problems.raise_if_any()
+    return spec
+
+
+def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> JobSpec:
+    if not isinstance(tree, dict):
+        said = "there is no job here" if tree is None else "a job is a map of keys"
+        problems.add("", shown(tree), said, "begin with `run: train.py`", Kind.SYNTAX)
+        tree = {"run": "train.py"}
+    job = Section(tree, "", problems)
+    job.read("schema_version", fields.schema_version, SCHEMA_VERSION)
+    launcher = job.read("launcher", fields.launcher, None)
+    run = _run(job, launcher)
+    nodes = job.read("nodes", fields.nodes, 1, "num_nodes")
+    workdir = _workdir(job)
+    env = job.take("env")
+    spec = JobSpec(
+        name=_name(job, run),
+        run=run,
+        nodes=nodes,
+        resources=_resources(job),
+        nproc_per_node=_nproc(job),
+        workdir=workdir,
+        python=job.read("python", lambda text: fields.python(text, workdir), None),
+        setup=_setup(job),
+        launcher=launcher or Launcher.TORCHRUN,
+        env=read_env(env, caller, problems) if env else {},
+        time_limit_s=job.read("time_limit", fields.time_limit, None, "max_duration", "time"),
+        stop=_stop(job),
+        retry=_retry(job),
+        priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),
+        pool=job.read("pool", fields.pool, DEFAULT_POOL),
+        placement=_placement(job, nodes),
+    )
+    job.finish()
+    return spec
+
+
+def _name(job: Section, run: Command) -> str:
+    default = name_of(run)
+    return job.read("name", fields.job_name, default)
+
+
+def _run(job: Section, launcher: Launcher | None) -> Command:
+    found = job.take("run")
+    if found is None:
+        if "run" not in job.raw:
+            job.problems.add(
+                "run", None, "is missing", "say what to run, such as `run: train.py --lr 1e-5`"
+            )
+        return _NO_COMMAND
+    if launcher is None:
+        if "launcher" in job.raw:  # refused already: how to read `run` is not known
+            return _NO_COMMAND
+        launcher = Launcher.TORCHRUN
+    return _command(job, found, lambda value: read_run(value, launcher))
+
+
+def _setup(job: Section) -> Command | None:
+    found = job.take("setup")
+    return None if found is None else _command(job, found, read_script)
+
+
+def _command(job: Section, found: Found, reader: Callable[[object], Command]) -> Command:
+    try:
+        return reader(found.value)
+    except RefusedError as refused:
+        job.problems.refuse(found.path, shown(found.value), refused)
+        return _NO_COMMAND
+
+
+def _part(job: Section, key: str, example: str) -> Section | None:
+    """The map under `key`, if one was given."""
+    found = job.take(key)
+    if found is None:
+        return None
+    if not isinstance(found.value, dict):
+        job.problems.add(found.path, shown(found.value), "must be a map", f"write {example}")
+        return None
+    return Section(found.value, found.path, job.problems)
+
+
+def _resources(job: Section) -> Resources:
+    top = job.take("accelerators")
+    part = _part(job, "resources", "`resources: {gpu: 8}`")
+    inner = part.take("gpu", "accelerators") if part else None
+    if part:
+        part.finish()
+    if top and inner:
+        job.problems.add(
+            top.path,
+            shown(top.value),
+            f"is another name of `{inner.path}`, which is given too",
+            "keep `resources.gpu`",
+        )
+    found = inner or top
+    if found is None:
+        return Resources()
+    if isinstance(found.value, dict) and len(found.value) == 1:  # SkyPilot's {H100: 8}
+        model, count = next(iter(found.value.items()))
+        job.problems.add(
+            found.path,
+            shown(found.value),
+            "must be text, not a map",
+            f"write `{printable(str(model))}:{shown(count) or 8}`",
+        )
+        return Resources()
+    return job.typed(found, lambda text: Resources(*units.gpu(text)), Resources())
+
+
+def _nproc(job: Section) -> int | None:
+    found = job.take("nproc_per_node")
+    if found is None:
+        return None
+    if isinstance(found.value, dict):
+        job.problems.add(
+            found.path,
+            shown(found.value),
+            later.not_yet("a map in `nproc_per_node`"),
+            later.NPROC_PER_ROLE,
+            Kind.LATER,
+        )
+        return None
+    if found.value in ("auto", "gpu"):
+        job.problems.add(
+            found.path,
+            shown(found.value),
+            "is not a number",
+            "leave the key out: one process for each GPU is the default",
+        )
+        return None
+    return job.typed(found, whole_number(1, MAX_NPROC), 1)
+
+
+def _workdir(job: Section) -> str | None:
+    found = job.take("workdir")
+    if found is None:
+        return None
+    if not isinstance(found.value, dict):
+        return job.typed(found, _existing_folder, None)
+    part = Section(found.value, found.path, job.problems)
+    path = part.read("path", _existing_folder, None)
+    ships = part.read("ship", fields.boolean, False)
+    part.finish()
+    if ships:
+        job.problems.add(
+            f"{found.path}.ship",
+            "true",
+            later.not_yet("shipping `workdir` to the nodes"),
+            later.SHIPPED_WORKDIR,
+            Kind.LATER,
+        )
+    if "path" not in found.value and not set(found.value) & set(later.LATER_KEYS["workdir"]):
+        job.problems.add(f"{found.path}.path", None, "is missing", "write `workdir: {path: /x}`")
+    return path
+
+
+def _existing_folder(text: str) -> str | None:
+    if _GIT_URL.match(text):
+        raise RefusedError(
+            later.not_yet("a `workdir` from git"), later.LATER_KEYS["workdir"]["git"], Kind.LATER
+        )
+    if not text.startswith("/"):
+        raise RefusedError(
+            later.not_yet("shipping a relative `workdir` to the nodes"),
+            later.SHIPPED_WORKDIR,
+            Kind.LATER,
+        )
+    return fields.absolute_path(text)
+
+
+def _stop(job: Section) -> Stop:
+    part = _part(job, "stop", "`stop: {signal: SIGTERM, grace: 30s}`")
+    if part is None:
+        return Stop()
+    default = Stop()
+    stop = Stop(
+        signal=part.read("signal", fields.stop_signal, default.signal),
+        grace_s=part.read("grace", seconds(0.0, fields.DAY), default.grace_s),
+    )
+    part.finish()
+    return stop
+
+
+def _retry(job: Section) -> Retry:
+    found = job.take("retry")
+    if found is None:
+        return Retry()
+    times = whole_number(0, MAX_RETRIES)
+    default = Retry()
+    if not isinstance(found.value, dict):
+        return Retry(user=job.typed(found, times, default.user))
+    part = Section(found.value, found.path, job.problems)
+    retry = Retry(
+        infra=part.read("infra", times, default.infra),
+        user=part.read("user", times, default.user),
+        on_exit_codes=part.items("on_exit_codes", whole_number(1, 255), "`[75, 76]`"),
+        backoff_s=part.read("backoff", seconds(0.0, 7 * fields.DAY), default.backoff_s),
+    )
+    part.finish()
+    if retry.on_exit_codes and part.raw.get("user") in (None, "0", 0):
+        job.problems.add(
+            f"{found.path}.on_exit_codes",
+            shown(part.raw["on_exit_codes"]),
+            "has no effect while `retry.user` is 0",
+            "say how often: `retry: {user: 3, ...}`",
+        )
+    return retry
+
+
+def _placement(job: Section, nodes: int) -> Placement:
+    part = _part(job, "placement", "`placement: {exclude: [gpu-07]}`")
+    if part is None:
+        return Placement()
+    placement = Placement(
+        include=part.items("include", fields.node_name, "`[gpu-01, gpu-02]`"),
+        exclude=part.items("exclude", fields.node_name, "`[gpu-07]`"),
+    )
+    part.finish()
+    usable = set(placement.include) - set(placement.exclude)
+    if placement.include and len(usable) < nodes:
+        job.problems.add(
+            f"{part.path}.include",
+            shown(part.raw["include"]),
+            f"leaves {len(usable)} nodes for a job of {nodes}",
+            "include more, or ask for fewer",
+        )
+    return placement

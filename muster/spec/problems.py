@@ -1,0 +1,163 @@
+"""What is wrong with a job, said so that the user can mend it in one go.
+
+Checking never stops at the first mistake: problems are collected, and one `SpecError` carries all
+of them. Values of `env` and of keys that hold secrets are never repeated in a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+MAX_PROBLEMS = 100
+_SHOWN_CHARS = 80
+_SAID_CHARS = 2000  # a correction may hold the whole command
+_SHOWN_ITEMS = 8
+
+
+class Kind(Enum):
+    """Why a job was refused."""
+
+    SYNTAX = "syntax"  # the text cannot be read
+    UNKNOWN = "unknown"  # a key that nobody defined
+    LATER = "later"  # a key or value that a later release will support
+    INVALID = "invalid"  # a known key with a bad value
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One mistake.
+
+    `field` is its path (`retry.on_exit_codes[1]`; empty for the text as a whole), `value` what was
+    typed, shortened and safe to print (None where there is none or it may be secret), `line` the
+    line in the user's file where that is known.
+    """
+
+    field: str
+    value: str | None
+    message: str
+    hint: str = ""
+    kind: Kind = Kind.INVALID
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = [f"line {self.line}"] if self.line is not None else []
+        where += [printable(self.field)] if self.field else []
+        where += [f"`{self.value}`"] if self.value is not None else []
+        said = ": ".join([*where, self.message])
+        return f"{said}\n    {self.hint}" if self.hint else said
+
+
+class SpecError(ValueError):
+    """The job is refused; `problems` holds every reason, in the order of the file."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class RefusedError(ValueError):
+    """A value that a pure reader (a unit, a command) does not take; the caller adds the field."""
+
+    def __init__(self, message: str, hint: str = "", kind: Kind = Kind.INVALID) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.kind = kind
+
+
+class Problems:
+    """Collects problems, knows the line of each field, and keeps a hostile file from making many.
+
+    `lines` maps field paths to lines of the user's file; empty where there was no file.
+    """
+
+    def __init__(self, lines: Mapping[str, int] | None = None) -> None:
+        self._lines = lines or {}
+        self._found: list[Problem] = []
+        self._left_out = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether further problems are only counted."""
+        return len(self._found) >= MAX_PROBLEMS
+
+    def add(
+        self,
+        field: str,
+        value: str | None,
+        message: str,
+        hint: str = "",
+        kind: Kind = Kind.INVALID,
+    ) -> None:
+        """Record one problem; past `MAX_PROBLEMS` it is only counted."""
+        if self.full:
+            self._left_out += 1
+            return
+        said = printable(message, _SAID_CHARS)
+        advice = printable(hint, _SAID_CHARS)
+        self._found.append(Problem(field, value, said, advice, kind, self._line_of(field)))
+
+    def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
+        """Record what a pure reader refused."""
+        self.add(field, value, refused.message, refused.hint, refused.kind)
+
+    def extend(self, problems: Sequence[Problem]) -> None:
+        """Take over problems that already know their line."""
+        room = max(MAX_PROBLEMS - len(self._found), 0)
+        self._found.extend(problems[:room])
+        self._left_out += len(problems[room:])
+
+    def raise_if_any(self) -> None:
+        """Raise `SpecError` with everything found, in the order of the file."""
+        if not self._found:
+            return
+        last = float("inf")
+        found = sorted(self._found, key=lambda p: last if p.line is None else p.line)
+        if self._left_out:
+            found.append(
+                Problem("", None, f"and {self._left_out} more problems", "mend these first")
+            )
+        raise SpecError(found)
+
+    def _line_of(self, field: str) -> int | None:
+        path = field
+        while path:
+            if path in self._lines:
+                return self._lines[path]
+            cut = max(path.rfind("."), path.rfind("["))
+            path = path[:cut] if cut > 0 else ""
+        return None
+
+
+def printable(text: str, limit: int = _SHOWN_CHARS) -> str:
+    """`text` shortened, with control characters and terminal escapes spelled out."""
+    short = text if len(text) <= limit else text[: limit - 3] + "..."
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in short
+    )
+
+
+def shown(value: object) -> str | None:
+    """`value` as the user typed it, safe to print: of a map only the keys, as values may be secret.
+
+    None for a value that was left empty.
+    """
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return printable(value)
+        case dict():
+            return printable("{" + ", ".join(str(key) for key in list(value)[:_SHOWN_ITEMS]) + "}")
+        case list() | tuple():
+            items = [shown(item) or "" for item in list(value)[:_SHOWN_ITEMS]]
+            return printable("[" + ", ".join(items) + "]")
+        case int() | float():
+            return printable(repr(value))
+        case _:
+            return printable(type(value).__name__)

@@ -1,0 +1,60 @@
+"""A checked job in its canonical spelling: what we print, store for people, and send over HTTP.
+
+`parse_mapping(to_mapping(spec)) == spec` for every spec that parsing made.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.spec.types import Argv, Command, JobSpec, Shell
+from muster.spec.units import duration_text, gpu_text
+
+
+def to_mapping(spec: JobSpec) -> dict[str, object]:
+    """`spec` as a job file has it, defaults included; what is not set is left out."""
+    made: dict[str, object] = {
+        "schema_version": spec.schema_version,
+        "name": spec.name,
+        "nodes": spec.nodes,
+    }
+    resources = spec.resources
+    if resources.gpu is not None:
+        made["resources"] = {"gpu": gpu_text(resources.gpu, resources.gpu_model)}
+    if spec.nproc_per_node is not None:
+        made["nproc_per_node"] = spec.nproc_per_node
+    if spec.workdir is not None:
+        made["workdir"] = spec.workdir
+    if spec.python is not None:
+        made["python"] = spec.python
+    if spec.setup is not None:
+        made["setup"] = _command(spec.setup)
+    made["launcher"] = spec.launcher.value
+    made["run"] = _command(spec.run)
+    if spec.env:
+        made["env"] = dict(spec.env)
+    if spec.time_limit_s is not None:
+        made["time_limit"] = duration_text(spec.time_limit_s)
+    made["stop"] = {"signal": spec.stop.signal, "grace": duration_text(spec.stop.grace_s)}
+    made["retry"] = {
+        "infra": spec.retry.infra,
+        "user": spec.retry.user,
+        "on_exit_codes": list(spec.retry.on_exit_codes),
+        "backoff": duration_text(spec.retry.backoff_s),
+    }
+    made["priority"] = spec.priority
+    made["pool"] = spec.pool
+    chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
+    if any(chosen.values()):
+        made["placement"] = {key: names for key, names in chosen.items() if names}
+    return made
+
+
+def _command(command: Command) -> str | list[str]:
+    match command:
+        case Argv(argv=argv):
+            return list(argv)
+        case Shell(script=script):
+            return script
+        case _:
+            assert_never(command)

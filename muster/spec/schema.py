@@ -1,0 +1,154 @@
+"""The JSON Schema of a job file, for editors and for clients of the HTTP API.
+
+It describes shapes and spellings; `parse` remains the judge. Numbers may be written as text, since
+the reader of job files gives us text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.spec.fields import MAX_NODES
+from muster.spec.parse import MAX_NPROC, MAX_RETRIES
+from muster.spec.types import DEFAULT_POOL, DEFAULT_PRIORITY, MAX_PRIORITY, SCHEMA_VERSION, Launcher
+
+Schema = dict[str, object]
+
+_NAME: Final = "^[a-z][a-z0-9-]{0,62}$"
+_DURATION: Final = (
+    r"^(\s*[0-9]+(\.[0-9]+)?\s*(w|d|h|ms|m|s))+$"
+    r"|^[0-9]+:[0-5][0-9]:[0-5][0-9]$"
+    r"|^[0-9]+-[0-9]{1,2}(:[0-5][0-9]){0,2}$"
+)
+
+
+def job_schema() -> Schema:
+    """A JSON Schema (2020-12) of everything that this release accepts."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Muster job, schema_version {SCHEMA_VERSION}",
+        "type": "object",
+        "required": ["run"],
+        "additionalProperties": False,
+        "properties": _properties(),
+    }
+
+
+def _properties() -> dict[str, Schema]:
+    nodes = _number("All nodes of the job.", 1, MAX_NODES, default=1)
+    limit = _duration("The longest that the job may take.")
+    gpu = _gpu()
+    return {
+        "schema_version": {
+            "enum": [SCHEMA_VERSION, str(SCHEMA_VERSION)],
+            "default": SCHEMA_VERSION,
+        },
+        "name": _text("Default: made of the command.", pattern=_NAME),
+        "nodes": nodes,
+        "num_nodes": nodes,
+        "resources": _map({"gpu": gpu, "accelerators": gpu}),
+        "accelerators": gpu,
+        "nproc_per_node": _number("Default: the GPUs per node, else 1.", 1, MAX_NPROC),
+        "workdir": _workdir(),
+        "python": _text("Interpreter, virtual environment or conda prefix on the nodes."),
+        "setup": _command("Run once per node and attempt; a string is a bash script."),
+        "launcher": {
+            "enum": [launcher.value for launcher in Launcher],
+            "default": Launcher.TORCHRUN.value,
+        },
+        "run": _command("What torchrun starts; under `launcher: none` a string is a bash script."),
+        "env": _env(),
+        "time_limit": limit,
+        "max_duration": limit,
+        "time": limit,
+        "stop": _map(
+            {
+                "signal": {"type": ["string", "integer"], "default": "SIGTERM"},
+                "grace": _duration("From the signal to SIGKILL.", default="30s"),
+            }
+        ),
+        "retry": _retry(),
+        "priority": _number("Higher is first.", 0, MAX_PRIORITY, default=DEFAULT_PRIORITY),
+        "pool": {**_text("Where the job queues.", pattern=_NAME), "default": DEFAULT_POOL},
+        "placement": _map({"include": _nodes(), "exclude": _nodes()}),
+    }
+
+
+def _text(description: str, pattern: str | None = None) -> Schema:
+    made: Schema = {"type": "string", "description": description, "minLength": 1}
+    return {**made, "pattern": pattern} if pattern else made
+
+
+def _number(description: str, low: int, high: int, default: int | None = None) -> Schema:
+    made: Schema = {
+        "type": ["integer", "string"],
+        "description": description,
+        "minimum": low,
+        "maximum": high,
+        "pattern": "^[0-9]+$",
+    }
+    return made if default is None else {**made, "default": default}
+
+
+def _duration(description: str, default: str | None = None) -> Schema:
+    made: Schema = {"type": "string", "description": description, "pattern": _DURATION}
+    return made if default is None else {**made, "default": default}
+
+
+def _gpu() -> Schema:
+    return {
+        "type": ["integer", "string"],
+        "description": "Per node: 8, or H100:8. Default: the whole node.",
+        "minimum": 0,
+        "pattern": "^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]+$",
+    }
+
+
+def _command(description: str) -> Schema:
+    words: Schema = {"type": "array", "minItems": 1, "items": {"type": ["string", "number"]}}
+    return {"description": description, "anyOf": [{"type": "string", "minLength": 1}, words]}
+
+
+def _map(properties: dict[str, Schema]) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _workdir() -> Schema:
+    folder: Schema = {
+        "type": "string",
+        "description": "A folder that exists on the nodes.",
+        "pattern": "^/",
+    }
+    ship: Schema = {"enum": [False, "false"]}
+    return {"anyOf": [folder, {**_map({"path": folder, "ship": ship}), "required": ["path"]}]}
+
+
+def _env() -> Schema:
+    name = "^[A-Za-z_][A-Za-z0-9_]*"
+    by_name: Schema = {
+        "type": "object",
+        "propertyNames": {"pattern": f"{name}$"},
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    }
+    in_list: Schema = {"type": "array", "items": {"type": "string", "pattern": f"{name}(=|$)"}}
+    return {"description": "A bare name is the submitter's own.", "anyOf": [by_name, in_list]}
+
+
+def _retry() -> Schema:
+    user = _number("Tries after a failure of the program.", 0, MAX_RETRIES, default=0)
+    codes: Schema = {
+        "type": "array",
+        "description": "Only these codes are tried again on the `user` budget.",
+        "items": _number("An exit code.", 1, 255),
+    }
+    parts = {
+        "infra": _number("Tries after a fault of the cluster.", 0, MAX_RETRIES, default=3),
+        "user": user,
+        "on_exit_codes": codes,
+        "backoff": _duration("Pause before the next try.", default="30s"),
+    }
+    return {"anyOf": [user, _map(parts)]}
+
+
+def _nodes() -> Schema:
+    return {"type": "array", "items": _text("The name of a node.")}

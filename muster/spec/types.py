@@ -1,0 +1,134 @@
+"""What a job is once it has been checked: frozen records that the rest of Muster trusts.
+
+`parse` makes them from what a user typed, and nothing else should build one from raw input. They
+are msgspec structs, so that they travel in messages and in the journal as they are; fields that
+an older reader does not know are ignored there, as everywhere on the wire.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+DEFAULT_POOL = "default"
+DEFAULT_PRIORITY = 50
+MAX_PRIORITY = 100
+
+
+class Launcher(Enum):
+    """What starts the rank processes on a node."""
+
+    TORCHRUN = "torchrun"
+    NONE = "none"
+
+
+class Argv(msgspec.Struct, frozen=True, tag="argv"):
+    """Words for one program, verbatim: no shell sees them.
+
+    Under torchrun they are the training script (or `-m module`) and its arguments; the
+    interpreter and torchrun's own options are added at launch.
+    """
+
+    argv: tuple[str, ...]
+
+
+class Shell(msgspec.Struct, frozen=True, tag="shell"):
+    """A script for `bash -euo pipefail -c`."""
+
+    script: str
+
+
+Command: TypeAlias = Argv | Shell
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a job needs of each node.
+
+    `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
+    name as typed (`H100`), None for any.
+    """
+
+    gpu: int | None = None
+    gpu_model: str | None = None
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """How a job is asked to end: the signal's canonical name, then SIGKILL after `grace_s`."""
+
+    signal: str = "SIGTERM"
+    grace_s: float = 30.0
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """How often a job is tried again.
+
+    `infra` and `user` are separate budgets: faults of the cluster, and failures of the program.
+    `on_exit_codes` restricts the user budget to these codes; empty is every code that is not 0.
+    `backoff_s` is the pause before the next attempt, in seconds.
+    """
+
+    infra: int = 3
+    user: int = 0
+    on_exit_codes: tuple[int, ...] = ()
+    backoff_s: float = 30.0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Node names a job may run on (empty: any) and must not run on."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The job a user asked for, checked, with every default filled in.
+
+    `workdir` is an absolute path of a folder that exists on the nodes. `python` is an interpreter,
+    virtual environment or conda prefix; None leaves it to the agent. `setup` runs once per node
+    and attempt. Times are seconds.
+    """
+
+    name: str
+    run: Command
+    nodes: int = 1
+    resources: Resources = Resources()
+    nproc_per_node: int | None = None
+    workdir: str | None = None
+    python: str | None = None
+    setup: Command | None = None
+    launcher: Launcher = Launcher.TORCHRUN
+    env: dict[str, str] = {}
+    time_limit_s: float | None = None
+    stop: Stop = Stop()
+    retry: Retry = Retry()
+    priority: int = DEFAULT_PRIORITY
+    pool: str = DEFAULT_POOL
+    placement: Placement = Placement()
+    schema_version: int = SCHEMA_VERSION
+
+
+def nproc_on_node(spec: JobSpec, node_gpus: int) -> int:
+    """How many training processes belong on one node with `node_gpus` GPUs, whoever starts them:
+    `nproc_per_node`, else `resources.gpu`, else the GPUs of the node; never under 1.
+
+    Under `launcher: none` this is what PET_NPROC_PER_NODE says, for a torchrun of the user's own.
+    """
+    if spec.nproc_per_node is not None:
+        return spec.nproc_per_node
+    return max(gpus_on_node(spec, node_gpus), 1)
+
+
+def ranks_on_node(spec: JobSpec, node_gpus: int) -> int:
+    """How many rank processes we count on one node: `nproc_on_node`, but 1 under `launcher: none`,
+    where the command is all that we start and see.
+    """
+    return 1 if spec.launcher is Launcher.NONE else nproc_on_node(spec, node_gpus)
+
+
+def gpus_on_node(spec: JobSpec, node_gpus: int) -> int:
+    """How many GPUs of a node with `node_gpus` the job takes: the count asked for, else all."""
+    return node_gpus if spec.resources.gpu is None else spec.resources.gpu

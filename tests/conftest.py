@@ -1,0 +1,33 @@
+"""What every test has: skips, with the reason, where the machine lacks what a marker names."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No deadlines: how long an example takes says more about the machine than about the code.
+settings.register_profile("muster", deadline=None)
+settings.load_profile("muster")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a marked test whose needs are not met."""
+    for marker, missing in (
+        ("torch", "torch is not installed" if importlib.util.find_spec("torch") is None else ""),
+        ("root", "needs the superuser" if os.geteuid() != 0 else ""),
+        ("cgroup", _cgroup_missing()),
+    ):
+        if missing and item.get_closest_marker(marker) is not None:
+            pytest.skip(missing)
+
+
+def _cgroup_missing() -> str:
+    top = Path("/sys/fs/cgroup")
+    if not (top / "cgroup.controllers").exists():
+        return "no cgroup v2 at /sys/fs/cgroup"
+    own = Path("/proc/self/cgroup").read_text(encoding="ascii").strip().rpartition("::")[2]
+    if not os.access(top / own.lstrip("/"), os.W_OK):
+        return f"the cgroup {own} is not writable"
+    return ""

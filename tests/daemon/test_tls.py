@@ -1,0 +1,122 @@
+"""Real handshakes over real sockets, and errors in words."""
+
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from muster.daemon.errors import TlsError
+from muster.daemon.tls import client_context, server_context
+
+
+@dataclass(frozen=True)
+class Files:
+    ca: Path
+    cert: Path
+    key: Path
+    other_key: Path
+    other_ca: Path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("tls")
+    ca, other = trustme.CA(), trustme.CA()
+    cert = ca.issue_cert("localhost")
+    made = Files(*(folder / name for name in ("ca", "cert", "key", "other_key", "other_ca")))
+    ca.cert_pem.write_to_path(made.ca)
+    other.cert_pem.write_to_path(made.other_ca)
+    made.cert.write_bytes(b"".join(blob.bytes() for blob in cert.cert_chain_pems))
+    cert.private_key_pem.write_to_path(made.key)
+    other.issue_cert("localhost").private_key_pem.write_to_path(made.other_key)
+    return made
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str | None:
+    """The TLS version that both agree on; raises the client's error."""
+    left, right = socket.socketpair()
+    left.settimeout(10)
+    right.settimeout(10)
+
+    def serve() -> None:
+        try:
+            with server.wrap_socket(left, server_side=True):
+                pass
+        except (ssl.SSLError, OSError):
+            pass  # the client's side of the failure is the one looked at
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with client.wrap_socket(right, server_hostname=name) as secure:
+            return secure.version()
+    finally:
+        right.close()
+        thread.join()
+        left.close()
+
+
+def test_both_ends_agree(files: Files) -> None:
+    server = server_context(files.cert, files.key)
+    assert handshake(server, client_context(files.ca), "localhost") == "TLSv1.3"
+
+
+def test_an_unknown_authority_is_refused(files: Files) -> None:
+    server = server_context(files.cert, files.key)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, client_context(files.other_ca), "localhost")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, client_context(None), "localhost")
+
+
+def test_another_name_is_refused(files: Files) -> None:
+    server = server_context(files.cert, files.key)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, client_context(files.ca), "elsewhere")
+
+
+def test_nothing_below_1_2_is_spoken(files: Files) -> None:
+    assert server_context(files.cert, files.key).minimum_version == ssl.TLSVersion.TLSv1_2
+    assert client_context(files.ca).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_a_missing_file_is_named(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(TlsError, match=r"tls\.cert: .*none cannot be read"):
+        server_context(tmp_path / "none", files.key)
+    with pytest.raises(TlsError, match=r"tls\.key: .*none cannot be read"):
+        server_context(files.cert, tmp_path / "none")
+    with pytest.raises(TlsError, match=r"tls_ca: .*none cannot be read"):
+        client_context(tmp_path / "none")
+
+
+def test_a_key_that_does_not_fit_is_named(files: Files) -> None:
+    with pytest.raises(TlsError, match="other_key is not the private key of"):
+        server_context(files.cert, files.other_key)
+
+
+def test_an_encrypted_key_is_refused_without_a_question(files: Files, tmp_path: Path) -> None:
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    locked = tmp_path / "locked"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"x"),
+        )
+    )
+    with pytest.raises(TlsError, match="locked is encrypted"):
+        server_context(files.cert, locked)
+
+
+def test_what_is_no_pem_is_refused(files: Files, tmp_path: Path) -> None:
+    junk = tmp_path / "junk"
+    junk.write_text("hello\n")
+    with pytest.raises(TlsError, match="PEM"):
+        server_context(junk, files.key)
+    with pytest.raises(TlsError, match="PEM"):
+        client_context(junk)

@@ -1,0 +1,136 @@
+"""The wire: every message survives it, and nothing that is not a message gets through."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol import codec
+from muster.protocol import messages as m
+from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import TaskState
+
+TASK = TaskId("42.1.0")
+INVENTORY = m.Inventory(address="10.0.0.1", machine_id="m", gpus=8, labels={"rack": "r1"})
+PREPARED = m.Prepared(
+    address="10.0.0.1",
+    ports=(20001,),
+    gpus=8,
+    log_dir="/l",
+    workdir="/w",
+    scratch="/s",
+    output="/o",
+    hostfile="/h",
+    fingerprint=m.Fingerprint("3.11.7", "2.13.0"),
+)
+REPORT = m.TaskReport(
+    task=TASK,
+    state=TaskState.EXITED,
+    prepared=PREPARED,
+    listening=True,
+    ranks=(m.RankReport(3, 3, 17, ExitStatus(signal=9), "Traceback"),),
+    exit=ExitStatus(1),
+    first_failed=3,
+    running_s=1.5,
+    stopped_by="stop",
+)
+REPORTS: tuple[m.Report, ...] = (
+    m.Hello(NodeName("n"), "id", "boot", "0.1.0", INVENTORY, (REPORT,), 4),
+    REPORT,
+    m.TaskReport(TASK, TaskState.ASSIGNED, refusal=m.Refusal("no_folder", "no /x", True)),
+    m.Heartbeat(12.5),
+)
+COMMANDS: tuple[m.Command, ...] = (
+    m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),
+    m.Refused("protocol", "install the same release"),
+    m.HeartbeatAck(12.5),
+    m.PrepareTask(TASK, "torchrun", "/w", None, ("sh", "-c", "true"), {"A": "1"}, 300.0, 8),
+    m.ArrangeTask(TASK, ("--nnodes", "2"), {"B": "2"}, (("n", "10.0.0.1"),), "n slots=8\n", 20001),
+    m.StartTask(TASK),
+    m.StopTask(TASK, "SIGINT", 3.0, True),
+    m.ForgetTask(TASK),
+)
+
+
+def test_there_is_an_example_of_every_message() -> None:
+    assert {type(r) for r in REPORTS} == set(typing.get_args(m.Report))
+    assert {type(c) for c in COMMANDS} == set(typing.get_args(m.Command))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda r: type(r).__name__)
+def test_reports_survive_the_wire(report: m.Report) -> None:
+    frame = ReportFrame(5, report)
+    assert codec.decode_report(codec.encode(frame)) == frame
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)
+def test_commands_survive_the_wire(command: m.Command) -> None:
+    frame = CommandFrame(5, command)
+    assert codec.decode_command(codec.encode(frame)) == frame
+
+
+def test_unknown_fields_are_ignored() -> None:
+    raw = b'{"seq":1,"new":0,"body":{"type":"start","task":"42.1.0","later":{"x":[1]}}}'
+    assert codec.decode_command(raw) == CommandFrame(1, m.StartTask(TASK))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"seq":1,"body":{"type":"no_such","task":"1.1.0"}}',
+        b'{"seq":"1","body":{"type":"start","task":"1.1.0"}}',
+        b'{"seq":1,"body":{"type":"start"}}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"seq":1,"body":' + b" " * codec.FRAME_BYTES_MAX,
+    ],
+)
+def test_what_is_no_message_is_a_protocol_error(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode_command(raw)
+    with pytest.raises(ProtocolError):
+        codec.decode_report(raw)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_else(raw: bytes) -> None:
+    for decode in (codec.decode_command, codec.decode_report):
+        try:
+            decode(raw)
+        except ProtocolError:
+            continue
+
+
+def test_a_frame_over_the_limit_is_not_sent() -> None:
+    huge = m.Refused("x", "y" * codec.FRAME_BYTES_MAX)
+    with pytest.raises(ProtocolError, match="over the limit"):
+        codec.encode(CommandFrame(1, huge))
+
+
+def test_tags_are_spelled_as_they_always_were() -> None:
+    """Renaming one breaks every node that has not been upgraded."""
+    kinds = [*typing.get_args(m.Report), *typing.get_args(m.Command)]
+    tags = {kind.__struct_config__.tag for kind in kinds}
+    assert tags == {
+        "hello",
+        "task",
+        "heartbeat",
+        "welcome",
+        "refused",
+        "heartbeat_ack",
+        "prepare",
+        "arrange",
+        "start",
+        "stop",
+        "forget",
+    }
+    assert all(isinstance(kind, type) and issubclass(kind, msgspec.Struct) for kind in kinds)

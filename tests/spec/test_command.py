@@ -1,0 +1,187 @@
+"""What `run` means, and the exact corrections."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.spec.command import name_of, read_run, sanitised_name
+from muster.spec.from_command import from_command
+from muster.spec.parse import parse_mapping
+from muster.spec.problems import RefusedError, SpecError
+from muster.spec.types import Argv, Launcher, Shell
+from muster.spec.words import split_words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a b  c", ["a", "b", "c"]),
+        ("a 'b c' d", ["a", "b c", "d"]),
+        ('a "b \\" c" \'\'', ["a", 'b " c', ""]),
+        ('"\\$x" "\\n" a\\ b', ["$x", "\\n", "a b"]),
+        ("train.py \\\n  --lr 1\n", ["train.py", "--lr", "1"]),
+        ("x.py $HOME ~ *.txt a=(b)", ["x.py", "$HOME", "~", "*.txt", "a=(b)"]),
+        ("x.py 'a|b' a#b", ["x.py", "a|b", "a#b"]),
+        ("--x='a b'c", ["--x=a bc"]),
+        ("", []),
+    ],
+)
+def test_split(text: str, words: list[str]) -> None:
+    assert split_words(text) == words
+
+
+@pytest.mark.parametrize(
+    "text", ["a 'b", 'a "b', "a\\", "a\nb", "a | b", "a && b", "a > b", "a; b", "a # b"]
+)
+def test_split_refuses(text: str) -> None:
+    with pytest.raises(RefusedError):
+        split_words(text)
+
+
+@given(st.lists(st.text(min_size=0, max_size=8), max_size=6))
+def test_split_undoes_shell_quoting(words: list[str]) -> None:
+    assert split_words(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("run", "argv"),
+    [
+        ("train.py --lr 1", ("train.py", "--lr", "1")),
+        ("python train.py --lr 1", ("train.py", "--lr", "1")),
+        ("python3 -u src/train.py", ("src/train.py",)),
+        ("python -m pkg.train -v", ("-m", "pkg.train", "-v")),
+        ("-m pkg.train", ("-m", "pkg.train")),
+        ("./train --x", ("./train", "--x")),
+        (["train.py", "a b", "$X"], ("train.py", "a b", "$X")),
+        (["-m", "pkg"], ("-m", "pkg")),
+        (["train.py", 1, True, 0.5], ("train.py", "1", "true", "0.5")),
+    ],
+)
+def test_torchrun_takes(run: object, argv: tuple[str, ...]) -> None:
+    assert read_run(run, Launcher.TORCHRUN) == Argv(argv)
+
+
+@pytest.mark.parametrize(
+    ("run", "hint"),
+    [
+        ("torchrun train.py --lr 1", "write `run: train.py --lr 1`"),
+        (
+            "torchrun --nproc_per_node=8 --nnodes 2 --rdzv-id x --standalone -m pkg.train 'a b'",
+            "write `run: -m pkg.train 'a b'` and `nproc_per_node: 8` and `nodes: 2`",
+        ),
+        ("/venv/bin/torchrun --nproc-per-node gpu x.py", "write `run: x.py`"),
+        ("python -m torch.distributed.run --nnodes=2 x.py", "write `run: x.py` and `nodes: 2`"),
+        ("-m torch.distributed.launch x.py", "write `run: x.py`"),
+        ("torchrun", "what torchrun is to start"),
+        ("/venv/bin/python x.py -a", "write `python: /venv/bin/python` and `run: x.py -a`"),
+        ("python3.11 -m pkg", "write `python: python3.11` and `run: -m pkg`"),
+        ("python -c 'print(1)'", "launcher: none"),
+        ("python", "launcher: none"),
+        ("sleep infinity", "`launcher: none`, or write `./sleep`"),
+        ("bash run.sh", "launcher: none"),
+        ("./run.sh", "launcher: none"),
+        ("CUDA_LAUNCH_BLOCKING=1 x.py", "write `env: [CUDA_LAUNCH_BLOCKING=1]`"),
+        ("--lr 1", "begin with the script"),
+        ("-m", "-m package.module"),
+        ("-m a/b.py", "-m package.module"),
+        ("accelerate launch x.py", "launcher: none"),
+        ("x.py | tee log", "launcher: none"),
+        ("pip install y\nx.py", "end a line"),
+        (["python", "x.py"], "write `run: [x.py]`"),
+        (["torchrun", "x.py"], "write `run: x.py`"),
+        ([], "names no program"),
+        ("", "write the script"),
+        ({"a": "b"}, "one `run`"),
+        (["x.py", None], "give a value"),
+        (["x.py", ["y"]], "must be text"),
+    ],
+)
+def test_torchrun_refuses_with_the_correction(run: object, hint: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_run(run, Launcher.TORCHRUN)
+    assert hint in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_none_takes_scripts_and_argv_verbatim() -> None:
+    script = "set -x\ntorchrun x.py | tee log # note\n"
+    assert read_run(script, Launcher.NONE) == Shell(script)
+    assert read_run(["torchrun", "x.py"], Launcher.NONE) == Argv(("torchrun", "x.py"))
+    for empty in (" \n", [], [""]):
+        with pytest.raises(RefusedError):
+            read_run(empty, Launcher.NONE)
+
+
+def test_no_string_longer_than_linux_takes() -> None:
+    longest = "x" * (128 * 1024 - 1)
+    assert read_run(longest, Launcher.NONE) == Shell(longest)
+    with pytest.raises(RefusedError, match="128 KiB"):
+        read_run(longest + "x", Launcher.NONE)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (Argv(("src/Train_SFT.py", "--x")), "train-sft"),
+        (Argv(("-m", "pkg.train")), "train"),
+        (Argv(("-m", "pkg.__main__")), "pkg"),
+        (Argv(("01-train.py",)), "job-01-train"),
+        (Argv(("last.py",)), "job-last"),
+        (Argv(("训练.py",)), "job"),
+        (Shell("nvidia-smi | head"), "nvidia-smi"),
+        (Shell("{ true; }"), "job"),
+    ],
+)
+def test_names(command: Argv | Shell, name: str) -> None:
+    assert name_of(command) == name
+
+
+@given(st.text())
+def test_sanitised_names_are_names(text: str) -> None:
+    name = sanitised_name(text)
+    assert parse_mapping({"run": "x.py", "name": name}).name == name
+
+
+@pytest.mark.parametrize(
+    ("argv", "launcher", "command"),
+    [
+        (["python", "train.py", "-x"], Launcher.TORCHRUN, ("train.py", "-x")),
+        (["python", "-u", "-m", "pkg"], Launcher.TORCHRUN, ("-m", "pkg")),
+        (["train.py", "a b"], Launcher.TORCHRUN, ("train.py", "a b")),
+        (["sleep", "infinity"], Launcher.NONE, ("sleep", "infinity")),
+        (["./train.sh"], Launcher.NONE, ("./train.sh",)),
+        (["python", "-c", "print(1)"], Launcher.NONE, ("python", "-c", "print(1)")),
+    ],
+)
+def test_from_command(argv: list[str], launcher: Launcher, command: tuple[str, ...]) -> None:
+    made = from_command(argv)
+    spec = parse_mapping(made.mapping)
+    assert (spec.launcher, spec.run) == (launcher, Argv(command))
+    assert (made.note is not None) == (launcher is Launcher.NONE)
+
+
+def test_from_command_says_what_it_implied() -> None:
+    note = from_command(["sleep", "infinity"]).note
+    assert note is not None
+    assert "`sleep`" in note
+    assert "launcher: none" in note
+
+
+def test_from_command_with_a_launcher_of_the_user() -> None:
+    assert from_command(["train.py"], "none").mapping == {"run": ["train.py"]}
+    assert from_command(["sleep"], "torchrun").mapping == {"run": ["sleep"]}
+
+
+@pytest.mark.parametrize("argv", [["torchrun", "--nnodes", "2", "x.py"], ["/v/bin/python", "x.py"]])
+def test_from_command_leaves_corrections_to_the_parser(argv: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_mapping(from_command(argv).mapping)
+    assert "`run: x.py`" in caught.value.problems[0].hint
+
+
+def test_from_command_without_words() -> None:
+    with pytest.raises(SpecError):
+        from_command([])

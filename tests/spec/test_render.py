@@ -1,0 +1,81 @@
+"""The canonical spelling reads back as the same job."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.spec import units
+from muster.spec.environment import check_name
+from muster.spec.parse import parse_json, parse_mapping
+from muster.spec.problems import RefusedError
+from muster.spec.render import to_mapping
+from muster.spec.types import Argv, JobSpec, Launcher, Placement, Resources, Retry, Shell, Stop
+
+
+def may_be_set(name: str) -> bool:
+    try:
+        check_name(name)
+    except RefusedError:
+        return False
+    return True
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,62}", fullmatch=True).filter(lambda name: name != "last")
+NODE_NAMES = st.from_regex(r"[a-z0-9]{1,8}(-[0-9]{1,3})?", fullmatch=True)
+MILLIS = st.integers(0, 86_400_000).map(lambda millis: millis / 1000)
+WORDS = st.lists(TEXT, max_size=4)
+TRAINING = WORDS.map(lambda rest: Argv(("train.py", *rest))) | WORDS.map(
+    lambda rest: Argv(("-m", "pkg.train", *rest))
+)
+PLAIN = WORDS.map(lambda rest: Argv(("prog", *rest))) | TEXT.filter(str.strip).map(Shell)
+PATHS = st.from_regex(r"/[a-z0-9/._ -]{0,20}", fullmatch=True)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> JobSpec:
+    launcher = draw(st.sampled_from(Launcher))
+    gpu = draw(st.none() | st.integers(1, units.MAX_GPUS_PER_NODE))
+    user = draw(st.integers(0, 9))
+    codes = st.lists(st.integers(1, 255), unique=True, max_size=3).map(tuple)
+    nodes = draw(st.integers(1, 3))
+    names = st.lists(NODE_NAMES, unique=True, max_size=3).map(tuple)
+    include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
+    return JobSpec(
+        name=draw(NAMES),
+        run=draw(TRAINING if launcher is Launcher.TORCHRUN else PLAIN),
+        nodes=nodes,
+        resources=Resources(gpu, draw(st.none() | st.just("H100")) if gpu else None),
+        nproc_per_node=draw(st.none() | st.integers(1, 1024)),
+        workdir=draw(st.none() | PATHS),
+        python=draw(st.none() | PATHS | st.just("python3.12")),
+        setup=draw(st.none() | PLAIN),
+        launcher=launcher,
+        env=draw(
+            st.dictionaries(
+                st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True).filter(may_be_set), TEXT
+            )
+        ),
+        time_limit_s=draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 1)),
+        stop=Stop(draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])), draw(MILLIS)),
+        retry=Retry(draw(st.integers(0, 9)), user, draw(codes) if user else (), draw(MILLIS)),
+        priority=draw(st.integers(0, 100)),
+        pool=draw(NAMES),
+        placement=Placement(include, draw(names) if not include else ()),
+    )
+
+
+@given(specs())
+def test_round_trip(spec: JobSpec) -> None:
+    mapping = to_mapping(spec)
+    assert parse_mapping(mapping) == spec
+    assert parse_json(json.dumps(mapping)) == spec
+
+
+@given(specs())
+def test_specs_travel_as_messages(spec: JobSpec) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec

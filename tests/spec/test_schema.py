@@ -1,0 +1,95 @@
+"""The published schema agrees with the parser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from muster.spec.parse import parse_job, parse_mapping
+from muster.spec.problems import SpecError
+from muster.spec.render import to_mapping
+from muster.spec.schema import job_schema
+
+jsonschema = pytest.importorskip("jsonschema")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+
+ACCEPTED: dict[str, list[object]] = {
+    "schema_version": [1, "1"],
+    "name": ["x", "qwen-sft"],
+    "nodes": [2, "2"],
+    "num_nodes": [2],
+    "resources": [{}, {"gpu": 1}, {"accelerators": "H100:8"}],
+    "accelerators": ["H100:8", 0],
+    "nproc_per_node": [1, "8"],
+    "workdir": ["/x", {"path": "/x"}, {"path": "/x", "ship": False}],
+    "python": ["/x", "python3.12"],
+    "setup": ["x", ["x", "y"]],
+    "launcher": ["none", "torchrun"],
+    "run": ["x.py", ["x.py", 1]],
+    "env": [{}, {"A": 1, "B": "x", "C": True}, ["A=1"]],
+    "time_limit": ["1h", "1d 2h", "1-00:00:00", "36:00:00", "500.5s"],
+    "max_duration": ["1h"],
+    "time": ["1h"],
+    "stop": [{}, {"signal": 15, "grace": "500ms"}],
+    "retry": [1, {}, {"user": 1, "on_exit_codes": [75], "backoff": "1m"}],
+    "priority": [0, "100"],
+    "pool": ["x"],
+    "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}],
+}
+
+REFUSED: list[dict[str, object]] = [
+    {"nam": "x"},
+    {"secrets": ["x"]},
+    {"name": "X"},
+    {"nodes": 0},
+    {"nodes": "2..4"},
+    {"resources": {"cpu": 4}},
+    {"workdir": "."},
+    {"workdir": {}},
+    {"workdir": {"path": "/x", "ship": True}},
+    {"launcher": "accelerate"},
+    {"time_limit": 90},
+    {"time_limit": "90"},
+    {"stop": {"warn": "USR1@300s"}},
+    {"retry": {"never_on": ["OOM"]}},
+    {"priority": 101},
+    {"placement": {"spread": "same-switch"}},
+    {"env": {"1A": "x"}},
+    {"schema_version": 2},
+    {"run": None},
+]
+
+
+def test_it_is_a_schema_with_every_key() -> None:
+    schema = job_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    assert set(properties) == set(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in ACCEPTED.items() for value in values]
+)
+def test_both_accept(key: str, value: object) -> None:
+    spec = parse_mapping({"run": "x.py", key: value})
+    jsonschema.validate({"run": "x.py", key: value}, job_schema())
+    jsonschema.validate(to_mapping(spec), job_schema())
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_both_refuse(change: dict[str, object]) -> None:
+    with pytest.raises(SpecError):
+        parse_mapping({"run": "x.py", **change})
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"run": "x.py", **change}, job_schema())
+
+
+def test_the_examples_of_the_page() -> None:
+    for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL):
+        parse_job(text)
+        jsonschema.validate(yaml.safe_load(text), job_schema())
