@@ -1,0 +1,1 @@
+"""HTTP, streams and authorization."""

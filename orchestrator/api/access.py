@@ -1,0 +1,84 @@
+"""Who may call what: every route says it, and what does not say it is closed."""
+
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from aiohttp import web
+
+from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.problems import ApiError
+from orchestrator.api.token_file import TokenStore
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOKEN: Final = web.RequestKey("token", TokenRecord)
+
+
+class Access(enum.Enum):
+    """OPEN: without a token. ADMIN, JOIN: with a token of that class and no other."""
+
+    OPEN = "open"
+    ADMIN = "admin"
+    JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str
+    handler: Handler
+    access: Access
+
+
+class AccessTable:
+    """The access of each registered (method, path pattern)."""
+
+    def __init__(self, routes: list[Route], tokens: TokenStore) -> None:
+        self._access = {(route.method, route.path): route.access for route in routes}
+        self._tokens = tokens
+
+    def check(self, request: web.Request) -> None:
+        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403).
+
+        A path that does not exist is closed like any other: who may not ask does not learn what
+        there is.
+        """
+        resource = request.match_info.route.resource
+        needed = Access.ADMIN
+        if resource is not None:
+            needed = self._access.get((request.method, resource.canonical), Access.ADMIN)
+        if needed is Access.OPEN:
+            return
+        record = self._tokens.find(_bearer(request))
+        if record is None:
+            raise ApiError(
+                401,
+                "unauthorized",
+                "the token is missing, wrong or revoked",
+                "send the header `Authorization: Bearer muster_...`",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        match needed:
+            case Access.ADMIN:
+                class_ = TokenClass.ADMIN
+            case Access.JOIN:
+                class_ = TokenClass.JOIN
+            case _:
+                assert_never(needed)
+        if record.class_ is not class_:
+            raise ApiError(
+                403,
+                "forbidden",
+                f"a token of class {record.class_.value} does not open this",
+                f"use a token of class {class_.value}",
+            )
+        request[TOKEN] = record
+
+
+def _bearer(request: web.Request) -> str:
+    headers = request.headers.getall("Authorization", [])
+    if len(headers) != 1:
+        return ""
+    scheme, _, token = headers[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

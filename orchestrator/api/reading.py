@@ -1,0 +1,125 @@
+"""What a request says, checked: path, query and body. Wrong input is an ApiError that names it."""
+
+import math
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from muster.protocol.http import FieldProblem
+from muster.protocol.ids import JobId
+from orchestrator.api.problems import ApiError
+
+_T = TypeVar("_T")
+_SHOWN_CHARS: Final = 80
+_JOB_ID_DIGITS_MAX: Final = 18
+_TRUE: Final = ("1", "true", "yes", "")
+_FALSE: Final = ("0", "false", "no")
+
+
+def job_id(request: web.Request) -> JobId:
+    """The job that the path names. Raises ApiError (404)."""
+    text = request.match_info["id"]
+    if not _is_number(text, _JOB_ID_DIGITS_MAX) or text.startswith("0"):
+        raise no_such_job(shown(text))
+    return JobId(int(text))
+
+
+def no_such_job(name: object) -> ApiError:
+    return ApiError(
+        404, "unknown_job", f"there is no job {name}", "list the jobs: muster ps -a (GET /v1/jobs)"
+    )
+
+
+class Query:
+    """The parameters of a request; one that the route does not know is refused, not ignored."""
+
+    def __init__(self, request: web.Request, known: Iterable[str]) -> None:
+        self._values: dict[str, str] = {}
+        names = sorted(known)
+        for name, value in request.query.items():
+            if name not in names:
+                raise _wrong(name, value, "is no parameter here", f"there are {', '.join(names)}")
+            if name in self._values:
+                raise _wrong(name, value, "is given twice", "give it once")
+            self._values[name] = value
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def number(self, name: str, default: int, *, least: int, most: int) -> int:
+        """A whole number within bounds, both included."""
+        found = self.optional_number(name, least=least, most=most)
+        return default if found is None else found
+
+    def optional_number(self, name: str, *, least: int, most: int) -> int | None:
+        text = self._values.get(name)
+        if text is None:
+            return None
+        if not _is_number(text, 18) or not least <= int(text) <= most:
+            raise _wrong(name, text, f"is not a whole number from {least} to {most}")
+        return int(text)
+
+    def seconds(self, name: str, default: float, *, most: float) -> float:
+        """Seconds from 0 to `most`; more than that is `most`."""
+        text = self._values.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not value >= 0:
+            raise _wrong(name, text, "is not a number of seconds")
+        return min(value, most)
+
+    def flag(self, name: str) -> bool:
+        text = self._values.get(name, "0").lower()
+        if text not in _TRUE + _FALSE:
+            raise _wrong(name, text, "is neither true nor false")
+        return text in _TRUE
+
+    def one_of(self, name: str, allowed: Iterable[str]) -> str | None:
+        """One of the words allowed; None where not given."""
+        text = self._values.get(name)
+        names = sorted(allowed)
+        if text is not None and text not in names:
+            raise _wrong(name, text, "is not possible", f"possible: {', '.join(names)}")
+        return text
+
+    def choices(self, name: str, allowed: Iterable[str]) -> frozenset[str] | None:
+        """Words separated by commas, each of them allowed; None where not given."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        words = frozenset(word for word in text.split(",") if word)
+        names = sorted(allowed)
+        for word in sorted(words):
+            if word not in names:
+                raise _wrong(name, word, "is not possible", f"possible: {', '.join(names)}")
+        return words
+
+
+async def struct_body(request: web.Request, kind: type[_T]) -> _T:
+    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400)."""
+    raw = await request.read()
+    try:
+        return msgspec.json.decode(raw or b"{}", type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, "bad_body", f"the body cannot be used: {error}") from error
+
+
+def shown(text: str) -> str:
+    """`text` shortened, without control characters."""
+    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
+
+
+def _is_number(text: str, digits_max: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= digits_max
+
+
+def _wrong(name: str, value: str, message: str, hint: str = "") -> ApiError:
+    problem = FieldProblem(shown(name), shown(value), message, hint)
+    detail = f"the query parameter {shown(name)} = {shown(value)} {message}"
+    return ApiError(400, "bad_query", detail, hint, problems=[problem])

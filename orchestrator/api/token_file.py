@@ -1,0 +1,98 @@
+"""The tokens file: who may ask, read at start and again when it changes."""
+
+import hmac
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster.daemon.clock import Clock
+from muster.daemon.config import read_yaml
+from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import BadToken, TokenRecord, TokensFile, digest, parse
+
+_LOOK_EVERY_S: Final = 1.0
+_UNKNOWN: Final = digest("")
+
+_log = structlog.get_logger("muster.tokens")
+
+
+class TokenStore:
+    """The tokens that are good now. A changed file is read again within a second of its change.
+
+    A changed file that cannot be read is logged and the tokens before it stay good: a typing
+    mistake must not cut off every agent.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """Read the file. Raises ConfigError."""
+        self._path = path
+        self._clock = clock
+        self._looked_at = clock.now().mono
+        self._version = _version(path)
+        self._tokens = _read(path)
+
+    def find(self, text: str) -> TokenRecord | None:
+        """Whose token `text` is, or None where it is nobody's."""
+        self._look()
+        try:
+            token = parse(text)
+        except BadToken:
+            return None
+        record = self._tokens.get(token.id)
+        # Compared also where there is no such id, so that an id cannot be found out by timing.
+        same = hmac.compare_digest(
+            digest(token.secret), record.sha256 if record is not None else _UNKNOWN
+        )
+        if record is None or not same or record.class_ is not token.class_:
+            return None
+        return record
+
+    def _look(self) -> None:
+        now = self._clock.now().mono
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            version = _version(self._path)
+            if version != self._version:
+                self._version = version
+                self._tokens = _read(self._path)
+                _log.info("tokens_read", count=len(self._tokens))
+        except ConfigError as error:
+            _log.error("tokens_unreadable", why=str(error))
+
+
+def _version(path: Path) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: there is no tokens file, and no way to run without one; "
+            "make one with: muster init"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if found.st_mode & 0o077:
+        raise ConfigError(
+            f"{path}: others may read it (mode {found.st_mode & 0o777:04o}); chmod 600 {path}"
+        )
+    return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def _read(path: Path) -> dict[str, TokenRecord]:
+    tree = read_yaml(path)
+    try:
+        records = msgspec.convert(tree, TokensFile).tokens
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: not a tokens file ({error})") from error
+    tokens: dict[str, TokenRecord] = {}
+    for record in records:
+        if record.id in tokens:
+            raise ConfigError(f"{path}: two tokens have the id {record.id}")
+        if len(record.sha256) != len(_UNKNOWN) or not record.sha256.isascii():
+            raise ConfigError(f"{path}: token {record.id}: sha256 is not 64 hex digits")
+        tokens[record.id] = record
+    return tokens

@@ -1,0 +1,86 @@
+"""The coordinator's configuration: `configs/coordinator.yaml` explains each setting."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from muster.daemon.address import is_loopback
+from muster.daemon.config import load_config
+from muster.daemon.errors import ConfigError, InsecureConfigError
+from muster.daemon.settings import Count, Log, Seconds
+
+PREFIX: Final = "MUSTER_COORDINATOR"
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True):
+    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7077
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files: the certificate with its chain, and its private key without a passphrase."""
+
+    cert: Path
+    key: Path
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator takes at most, so that no caller can exhaust it."""
+
+    http_body_bytes_max: Count = 1 << 20
+    agent_message_bytes_max: Count = 1 << 20
+    agents_max: Count = 10_000
+    queued_jobs_max: Count = 100_000
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a coordinator; durations are in seconds."""
+
+    listen: Listen = Listen()
+    state_dir: Path = Path("/var/lib/muster/coordinator")
+    tls: Tls | None = None
+    tokens_file: Path | None = None
+    lease_s: Seconds = 300
+    heartbeat_s: Seconds = 5
+    prepare_timeout_s: Seconds = 300
+    arrange_timeout_s: Seconds = 60
+    start_timeout_s: Seconds = 120
+    limits: Limits = Limits()
+    log: Log = Log()
+
+    def __post_init__(self) -> None:
+        if self.lease_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"lease_s ({self.lease_s:g}) must be at least three times heartbeat_s "
+                f"({self.heartbeat_s:g}), or one lost heartbeat ends jobs"
+            )
+
+    @property
+    def tokens_path(self) -> Path:
+        """Where the tokens are: there is always such a file, for there is no anonymous mode."""
+        return self.tokens_file or self.state_dir / "tokens"
+
+
+def load(
+    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> CoordinatorConfig:
+    """Read the configuration and check that it is safe to start with. Raises ConfigError."""
+    config = load_config(CoordinatorConfig, prefix=PREFIX, file=file, environ=environ, flags=flags)
+    check_listen(config)
+    return config
+
+
+def check_listen(config: CoordinatorConfig) -> None:
+    """Refuse to listen on a network in the clear. Raises InsecureConfigError, pure otherwise."""
+    host = config.listen.host
+    if any(letter.isspace() or letter in "/@?#" for letter in host):
+        raise ConfigError(f"listen.host: expected an address or a host name, got {host!r}")
+    if config.tls is None and not is_loopback(host):
+        raise InsecureConfigError(
+            f"listen.host: {host} is reached from the network, and without TLS every token that "
+            "crosses it can be read; set tls.cert and tls.key, or listen on 127.0.0.1"
+        )

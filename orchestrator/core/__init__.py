@@ -1,0 +1,1 @@
+"""Pure: what the coordinator knows and decides."""

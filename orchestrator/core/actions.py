@@ -1,0 +1,101 @@
+"""What the coordinator is to do: the outputs of `decide`, carried out after their facts are on
+disk."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NewType
+
+from muster.protocol.ids import JobId, NodeName, SessionId
+from muster.protocol.messages import Command, Refused
+
+RequestId = NewType("RequestId", int)
+
+
+class TimerKind(enum.Enum):
+    NODE = "node"
+    PREPARE = "prepare"
+    REFUSED = "refused"
+    ARRANGE = "arrange"
+    START = "start"
+    LIMIT = "limit"
+    RETRY = "retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """A name for a moment. Firing is a stimulus; a stale one is recognised, never cancelled."""
+
+    kind: TimerKind
+    node: NodeName = NodeName("")
+    job: JobId = JobId(0)
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To the node's current connection, if it has one."""
+
+    node: NodeName
+    session: SessionId
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSession:
+    """Say why, then close."""
+
+    session: SessionId
+    refused: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    session: SessionId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire once at `at` (monotonic seconds); setting it again moves it."""
+
+    timer: Timer
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """`created` is false where the idempotency key had made this job before."""
+
+    job: JobId
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    job: JobId
+    already_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
+
+    code: str
+    text: str
+    hint: str = ""
+
+
+Result = Submitted | Cancelled | Declined
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Resolve a request; what it promises is on disk."""
+
+    request: RequestId
+    result: Result
+
+
+Action = Send | RefuseSession | CloseSession | SetTimer | Answer

@@ -1,0 +1,26 @@
+"""The states of an attempt and the ways between them.
+
+An attempt follows its tasks: it moves when all of them have, or when the first of them fails.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class AttemptPhase(enum.Enum):
+    PREPARING = "preparing"
+    ARRANGING = "arranging"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    CLOSED = "closed"
+
+
+ATTEMPT_TRANSITIONS: Final[dict[AttemptPhase, frozenset[AttemptPhase]]] = {
+    AttemptPhase.PREPARING: frozenset({AttemptPhase.ARRANGING, AttemptPhase.STOPPING}),
+    AttemptPhase.ARRANGING: frozenset({AttemptPhase.RUNNING, AttemptPhase.STOPPING}),
+    AttemptPhase.RUNNING: frozenset({AttemptPhase.STOPPING}),
+    AttemptPhase.STOPPING: frozenset({AttemptPhase.CLOSED}),
+    AttemptPhase.CLOSED: frozenset(),
+}

@@ -1,0 +1,102 @@
+"""What the coordinator wants of a task now, given how far its node has got.
+
+The same function serves the ordinary course and the return of a connection: a command that was
+lost is simply wanted still.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.messages import Command, ForgetTask, StartTask, StopTask
+from muster.protocol.outcome import CauseCode
+from muster.protocol.states import TaskState
+from muster.spec.types import Launcher
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.launch import arrange_command, prepare_command
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.task import OVER
+
+
+def wanted(
+    job: Job, attempt: Attempt, task: Task, on_node: TaskState | None, limits: Limits
+) -> list[Command]:
+    """Commands for `task`, whose node has it in the state `on_node` (None: does not have it)."""
+    if task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
+        return [ForgetTask(task.id) if on_node is TaskState.CLEANED else fence(task.id)]
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            return [prepare_command(job, task, limits)] if on_node is None else []
+        case AttemptPhase.ARRANGING:
+            return _arrange(job, attempt, task, on_node)
+        case AttemptPhase.RUNNING:
+            return _arrange(job, attempt, task, on_node) + _start(job, attempt, task, on_node)
+        case AttemptPhase.STOPPING:
+            return [] if _ends_by_itself(attempt) else [stop_command(job, attempt, task)]
+        case _:
+            assert_never(attempt.phase)
+
+
+def owed(
+    state: State, node: NodeName, name: TaskId, on_node: TaskState, limits: Limits
+) -> list[Command]:
+    """Commands for whatever task `name` a node says it has, ours or not."""
+    try:
+        task = state.task(name)
+    except BadId:
+        task = None
+    if task is not None and task.node == node:
+        job = state.jobs[task.job]
+        return wanted(job, job.attempts[task.attempt - 1], task, on_node, limits)
+    return [ForgetTask(name) if on_node is TaskState.CLEANED else fence(name)]
+
+
+def tasks_on(state: State, name: NodeName) -> list[Task]:
+    """The tasks that a node owes us: those of the attempt that holds it and are not over."""
+    node = state.nodes.get(name)
+    attempt = state.attempt(*node.holder) if node is not None and node.holder is not None else None
+    if attempt is None:
+        return []
+    return [t for t in attempt.tasks if t.node == name and t.state not in OVER]
+
+
+def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
+    """End this task as its job wants it; a cancel may have asked for a shorter grace."""
+    grace_s = job.spec.stop.grace_s
+    force = attempt.forced
+    if job.cancel is not None:
+        _, _, asked, forced = job.cancel
+        grace_s = grace_s if asked is None else asked
+        force = force or forced
+    return StopTask(task.id, job.spec.stop.signal, grace_s, force)
+
+
+def fence(name: TaskId) -> StopTask:
+    """For a task that is not to be: a stale attempt on a node that was away."""
+    return StopTask(name, "SIGKILL", 0.0, force=True)
+
+
+def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
+    """Under torchrun no worker connects before the launcher's port listens."""
+    if job.spec.launcher is Launcher.NONE or task.rank == 0:
+        return True
+    return attempt.tasks[0].listening
+
+
+def _arrange(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    return [arrange_command(job, attempt, task)] if on_node is TaskState.PREPARED else []
+
+
+def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    waits_at_gate = on_node in (TaskState.PREPARED, TaskState.ARRANGED)
+    return [StartTask(task.id)] if waits_at_gate and may_start(job, attempt, task) else []
+
+
+def _ends_by_itself(attempt: Attempt) -> bool:
+    return (
+        attempt.cause is not None
+        and attempt.cause.code is CauseCode.COMPLETED
+        and not attempt.forced
+    )

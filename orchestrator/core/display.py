@@ -1,0 +1,266 @@
+"""What people see: the one place where job, attempt and outcome become a state and a sentence."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import msgspec
+
+from muster.protocol import http as h
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import CauseCode, Outcome
+from muster.protocol.states import JobState, TaskState
+from muster.spec.render import to_mapping
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.job import JobPhase
+from orchestrator.core.node import LinkState
+from orchestrator.core.placement import count
+from orchestrator.core.scheduler import why_waiting
+from orchestrator.core.state import Attempt, Job, Node, State, Task
+from orchestrator.core.task import reached
+
+
+def job_state(job: Job) -> JobState:
+    """The state that users know, derived from the job's phase, its attempt's and its outcome."""
+    match job.phase:
+        case JobPhase.QUEUED:
+            return JobState.QUEUED
+        case JobPhase.BACKOFF:
+            return JobState.RETRYING
+        case JobPhase.ACTIVE:
+            return _active(job.attempts[-1])
+        case JobPhase.ENDED:
+            return _ended(job)
+        case _:
+            assert_never(job.phase)
+
+
+def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
+    """One line of the list. `now` ages what is unreachable."""
+    return h.JobSummary(
+        id=job.id,
+        name=job.spec.name,
+        user=job.user,
+        state=job_state(job),
+        reason=_reason(state, job, now),
+        nodes=job.spec.nodes,
+        pool=job.spec.pool,
+        priority=job.spec.priority,
+        attempt=len(job.attempts),
+        submitted_at=job.submitted_at,
+        started_at=next((t.started_at for t in job.attempts if t.started_at), None),
+        ended_at=job.ended_at,
+        exit_code=job.cause.exit_code if job.cause is not None else None,
+    )
+
+
+def job_view(state: State, job: Job, now: Instant) -> h.JobView:
+    """Everything about one job."""
+    summary: dict[str, Any] = msgspec.structs.asdict(job_summary(state, job, now))
+    return h.JobView(
+        **summary,
+        spec=to_mapping(job.spec),
+        attempts=tuple(_attempt_view(attempt) for attempt in job.attempts),
+        timeline=tuple(_timeline(job)),
+    )
+
+
+def node_view(node: Node, now: Instant) -> h.NodeView:
+    """One node, as its link, its inventory and its job are known now."""
+    job, attempt = node.holder if node.holder is not None else (None, None)
+    seen = node.heard_at > 0.0
+    return h.NodeView(
+        name=node.name,
+        link=node.link.value,
+        state=_node_state(node, now),
+        address=node.inventory.address,
+        pool=node.inventory.pool,
+        gpus=node.inventory.gpus,
+        gpu_model=node.inventory.gpu_model,
+        cpus=node.inventory.cpus,
+        memory_bytes=node.inventory.memory_bytes,
+        labels=node.inventory.labels,
+        job=job,
+        attempt=attempt,
+        last_seen_s=max(0.0, now.mono - node.heard_at) if seen else None,
+        version=node.version,
+    )
+
+
+def _active(attempt: Attempt) -> JobState:
+    match attempt.phase:
+        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
+            return JobState.PREPARING
+        case AttemptPhase.RUNNING:
+            # It is running once every node has said so.
+            return JobState.RUNNING if attempt.started_at is not None else JobState.PREPARING
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            return JobState.STOPPING
+        case _:
+            assert_never(attempt.phase)
+
+
+def _ended(job: Job) -> JobState:
+    if job.cause is None:
+        raise AssertionError(f"job {job.id} ended without a cause")
+    match job.cause.outcome:
+        case Outcome.SUCCESS:
+            return JobState.SUCCEEDED
+        case Outcome.USER | Outcome.NEVER_STARTED:
+            return JobState.FAILED
+        case Outcome.INFRA:
+            lost = job.cause.code is CauseCode.NODE_LOST
+            return JobState.LOST if lost else JobState.FAILED
+        case Outcome.TIME_LIMIT:
+            return JobState.TIMEOUT
+        case Outcome.CANCELLED:
+            return JobState.CANCELLED
+        case _:
+            assert_never(job.cause.outcome)
+
+
+def _reason(state: State, job: Job, now: Instant) -> h.Reason:
+    match job.phase:
+        case JobPhase.QUEUED:
+            return h.Reason("waiting", why_waiting(state, job))
+        case JobPhase.BACKOFF:
+            cause = job.attempts[-1].cause
+            why = f"{cause.text}; " if cause is not None else ""
+            pause = f"{job.retry_after_s:g} s"
+            return h.Reason("backoff", f"{why}attempt {len(job.attempts) + 1} follows in {pause}")
+        case JobPhase.ENDED:
+            if job.cause is None:
+                raise AssertionError(f"job {job.id} ended without a cause")
+            return h.Reason(job.cause.code.value, job.cause.text)
+        case JobPhase.ACTIVE:
+            return _active_reason(state, job.attempts[-1], now)
+        case _:
+            assert_never(job.phase)
+
+
+def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
+    away = [t for t in attempt.tasks if state.nodes[t.node].link is not LinkState.CONNECTED]
+    if away:
+        node = state.nodes[away[0].node]
+        since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
+        more = f" and {len(away) - 1} more" if len(away) > 1 else ""
+        presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
+        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}")
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            refused = next((t.refusal for t in attempt.tasks if t.refusal is not None), None)
+            if refused is not None:
+                return h.Reason("refused", refused.text)
+            return h.Reason("preparing", _progress(attempt, TaskState.PREPARED, "ready"))
+        case AttemptPhase.ARRANGING:
+            return h.Reason("arranging", _progress(attempt, TaskState.ARRANGED, "have the plan"))
+        case AttemptPhase.RUNNING:
+            if attempt.started_at is None:
+                return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
+            return h.Reason("running", f"on {_names(attempt)}")
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            cause = attempt.cause.text if attempt.cause is not None else "stopping"
+            return h.Reason(
+                "stopping", f"{cause}; {_progress(attempt, TaskState.CLEANED, 'clean')}"
+            )
+        case _:
+            assert_never(attempt.phase)
+
+
+def _progress(attempt: Attempt, wanted: TaskState, word: str) -> str:
+    done = sum(1 for t in attempt.tasks if reached(t.state, wanted))
+    return f"{done} of {count(len(attempt.tasks), 'node')} {word}"
+
+
+def _names(attempt: Attempt) -> str:
+    names = [t.node for t in attempt.tasks]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _attempt_view(attempt: Attempt) -> h.AttemptView:
+    master = f"{attempt.master_addr}:{attempt.master_port}" if attempt.master_port else None
+    return h.AttemptView(
+        number=attempt.number,
+        state=attempt.phase.value,
+        tasks=tuple(_task_view(t) for t in attempt.tasks),
+        cause=attempt.cause,
+        master=master,
+        placed_at=attempt.placed_at,
+        started_at=attempt.started_at,
+        closed_at=attempt.closed_at,
+    )
+
+
+def _task_view(task: Task) -> h.TaskView:
+    refusal = task.refusal
+    return h.TaskView(
+        node=task.node,
+        node_rank=task.rank,
+        role="launcher" if task.rank == 0 else "worker",
+        state=task.state,
+        ranks=tuple(h.RankView(r.rank, r.exit) for r in task.ranks),
+        exit=task.exit,
+        refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
+    )
+
+
+def _timeline(job: Job) -> list[h.Step]:
+    """What happened to a job, oldest first."""
+    steps = [h.Step(job.submitted_at, f"submitted by {job.user}")]
+    for attempt in job.attempts:
+        again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
+        moments = (
+            (attempt.placed_at, f"placed on {_names(attempt)}"),
+            (attempt.prepared_at, "every node ready; gang arranged"),
+            (attempt.released_at, "gates opened"),
+            (attempt.started_at, "every node started"),
+            (attempt.stopping_at, _why_stopping(attempt)),
+            (attempt.closed_at, _how_closed(attempt)),
+        )
+        steps += [h.Step(at, f"{again}{text}") for at, text in moments if at is not None]
+    if job.ended_at is not None and job.cause is not None:
+        state = job_state(job).value.lower()
+        steps.append(h.Step(job.ended_at, f"{state} (exit code {job.cause.exit_code})"))
+    return steps
+
+
+def _how_closed(attempt: Attempt) -> str:
+    lost = [t.node for t in attempt.tasks if t.state is TaskState.LOST]
+    return f"{', '.join(lost)} lost, the others clean" if lost else "every node clean"
+
+
+def _why_stopping(attempt: Attempt) -> str:
+    cause = attempt.cause
+    if cause is None:
+        return "stopping"
+    if cause.code is CauseCode.COMPLETED:
+        return cause.text
+    ours = sum(
+        1
+        for t in attempt.tasks
+        for r in t.ranks
+        if t.stopped_by
+        and r.exit is not None
+        and r.exit.signal is not None
+        and r.rank != cause.rank
+    )
+    others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
+    return f"{cause.text}{others}"
+
+
+def _node_state(node: Node, now: Instant) -> h.Reason:
+    match node.link:
+        case LinkState.CONNECTED:
+            if node.holder is None:
+                return h.Reason("free", "free")
+            return h.Reason("busy", f"runs job {node.holder[0]}")
+        case LinkState.OFFLINE:
+            return h.Reason("offline", "not heard of since the coordinator started")
+        case LinkState.SUSPECT:
+            left = max(0.0, node.lease_until - now.mono)
+            what = f"; what it runs keeps it for {left:.0f} s" if node.holder else ""
+            return h.Reason("unreachable", f"unreachable{what}")
+        case LinkState.LOST:
+            return h.Reason("lost", "silent beyond its lease")
+        case _:
+            assert_never(node.link)

@@ -1,0 +1,266 @@
+"""apply: how each fact changes the state. Total, without choices; used live and in replay alike."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import assert_never
+
+from muster.protocol.states import TaskState
+from orchestrator.core import facts as f
+from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
+from orchestrator.core.node import LINK_TRANSITIONS, LinkState
+from orchestrator.core.state import Attempt, Job, Node, State, Task, make_tasks
+from orchestrator.core.task import TASK_TRANSITIONS, reached
+
+
+class InvalidTransition(Exception):
+    """A fact that cannot follow from the state: a fault of ours, or a journal that is not ours."""
+
+
+def apply(state: State, fact: f.Fact, at: float) -> None:
+    """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
+    match fact:
+        case f.EpochStarted() | f.NodeRegistered():
+            _apply_cluster(state, fact)
+        case (
+            f.NodeConnected()
+            | f.NodeSynced()
+            | f.NodeHeard()
+            | f.NodeDisconnected()
+            | f.LeaseExtended()
+            | f.NodeLeaseExpired()
+        ):
+            _apply_link(state, fact)
+        case (
+            f.JobSubmitted()
+            | f.CancelRequested()
+            | f.RetryScheduled()
+            | f.JobRequeued()
+            | f.JobEnded()
+        ):
+            _apply_job(state, fact, at)
+        case (
+            f.AttemptPlaced()
+            | f.AttemptArranged()
+            | f.AttemptStarted()
+            | f.StopRequested()
+            | f.StopForced()
+            | f.AttemptClosed()
+        ):
+            _apply_attempt(state, fact, at)
+        case (
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.TaskCleaned()
+            | f.TaskLost()
+        ):
+            _apply_task(state, fact, at)
+        case _:
+            assert_never(fact)
+
+
+def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
+    match fact:
+        case f.EpochStarted(epoch, cluster):
+            state.epoch, state.cluster = epoch, cluster
+            state.sessions.clear()
+            for node in state.nodes.values():
+                node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
+                node.heard_at = node.lease_until = 0.0
+        case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
+            known = state.nodes.get(name)
+            if known is None:
+                state.nodes[name] = Node(name, agent_id, boot_id, version, inventory)
+            else:
+                known.agent_id, known.boot_id = agent_id, boot_id
+                known.version, known.inventory = version, inventory
+        case _:
+            assert_never(fact)
+
+
+def _apply_link(state: State, fact: f.Ephemeral) -> None:
+    node = state.nodes[fact.node]
+    match fact:
+        case f.NodeConnected(name, session, peer, heard_at, lease_until):
+            if node.session is not None:
+                state.sessions.pop(node.session, None)
+            _link_to(node, LinkState.CONNECTED)
+            node.session, node.peer = session, peer
+            node.heard_at, node.lease_until = heard_at, lease_until
+            state.sessions[session] = name
+        case f.NodeSynced():
+            pass
+        case f.NodeHeard(_, heard_at, lease_until):
+            node.heard_at, node.lease_until = heard_at, lease_until
+        case f.NodeDisconnected(_, session):
+            state.sessions.pop(session, None)
+            if node.session == session:
+                _link_to(node, LinkState.SUSPECT)
+                node.session = None
+        case f.LeaseExtended(_, lease_until):
+            _link_to(node, LinkState.SUSPECT)
+            node.lease_until = lease_until
+        case f.NodeLeaseExpired():
+            _link_to(node, LinkState.LOST)
+        case _:
+            assert_never(fact)
+
+
+def _apply_job(
+    state: State,
+    fact: f.JobSubmitted | f.CancelRequested | f.RetryScheduled | f.JobRequeued | f.JobEnded,
+    at: float,
+) -> None:
+    match fact:
+        case f.JobSubmitted(job_id, spec, user, key, digest):
+            job = Job(job_id, spec, user, at)
+            state.jobs[job_id] = job
+            state.next_job = max(state.next_job, job_id + 1)
+            if key:
+                state.keys[user, key] = (job_id, digest)
+            _enqueue(state, job)
+        case f.CancelRequested(job_id, user, reason, grace_s, force):
+            state.jobs[job_id].cancel = (user, reason, grace_s, force)
+        case f.RetryScheduled(job_id, budget, delay_s, avoid):
+            job = state.jobs[job_id]
+            _job_to(job, JobPhase.BACKOFF)
+            job.retry_after_s, job.avoid = delay_s, frozenset(avoid)
+            if budget == "user":
+                job.user_used += 1
+            else:
+                job.infra_used += 1
+        case f.JobRequeued(job_id):
+            job = state.jobs[job_id]
+            _job_to(job, JobPhase.QUEUED)
+            _enqueue(state, job)
+        case f.JobEnded(job_id, cause):
+            job = state.jobs[job_id]
+            if job.phase is JobPhase.QUEUED:
+                _dequeue(state, job)
+            _job_to(job, JobPhase.ENDED)
+            job.cause, job.ended_at = cause, at
+        case _:
+            assert_never(fact)
+
+
+def _apply_attempt(
+    state: State,
+    fact: f.AttemptPlaced
+    | f.AttemptArranged
+    | f.AttemptStarted
+    | f.StopRequested
+    | f.StopForced
+    | f.AttemptClosed,
+    at: float,
+) -> None:
+    job = state.jobs[fact.job]
+    if isinstance(fact, f.AttemptPlaced):
+        _dequeue(state, job)
+        _job_to(job, JobPhase.ACTIVE)
+        tasks = make_tasks(job.id, fact.attempt, fact.nodes)
+        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at))
+        for name in fact.nodes:
+            state.nodes[name].holder = (job.id, fact.attempt)
+        return
+    attempt = job.attempts[fact.attempt - 1]
+    match fact:
+        case f.AttemptArranged(_, _, master_addr, master_port):
+            _attempt_to(attempt, AttemptPhase.ARRANGING)
+            attempt.master_addr, attempt.master_port = master_addr, master_port
+            attempt.prepared_at = at
+            attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id
+            state.ports.setdefault(attempt.machine_id, set()).add(master_port)
+        case f.AttemptStarted():
+            _attempt_to(attempt, AttemptPhase.RUNNING)
+            attempt.released_at = at
+        case f.StopRequested(_, _, cause):
+            _attempt_to(attempt, AttemptPhase.STOPPING)
+            attempt.cause, attempt.stopping_at = cause, at
+        case f.StopForced():
+            attempt.forced = True
+        case f.AttemptClosed():
+            _attempt_to(attempt, AttemptPhase.CLOSED)
+            attempt.closed_at = at
+            for task in attempt.tasks:
+                state.nodes[task.node].holder = None
+            state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
+        case _:
+            assert_never(fact)
+
+
+def _apply_task(
+    state: State,
+    fact: f.TaskPrepared
+    | f.TaskRefused
+    | f.TaskArranged
+    | f.TaskListening
+    | f.TaskStarted
+    | f.TaskExited
+    | f.TaskCleaned
+    | f.TaskLost,
+    at: float,
+) -> None:
+    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    task = attempt.tasks[fact.rank]
+    match fact:
+        case f.TaskPrepared(_, _, _, prepared):
+            _task_to(task, TaskState.PREPARED)
+            task.prepared = prepared
+        case f.TaskRefused(_, _, _, refusal):
+            task.refusal = refusal
+        case f.TaskArranged():
+            _task_to(task, TaskState.ARRANGED)
+        case f.TaskListening():
+            task.listening = True
+        case f.TaskStarted():
+            _task_to(task, TaskState.STARTED)
+            if all(reached(t.state, TaskState.STARTED) for t in attempt.tasks):
+                attempt.started_at = at
+        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by):
+            _task_to(task, TaskState.EXITED)
+            task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
+        case f.TaskCleaned():
+            _task_to(task, TaskState.CLEANED)
+        case f.TaskLost():
+            _task_to(task, TaskState.LOST)
+        case _:
+            assert_never(fact)
+
+
+def _enqueue(state: State, job: Job) -> None:
+    insort(state.queues.setdefault(job.spec.pool, []), (-job.spec.priority, job.id))
+
+
+def _dequeue(state: State, job: Job) -> None:
+    state.queues[job.spec.pool].remove((-job.spec.priority, job.id))
+
+
+def _job_to(job: Job, phase: JobPhase) -> None:
+    if phase not in JOB_TRANSITIONS[job.phase]:
+        raise InvalidTransition(f"job {job.id}: {job.phase.value} to {phase.value}")
+    job.phase = phase
+
+
+def _attempt_to(attempt: Attempt, phase: AttemptPhase) -> None:
+    if phase not in ATTEMPT_TRANSITIONS[attempt.phase]:
+        raise InvalidTransition(
+            f"attempt {attempt.job}.{attempt.number}: {attempt.phase.value} to {phase.value}"
+        )
+    attempt.phase = phase
+
+
+def _task_to(task: Task, new: TaskState) -> None:
+    if new not in TASK_TRANSITIONS[task.state]:
+        raise InvalidTransition(f"task {task.id}: {task.state.value} to {new.value}")
+    task.state = new
+
+
+def _link_to(node: Node, link: LinkState) -> None:
+    if link not in LINK_TRANSITIONS[node.link]:
+        raise InvalidTransition(f"node {node.name}: {node.link.value} to {link.value}")
+    node.link = link

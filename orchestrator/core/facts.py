@@ -1,0 +1,288 @@
+"""What has happened: the only things that change the state, and what the journal keeps.
+
+Facts are history. They say what was decided, never why it was right, so that policy may change
+while old
+journals still replay. A field may be added with a default; a tag is never renamed or reused.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
+from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.states import TaskState
+from muster.spec.types import JobSpec
+
+SCHEMA: Final = 1
+
+
+class Durability(enum.Enum):
+    """When a fact must be on disk.
+
+    SYNC: before anything is done because of it. LAZY: with the next sync; an agent would report
+    it again. EPHEMERAL: never; it is about connections of this process.
+    """
+
+    SYNC = "sync"
+    LAZY = "lazy"
+    EPHEMERAL = "ephemeral"
+
+
+class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    pass
+
+
+class EpochStarted(_Fact, frozen=True):
+    """A coordinator process took over the journal, and has none of the connections before it.
+
+    `cluster` is the name that the journal's first owner gave it.
+    """
+
+    epoch: int
+    cluster: str = ""
+
+
+class NodeRegistered(_Fact, frozen=True):
+    """A node is known, or what is known of it has changed."""
+
+    node: NodeName
+    agent_id: str
+    boot_id: str
+    version: str
+    inventory: Inventory
+
+
+class JobSubmitted(_Fact, frozen=True):
+    """`key` is the client's idempotency key, `digest` the SHA-256 of what was submitted under
+    it."""
+
+    job: JobId
+    spec: JobSpec
+    user: str
+    key: str = ""
+    digest: str = ""
+
+
+class CancelRequested(_Fact, frozen=True):
+    job: JobId
+    user: str
+    reason: str = ""
+    grace_s: float | None = None
+    force: bool = False
+
+
+class AttemptPlaced(_Fact, frozen=True):
+    """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
+    on."""
+
+    job: JobId
+    attempt: int
+    nodes: tuple[NodeName, ...]
+
+
+class TaskPrepared(_Fact, frozen=True):
+    job: JobId
+    attempt: int
+    rank: int
+    prepared: Prepared
+
+
+class TaskRefused(_Fact, frozen=True):
+    job: JobId
+    attempt: int
+    rank: int
+    refusal: Refusal
+
+
+class AttemptArranged(_Fact, frozen=True):
+    """Where the gang meets. The port is leased until the attempt is closed."""
+
+    job: JobId
+    attempt: int
+    master_addr: str
+    master_port: int
+
+
+class TaskArranged(_Fact, frozen=True):
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class AttemptStarted(_Fact, frozen=True):
+    """The gates may open: from here on a process of the job may run."""
+
+    job: JobId
+    attempt: int
+
+
+class TaskListening(_Fact, frozen=True):
+    """The launcher's rendezvous port is open."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class TaskStarted(_Fact, frozen=True):
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class StopRequested(_Fact, frozen=True):
+    """The attempt ends, of this cause and no other."""
+
+    job: JobId
+    attempt: int
+    cause: Cause
+
+
+class StopForced(_Fact, frozen=True):
+    """The grace is over: a stopping attempt is to be killed."""
+
+    job: JobId
+    attempt: int
+
+
+class TaskExited(_Fact, frozen=True):
+    job: JobId
+    attempt: int
+    rank: int
+    exit: ExitStatus
+    ranks: tuple[RankReport, ...] = ()
+    stopped_by: str = ""
+
+
+class TaskCleaned(_Fact, frozen=True):
+    """Nothing of the task is left on its node."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class TaskLost(_Fact, frozen=True):
+    """The node will not say any more what became of the task, and can no longer be running it."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    reason: str
+
+
+class AttemptClosed(_Fact, frozen=True):
+    """Every task is cleaned or lost; the nodes and the port are free."""
+
+    job: JobId
+    attempt: int
+
+
+class RetryScheduled(_Fact, frozen=True):
+    """Another attempt will follow after `delay_s`, not on `avoid` where others will do."""
+
+    job: JobId
+    budget: str
+    delay_s: float
+    avoid: tuple[NodeName, ...] = ()
+
+
+class JobRequeued(_Fact, frozen=True):
+    job: JobId
+
+
+class JobEnded(_Fact, frozen=True):
+    job: JobId
+    cause: Cause
+
+
+class NodeConnected(_Fact, frozen=True):
+    """`lease_until` and `heard_at` are this process's monotonic seconds."""
+
+    node: NodeName
+    session: SessionId
+    peer: str
+    heard_at: float
+    lease_until: float
+
+
+class NodeSynced(_Fact, frozen=True):
+    """All that a new connection told has been taken in; `held` is what the node has, in which
+    state."""
+
+    node: NodeName
+    held: tuple[tuple[TaskId, TaskState], ...] = ()
+
+
+class NodeHeard(_Fact, frozen=True):
+    node: NodeName
+    heard_at: float
+    lease_until: float
+
+
+class NodeDisconnected(_Fact, frozen=True):
+    node: NodeName
+    session: SessionId
+
+
+class LeaseExtended(_Fact, frozen=True):
+    """A new coordinator gives every node that may run something a full lease before it judges."""
+
+    node: NodeName
+    lease_until: float
+
+
+class NodeLeaseExpired(_Fact, frozen=True):
+    node: NodeName
+
+
+Ephemeral = (
+    NodeConnected | NodeSynced | NodeHeard | NodeDisconnected | LeaseExtended | NodeLeaseExpired
+)
+
+Durable = (
+    EpochStarted
+    | NodeRegistered
+    | JobSubmitted
+    | CancelRequested
+    | AttemptPlaced
+    | TaskPrepared
+    | TaskRefused
+    | AttemptArranged
+    | TaskArranged
+    | AttemptStarted
+    | TaskListening
+    | TaskStarted
+    | StopRequested
+    | StopForced
+    | TaskExited
+    | TaskCleaned
+    | TaskLost
+    | AttemptClosed
+    | RetryScheduled
+    | JobRequeued
+    | JobEnded
+)
+
+Fact = Durable | Ephemeral
+
+_LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
+_EPHEMERAL: Final = (
+    NodeConnected,
+    NodeSynced,
+    NodeHeard,
+    NodeDisconnected,
+    LeaseExtended,
+    NodeLeaseExpired,
+)
+
+
+def durability(fact: Fact) -> Durability:
+    if isinstance(fact, _EPHEMERAL):
+        return Durability.EPHEMERAL
+    return Durability.LAZY if isinstance(fact, _LAZY) else Durability.SYNC

@@ -1,0 +1,296 @@
+"""follow: what comes of a fact, whoever caused it. Reads the state after the fact, changes nothing.
+
+An attempt's moves stand here: it follows the joint state of its tasks.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.messages import ForgetTask
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import owed, tasks_on, wanted
+from orchestrator.core.decision import Decision
+from orchestrator.core.launch import choose_meeting
+from orchestrator.core.limits import Limits
+from orchestrator.core.policy import after_attempt
+from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.task import OVER, reached
+from orchestrator.core.timers import phase_timers, refusal_cause
+
+
+def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
+    match fact:
+        case (
+            f.EpochStarted()
+            | f.NodeRegistered()
+            | f.NodeConnected()
+            | f.NodeHeard()
+            | f.LeaseExtended()
+            | f.NodeLeaseExpired()
+            | f.JobSubmitted()
+            | f.CancelRequested()
+            | f.JobRequeued()
+            | f.JobEnded()
+        ):
+            return Decision()
+        case f.NodeSynced(name, held):
+            return _synced(state, name, held, limits)
+        case f.NodeDisconnected(name, _):
+            timer = a.Timer(a.TimerKind.NODE, node=name)
+            return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
+        case f.RetryScheduled(job_id, _, delay_s, _):
+            timer = a.Timer(a.TimerKind.RETRY, job=job_id)
+            return Decision([], [a.SetTimer(timer, now.mono + delay_s)])
+        case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
+            return _phase_begun(state, fact, now, limits)
+        case f.StopRequested() | f.StopForced():
+            return _stopping(state, fact, limits)
+        case f.AttemptClosed(job_id, number):
+            job = state.jobs[job_id]
+            return Decision([after_attempt(job, job.attempts[number - 1])])
+        case (
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.TaskCleaned()
+            | f.TaskLost()
+        ):
+            return _task_moved(state, fact, now, limits)
+        case _:
+            assert_never(fact)
+
+
+def _synced(
+    state: State,
+    name: NodeName,
+    held: tuple[tuple[TaskId, TaskState], ...],
+    limits: Limits,
+) -> Decision:
+    """Commands may have been lost with the old connection: say again all that is wanted."""
+    session = state.nodes[name].session
+    if session is None:
+        return Decision()
+    commands = [c for task, on_node in held for c in owed(state, name, task, on_node, limits)]
+    known = {task for task, _ in held}
+    for task in tasks_on(state, name):
+        if task.id not in known:
+            job = state.jobs[task.job]
+            commands += wanted(job, job.attempts[task.attempt - 1], task, None, limits)
+    return Decision([], [a.Send(name, session, command) for command in commands])
+
+
+def _phase_begun(
+    state: State,
+    fact: f.AttemptPlaced | f.AttemptArranged | f.AttemptStarted,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    job, attempt = _of(state, fact)
+    decision = Decision([], phase_timers(attempt, now, limits))
+    for task in attempt.tasks:
+        on_node = None if task.state is TaskState.ASSIGNED else task.state
+        decision.actions += _tell(state, job, attempt, task, on_node, limits)
+    return decision
+
+
+def _stopping(state: State, fact: f.StopRequested | f.StopForced, limits: Limits) -> Decision:
+    job, attempt = _of(state, fact)
+    decision = Decision()
+    for task in attempt.tasks:
+        if task.state not in OVER:
+            decision.actions += _tell(state, job, attempt, task, task.state, limits)
+    # A gang of which nothing is left, because all of it was lost, has nobody to wait for.
+    decision.facts += _closed(attempt)
+    return decision
+
+
+def _task_moved(
+    state: State,
+    fact: f.TaskPrepared
+    | f.TaskRefused
+    | f.TaskArranged
+    | f.TaskListening
+    | f.TaskStarted
+    | f.TaskExited
+    | f.TaskCleaned
+    | f.TaskLost,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    job, attempt = _of(state, fact)
+    task = attempt.tasks[fact.rank]
+    match fact:
+        case f.TaskPrepared():
+            return _prepared(state, attempt)
+        case f.TaskRefused():
+            return _refused(attempt, task, now, limits)
+        case f.TaskArranged():
+            return Decision(_all_arranged(attempt))
+        case f.TaskListening():
+            return _listening(state, job, attempt, limits)
+        case f.TaskStarted():
+            return Decision([], _limit(job, attempt, now))
+        case f.TaskExited():
+            return Decision(_all_exited(attempt))
+        case f.TaskCleaned():
+            session = state.nodes[task.node].session
+            forget: list[a.Action] = []
+            if session is not None:
+                forget.append(a.Send(task.node, session, ForgetTask(task.id)))
+            return Decision(_closed(attempt) or _unexpected_end(attempt, task), forget)
+        case f.TaskLost(_, _, _, reason):
+            return Decision(_closed(attempt) or _lost(attempt, task, reason))
+        case _:
+            assert_never(fact)
+
+
+def _prepared(state: State, attempt: Attempt) -> Decision:
+    if attempt.phase is not AttemptPhase.PREPARING:
+        return Decision()
+    # Not by their states: a task that has refused is cleaned, and was never prepared.
+    if any(t.prepared is None for t in attempt.tasks):
+        return Decision(_all_answered(attempt))
+    meeting = choose_meeting(state, attempt)
+    if meeting is not None:
+        return Decision([meeting])
+    launcher = attempt.tasks[0]
+    text = f"{launcher.node} has no free port left in its range for the rendezvous"
+    cause = Cause(
+        CauseCode.ARRANGE_FAILED, Outcome.INFRA, text, node=launcher.node, node_fault=True
+    )
+    return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+
+
+def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
+    """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
+    if attempt.phase is not AttemptPhase.PREPARING:
+        return Decision()
+    if task.refusal is not None and task.refusal.node_fault:
+        return Decision([f.StopRequested(attempt.job, attempt.number, refusal_cause(task))])
+    answered = _all_answered(attempt)
+    if answered:
+        return Decision(answered)
+    timer = a.Timer(a.TimerKind.REFUSED, job=attempt.job, attempt=attempt.number)
+    return Decision([], [a.SetTimer(timer, now.mono + limits.refusal_wait_s)])
+
+
+def _all_answered(attempt: Attempt) -> list[f.Fact]:
+    refused = [t for t in attempt.tasks if t.refusal is not None]
+    answered = all(
+        t.refusal is not None or t.state is not TaskState.ASSIGNED for t in attempt.tasks
+    )
+    if not refused or not answered:
+        return []
+    return [f.StopRequested(attempt.job, attempt.number, refusal_cause(refused[0]))]
+
+
+def _all_arranged(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.ARRANGING:
+        return []
+    if not all(reached(t.state, TaskState.ARRANGED) for t in attempt.tasks):
+        return []
+    return [f.AttemptStarted(attempt.job, attempt.number)]
+
+
+def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Decision:
+    decision = Decision()
+    if attempt.phase is AttemptPhase.RUNNING:
+        for task in attempt.tasks[1:]:
+            if task.state is TaskState.ARRANGED:
+                decision.actions += _tell(state, job, attempt, task, task.state, limits)
+    return decision
+
+
+def _limit(job: Job, attempt: Attempt, now: Instant) -> list[a.Action]:
+    if attempt.started_at is None or job.spec.time_limit_s is None:
+        return []
+    timer = a.Timer(a.TimerKind.LIMIT, job=job.id, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + job.spec.time_limit_s)]
+
+
+def _all_exited(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    if not all(t.exit is not None and t.exit.ok for t in attempt.tasks):
+        return []
+    text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
+    cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, text)
+    return [f.StopRequested(attempt.job, attempt.number, cause)]
+
+
+def _closed(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.STOPPING:
+        return []
+    if not all(t.state in OVER for t in attempt.tasks):
+        return []
+    return [f.AttemptClosed(attempt.job, attempt.number)]
+
+
+def _unexpected_end(attempt: Attempt, task: Task) -> list[f.Fact]:
+    """A task that is gone before it ran to its end, although nobody asked for that."""
+    if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
+        return []
+    if task.exit is not None or task.refusal is not None:
+        return []
+    return _vanished(attempt, task, f"{task.node} ended its part of the job without being asked")
+
+
+def _lost(attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
+    if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.exit is not None:
+        return []
+    return _vanished(attempt, task, f"{task.node} was lost: {reason}", CauseCode.NODE_LOST)
+
+
+def _vanished(
+    attempt: Attempt, task: Task, text: str, code: CauseCode = CauseCode.TASK_VANISHED
+) -> list[f.Fact]:
+    cause = Cause(code, Outcome.INFRA, text, node=task.node, node_fault=True)
+    return [f.StopRequested(attempt.job, attempt.number, cause)]
+
+
+def _tell(
+    state: State,
+    job: Job,
+    attempt: Attempt,
+    task: Task,
+    on_node: TaskState | None,
+    limits: Limits,
+) -> list[a.Action]:
+    """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
+    session = state.nodes[task.node].session
+    if session is None:
+        return []
+    commands = wanted(job, attempt, task, on_node, limits)
+    return [a.Send(task.node, session, command) for command in commands]
+
+
+def _of(state: State, fact: _AttemptFact) -> tuple[Job, Attempt]:
+    job = state.jobs[fact.job]
+    return job, job.attempts[fact.attempt - 1]
+
+
+_AttemptFact = (
+    f.AttemptPlaced
+    | f.AttemptArranged
+    | f.AttemptStarted
+    | f.StopRequested
+    | f.StopForced
+    | f.TaskPrepared
+    | f.TaskRefused
+    | f.TaskArranged
+    | f.TaskListening
+    | f.TaskStarted
+    | f.TaskExited
+    | f.TaskCleaned
+    | f.TaskLost
+)

@@ -1,0 +1,142 @@
+"""What is true of the coordinator's state at every moment. Pure; reads, changes nothing.
+
+The simulator asks after every turn; a test of any part of the core can, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.states import TaskState
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.job import JobPhase
+from orchestrator.core.node import LinkState
+from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.task import OVER, reached
+
+
+def check(state: State) -> list[str]:
+    """Everything that is wrong with `state`, a sentence each; empty where nothing is."""
+    return [*_jobs(state), *_queues(state), *_nodes(state), *_ports(state), *_sessions(state)]
+
+
+def _jobs(state: State) -> Iterator[str]:
+    for number, job in state.jobs.items():
+        if number != job.id or number >= state.next_job:
+            yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
+        yield from _job(job)
+    for (user, key), (owner, _) in state.keys.items():
+        if owner not in state.jobs:
+            yield f"the key {key!r} of {user} leads to job {owner}, which does not exist"
+
+
+def _job(job: Job) -> Iterator[str]:
+    current = job.current
+    if (job.phase is JobPhase.ENDED) != (job.cause is not None):
+        yield f"job {job.id} is {job.phase.value} and its cause is {job.cause}"
+    if (job.phase is JobPhase.ACTIVE) != (current is not None):
+        yield f"job {job.id} is {job.phase.value} and its current attempt is {_number(current)}"
+    if job.infra_used > job.spec.retry.infra or job.user_used > job.spec.retry.user:
+        yield f"job {job.id} was tried again more often than it asked for"
+    for place, attempt in enumerate(job.attempts, 1):
+        if attempt.number != place or attempt.job != job.id:
+            yield f"attempt {place} of job {job.id} calls itself {attempt.job}.{attempt.number}"
+        if attempt is not current:
+            yield from _closed(job, attempt)
+        elif attempt.phase is AttemptPhase.CLOSED:
+            yield f"the current attempt of job {job.id} is closed"
+        yield from _attempt(attempt)
+
+
+def _closed(job: Job, attempt: Attempt) -> Iterator[str]:
+    if attempt.phase is not AttemptPhase.CLOSED:
+        yield f"job {job.id} has two attempts that are not closed; one is {attempt.number}"
+    if any(task.state not in OVER for task in attempt.tasks):
+        yield f"attempt {job.id}.{attempt.number} is closed and not all of its tasks are over"
+
+
+def _attempt(attempt: Attempt) -> Iterator[str]:
+    name = f"attempt {attempt.job}.{attempt.number}"
+    stopping = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
+    if stopping != (attempt.cause is not None):
+        yield f"{name} is {attempt.phase.value} and its cause is {attempt.cause}"
+    if len({task.node for task in attempt.tasks}) != len(attempt.tasks):
+        yield f"{name} has a node twice"
+    for task in attempt.tasks:
+        yield from _task(attempt, task)
+
+
+def _task(attempt: Attempt, task: Task) -> Iterator[str]:
+    name = f"attempt {attempt.job}.{attempt.number}"
+    if task.prepared is None:
+        if task.state not in (TaskState.ASSIGNED, TaskState.CLEANED, TaskState.LOST):
+            yield f"task {task.id} is {task.state.value} and was never prepared"
+        if attempt.phase in (AttemptPhase.ARRANGING, AttemptPhase.RUNNING):
+            yield f"{name} is {attempt.phase.value} and task {task.id} was never prepared"
+    if attempt.phase is AttemptPhase.RUNNING and not (
+        task.state is TaskState.LOST or reached(task.state, TaskState.ARRANGED)
+    ):
+        yield f"{name} is running and task {task.id} was never arranged"
+    if attempt.released_at is None and task.state is TaskState.STARTED:
+        yield f"task {task.id} has started although {name} never did"
+
+
+def _queues(state: State) -> Iterator[str]:
+    waiting = {job.id for job in state.jobs.values() if job.phase is JobPhase.QUEUED}
+    queued: list[JobId] = []
+    for pool, queue in state.queues.items():
+        if queue != sorted(queue):
+            yield f"the queue of pool {pool} is out of order: {queue}"
+        for priority, name in queue:
+            queued.append(name)
+            job = state.jobs[name]
+            if job.spec.pool != pool or -job.spec.priority != priority:
+                yield f"job {name} waits in pool {pool} with priority {-priority}: not its own"
+    if len(queued) != len(set(queued)) or set(queued) != waiting:
+        yield f"jobs {sorted(queued)} are in queues and jobs {sorted(waiting)} are waiting"
+
+
+def _nodes(state: State) -> Iterator[str]:
+    owners: dict[NodeName, tuple[JobId, int]] = {}
+    for job in state.jobs.values():
+        attempt = job.current
+        if attempt is None:
+            continue
+        for task in attempt.tasks:
+            other = owners.setdefault(task.node, (job.id, attempt.number))
+            if other != (job.id, attempt.number):
+                yield f"{task.node} belongs to job {other[0]} and to job {job.id}"
+    for name, node in state.nodes.items():
+        if node.holder != owners.get(name):
+            yield f"{name} is held by {node.holder} and has tasks of {owners.get(name)}"
+
+
+def _ports(state: State) -> Iterator[str]:
+    leased: dict[str, set[int]] = {}
+    for job in state.jobs.values():
+        attempt = job.current
+        if attempt is None or not attempt.master_port:
+            continue
+        ports = leased.setdefault(attempt.machine_id, set())
+        if attempt.master_port in ports:
+            yield f"port {attempt.master_port} of {attempt.machine_id} is leased twice"
+        ports.add(attempt.master_port)
+    known = {machine: ports for machine, ports in state.ports.items() if ports}
+    if known != leased:
+        yield f"the ports leased are {known}, those in use {leased}"
+
+
+def _sessions(state: State) -> Iterator[str]:
+    connected = {
+        node.session: name for name, node in state.nodes.items() if node.session is not None
+    }
+    if connected != state.sessions:
+        yield f"sessions {state.sessions} are known, and nodes have {connected}"
+    for name, node in state.nodes.items():
+        if (node.link is LinkState.CONNECTED) != (node.session is not None):
+            yield f"{name} is {node.link.value} and its session is {node.session}"
+
+
+def _number(attempt: Attempt | None) -> int | None:
+    return None if attempt is None else attempt.number

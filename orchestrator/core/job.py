@@ -1,0 +1,21 @@
+"""The states of a job and the ways between them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class JobPhase(enum.Enum):
+    QUEUED = "queued"
+    ACTIVE = "active"
+    BACKOFF = "backoff"
+    ENDED = "ended"
+
+
+JOB_TRANSITIONS: Final[dict[JobPhase, frozenset[JobPhase]]] = {
+    JobPhase.QUEUED: frozenset({JobPhase.ACTIVE, JobPhase.ENDED}),
+    JobPhase.ACTIVE: frozenset({JobPhase.BACKOFF, JobPhase.ENDED}),
+    JobPhase.BACKOFF: frozenset({JobPhase.QUEUED, JobPhase.ENDED}),
+    JobPhase.ENDED: frozenset(),
+}

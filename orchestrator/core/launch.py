@@ -1,0 +1,194 @@
+"""What each node is told to run: argv, environment and host table. Pure builders."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
+from muster.spec.types import (
+    Argv,
+    Command,
+    JobSpec,
+    Launcher,
+    Shell,
+    gpus_on_node,
+    nproc_on_node,
+    ranks_on_node,
+)
+from orchestrator.core.facts import AttemptArranged
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import Attempt, Job, State, Task
+
+PORTS_OFFERED = 8
+"""How many free ports the launcher's node is asked for: other jobs of its host may lease some
+first."""
+
+
+def words(command: Command) -> tuple[str, ...]:
+    """argv of a command; a script runs under bash that stops at the first error."""
+    match command:
+        case Argv(argv):
+            return argv
+        case Shell(script):
+            return ("/bin/bash", "-euo", "pipefail", "-c", script)
+        case _:
+            assert_never(command)
+
+
+def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
+    """What a node has to make ready before the gang's plan is known."""
+    spec = job.spec
+    return PrepareTask(
+        task=task.id,
+        launcher=spec.launcher.value,
+        workdir=spec.workdir,
+        python=spec.python,
+        setup=words(spec.setup) if spec.setup is not None else (),
+        env={**_base_env(spec), **spec.env, **_identity(job, task)},
+        timeout_s=limits.prepare_timeout_s,
+        ports=PORTS_OFFERED if task.rank == 0 else 0,
+    )
+
+
+def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | None:
+    """Where the gang meets: the launcher's address and one of its ports that nobody has leased.
+
+    None if all the ports that it offered are taken.
+    """
+    launcher = attempt.tasks[0]
+    prepared = _prepared(launcher)
+    machine = state.nodes[launcher.node].inventory.machine_id
+    taken = state.ports.get(machine, set())
+    for port in prepared.ports:
+        if port not in taken:
+            return AttemptArranged(attempt.job, attempt.number, prepared.address, port)
+    return None
+
+
+def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
+    """The gang's plan for one node."""
+    spec = job.spec
+    torchrun = spec.launcher is Launcher.TORCHRUN
+    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
+    return ArrangeTask(
+        task=task.id,
+        argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
+        env=_environment(job, attempt, task),
+        hosts=hosts,
+        hostfile="".join(
+            f"{t.node} slots={ranks_on_node(spec, _prepared(t).gpus)}\n" for t in attempt.tasks
+        ),
+        listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
+        grace_s=spec.stop.grace_s,
+    )
+
+
+def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
+    """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
+
+    Static rendezvous: the node rank given is the one used. No restarts of its own: one node would
+    restart alone. Redirects, never --tee: that reads and decodes every line.
+    """
+    spec = job.spec
+    prepared = _prepared(task)
+    return (
+        "--nnodes",
+        str(len(attempt.tasks)),
+        "--node-rank",
+        str(task.rank),
+        "--nproc-per-node",
+        str(ranks_on_node(spec, prepared.gpus)),
+        "--rdzv-backend",
+        "static",
+        "--master-addr",
+        attempt.master_addr,
+        "--master-port",
+        str(attempt.master_port),
+        "--rdzv-id",
+        f"{job.id}.{attempt.number}",
+        "--max-restarts",
+        "0",
+        "--redirects",
+        "3",
+        "--log-dir",
+        prepared.log_dir,
+        "--local-addr",
+        prepared.address,
+        *words(spec.run),
+    )
+
+
+def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
+    """Everything a process of the task gets beyond the shim's own base.
+
+    The user's values are overridden by ours. RANK, WORLD_SIZE and LOCAL_RANK belong to torchrun and
+    are never set for a node.
+    """
+    spec = job.spec
+    prepared = _prepared(task)
+    per_node = [ranks_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
+    gpus = [gpus_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
+    ours = {
+        **_identity(job, task),
+        "MUSTER_NUM_NODES": str(len(attempt.tasks)),
+        "MUSTER_GPUS_PER_NODE": str(gpus[task.rank]),
+        "MUSTER_NUM_GPUS": str(sum(gpus)),
+        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in attempt.tasks),
+        "MUSTER_NODE_NAMES": "\n".join(t.node for t in attempt.tasks),
+        "MUSTER_HOSTFILE": prepared.hostfile,
+        "MUSTER_MASTER_ADDR": attempt.master_addr,
+        "MUSTER_MASTER_PORT": str(attempt.master_port),
+        "MUSTER_WORKDIR": prepared.workdir,
+        "MUSTER_SCRATCH": prepared.scratch,
+        "MUSTER_OUTPUT_DIR": prepared.output,
+        "MASTER_ADDR": attempt.master_addr,
+        "MASTER_PORT": str(attempt.master_port),
+        "NODE_RANK": str(task.rank),
+    }
+    if spec.launcher is Launcher.NONE:
+        ours |= {
+            "PET_NNODES": str(len(attempt.tasks)),
+            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, prepared.gpus)),
+            "PET_NODE_RANK": str(task.rank),
+            "PET_MASTER_ADDR": attempt.master_addr,
+            "PET_MASTER_PORT": str(attempt.master_port),
+        }
+    elif max(per_node) > 1 and "OMP_NUM_THREADS" not in spec.env:
+        # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
+        ours["OMP_NUM_THREADS"] = "1"
+    return {**_base_env(spec), **_sockets(prepared), **spec.env, **ours}
+
+
+def _sockets(prepared: Prepared) -> dict[str, str]:
+    """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
+
+    Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
+    is an exact match, gloo knows only exact names.
+    """
+    if not prepared.interface:
+        return {}
+    return {
+        "GLOO_SOCKET_IFNAME": prepared.interface,
+        "NCCL_SOCKET_IFNAME": f"={prepared.interface}",
+    }
+
+
+def _base_env(spec: JobSpec) -> dict[str, str]:
+    # A rank that dies must not take unflushed lines with it.
+    return {} if "PYTHONUNBUFFERED" in spec.env else {"PYTHONUNBUFFERED": "1"}
+
+
+def _identity(job: Job, task: Task) -> dict[str, str]:
+    return {
+        "MUSTER_JOB_ID": str(job.id),
+        "MUSTER_JOB_NAME": job.spec.name,
+        "MUSTER_ATTEMPT": str(task.attempt),
+        "MUSTER_TASK": task.id,
+        "MUSTER_NODE_RANK": str(task.rank),
+    }
+
+
+def _prepared(task: Task) -> Prepared:
+    if task.prepared is None:
+        raise AssertionError(f"task {task.id} is arranged before it is prepared")
+    return task.prepared

@@ -1,0 +1,25 @@
+"""The times the coordinator's decisions depend on, all in seconds. Set by its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a
+    node lost:
+    the time a shim takes to end its task when the lease is over, and what two clocks may drift
+    apart in
+    the length of a lease. `refusal_wait_s` is how long the others of a gang may take to say
+    whether they refuse too, once one has.
+    """
+
+    lease_s: float = 300.0
+    lease_margin_s: float = 30.0
+    heartbeat_s: float = 5.0
+    silence_s: float = 15.0
+    prepare_timeout_s: float = 300.0
+    refusal_wait_s: float = 1.0
+    arrange_timeout_s: float = 60.0
+    start_timeout_s: float = 120.0

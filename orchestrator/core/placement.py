@@ -1,0 +1,109 @@
+"""Which nodes a gang gets, and the words for why it gets none: one code for both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from muster.protocol.ids import NodeName
+from muster.spec.types import JobSpec
+from orchestrator.core.node import LinkState
+from orchestrator.core.state import Job, Node, State
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No gang now. `lacking` holds, for each node that could not be taken, the reason."""
+
+    text: str
+    lacking: tuple[tuple[NodeName, str], ...]
+
+
+def unfit(spec: JobSpec, node: Node) -> str | None:
+    """Why this node can never run a part of this job as both are now; None if it can."""
+    if node.inventory.pool != spec.pool:
+        return f"is in pool {node.inventory.pool}"
+    if spec.placement.include and node.name not in spec.placement.include:
+        return "is not in placement.include"
+    if node.name in spec.placement.exclude:
+        return "is in placement.exclude"
+    wanted = spec.resources.gpu or 0
+    if node.inventory.gpus < wanted:
+        return f"has {node.inventory.gpus} of the {wanted} GPUs wanted"
+    model = spec.resources.gpu_model
+    if model and model.lower() not in node.inventory.gpu_model.lower():
+        return f"has GPUs of model {node.inventory.gpu_model or 'none'}, not {model}"
+    return None
+
+
+def busy(node: Node) -> str | None:
+    """Why a node that fits cannot be taken now; None if it can."""
+    if node.link is not LinkState.CONNECTED:
+        return "is not connected"
+    if node.holder is not None:
+        return f"runs job {node.holder[0]}"
+    return None
+
+
+def never_fits(state: State, spec: JobSpec) -> str | None:
+    """A sentence that says why the nodes known can never hold this job; None if they can."""
+    reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
+    fitting = sum(1 for _, reason in reasons if reason is None)
+    if fitting >= spec.nodes:
+        return None
+    if not state.nodes:
+        return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
+    unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
+    told = [f"{name} {reason}" for name, reason in reasons if reason is not None]
+    told += [f"{name} is not known" for name in unknown]
+    return (
+        f"it needs {count(spec.nodes, 'node')} and {fitting} of the {len(reasons)} known can run it"
+        + (f": {_some(told)}" if told else "")
+    )
+
+
+def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
+    """Choose the whole gang or nothing.
+
+    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; nodes that
+    failed the job before are taken only where the job could not run at all without them.
+    """
+    fitting = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
+    # One that has been lost may never come back: it is no reason to wait.
+    kept = [
+        node
+        for node in fitting
+        if node.name not in job.avoid and node.link in (LinkState.CONNECTED, LinkState.SUSPECT)
+    ]
+    if len(kept) < job.spec.nodes:
+        kept = fitting
+    reasons = [(node.name, busy(node)) for node in kept]
+    free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
+    if len(free) >= job.spec.nodes:
+        free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+        chosen = sorted(free[: job.spec.nodes], key=lambda node: natural(node.name))
+        return tuple(node.name for node in chosen)
+    lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
+    return Waiting(
+        f"needs {count(job.spec.nodes, 'node')}, {len(free)} free"
+        + (f": {_some([f'{name} {reason}' for name, reason in lacking])}" if lacking else ""),
+        lacking,
+    )
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which gpu-9 comes before gpu-10."""
+    return tuple(
+        (0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", name)
+    )
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _some(items: Iterable[str], most: int = 4) -> str:
+    listed = list(items)
+    rest = len(listed) - most
+    return "; ".join(listed[:most]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,39 @@
+"""Which job is next: strictly by priority, then by order of submission, within each pool.
+
+The first job of a queue that cannot start holds back those behind it, so that a large gang is not
+starved by small ones.
+"""
+
+from __future__ import annotations
+
+from orchestrator.core.facts import AttemptPlaced
+from orchestrator.core.placement import Waiting, place
+from orchestrator.core.state import Job, State
+
+
+def next_placement(state: State) -> AttemptPlaced | None:
+    """The next gang that can be placed now, if there is one."""
+    for queue in state.queues.values():
+        if not queue:
+            continue
+        job = state.jobs[queue[0][1]]
+        nodes = place(state, job)
+        if not isinstance(nodes, Waiting):
+            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
+    return None
+
+
+def why_waiting(state: State, job: Job) -> str:
+    """A sentence on why a queued job has not been placed; the scheduler's own reasons."""
+    queue = state.queues[job.spec.pool]
+    place_in_queue = queue.index((-job.spec.priority, job.id))
+    if place_in_queue > 0:
+        head = state.jobs[queue[0][1]]
+        found = place(state, head)
+        because = f", which {found.text}" if isinstance(found, Waiting) else ""
+        return (
+            f"{place_in_queue} ahead in pool {job.spec.pool}; first is job {head.id} "
+            f"(priority {head.spec.priority}){because}"
+        )
+    found = place(state, job)
+    return found.text if isinstance(found, Waiting) else "is being placed"

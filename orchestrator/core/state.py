@@ -1,0 +1,128 @@
+"""What the coordinator knows. Only `evolve` changes it, by facts; everyone else reads.
+
+The fields of a node below `volatile` belong to this process: they are not in the journal, and a
+new epoch begins without them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
+from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
+from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.states import TaskState
+from muster.spec.types import JobSpec
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.job import JobPhase
+from orchestrator.core.node import LinkState
+
+
+@dataclass(slots=True)
+class Node:
+    name: NodeName
+    agent_id: str
+    boot_id: str
+    version: str
+    inventory: Inventory
+    holder: tuple[JobId, int] | None = None  # the attempt that has the node, until it is closed
+    # volatile
+    link: LinkState = LinkState.OFFLINE
+    session: SessionId | None = None
+    peer: str = ""
+    heard_at: float = 0.0
+    lease_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Task:
+    id: TaskId
+    job: JobId
+    attempt: int
+    rank: int  # node rank; 0 is the launcher
+    node: NodeName
+    state: TaskState = TaskState.ASSIGNED
+    prepared: Prepared | None = None
+    refusal: Refusal | None = None
+    listening: bool = False
+    exit: ExitStatus | None = None
+    ranks: tuple[RankReport, ...] = ()
+    stopped_by: str = ""
+
+
+@dataclass(slots=True)
+class Attempt:
+    job: JobId
+    number: int
+    tasks: list[Task]
+    placed_at: float
+    phase: AttemptPhase = AttemptPhase.PREPARING
+    master_addr: str = ""
+    master_port: int = 0
+    machine_id: str = ""  # whose port that is
+    cause: Cause | None = None
+    forced: bool = False
+    prepared_at: float | None = None
+    released_at: float | None = None  # the gates were opened
+    started_at: float | None = None  # every task had started
+    stopping_at: float | None = None
+    closed_at: float | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    user: str
+    submitted_at: float
+    phase: JobPhase = JobPhase.QUEUED
+    attempts: list[Attempt] = field(default_factory=list)
+    cancel: tuple[str, str, float | None, bool] | None = None  # user, reason, grace_s, force
+    cause: Cause | None = None
+    infra_used: int = 0
+    user_used: int = 0
+    avoid: frozenset[NodeName] = frozenset()
+    retry_after_s: float = 0.0
+    ended_at: float | None = None
+
+    @property
+    def current(self) -> Attempt | None:
+        """The attempt that has not been closed, if there is one."""
+        if self.attempts and self.attempts[-1].phase is not AttemptPhase.CLOSED:
+            return self.attempts[-1]
+        return None
+
+
+@dataclass(slots=True)
+class State:
+    epoch: int = 0
+    cluster: str = ""
+    next_job: int = 1
+    nodes: dict[NodeName, Node] = field(default_factory=dict)
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
+    queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
+    ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
+    sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
+
+    def attempt(self, job: JobId, number: int) -> Attempt | None:
+        owner = self.jobs.get(job)
+        if owner is None or not 1 <= number <= len(owner.attempts):
+            return None
+        return owner.attempts[number - 1]
+
+    def task(self, name: TaskId) -> Task | None:
+        """Find a task by its id. Raises BadId if `name` is no task id."""
+        job, number, rank = parse_task_id(name)
+        attempt = self.attempt(job, number)
+        if attempt is None or rank >= len(attempt.tasks):
+            return None
+        return attempt.tasks[rank]
+
+
+def make_tasks(job: JobId, attempt: int, nodes: tuple[NodeName, ...]) -> list[Task]:
+    """The tasks of a new attempt, one a node, in node-rank order."""
+    return [
+        Task(task_id(job, attempt, rank), job, attempt, rank, node)
+        for rank, node in enumerate(nodes)
+    ]

@@ -1,0 +1,78 @@
+"""What may happen to the coordinator: the inputs of `decide`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.protocol.ids import JobId, SessionId
+from muster.protocol.messages import Heartbeat, Hello, TaskReport
+from muster.spec.types import JobSpec
+from orchestrator.core.actions import RequestId, Timer
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
+    """The journal has been replayed; this process is its `epoch`-th owner.
+
+    `cluster` is the name it gives to a journal that has none yet.
+    """
+
+    epoch: int
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitReceived:
+    """A checked job. `digest` identifies the body that came with the idempotency key `key`."""
+
+    request: RequestId
+    spec: JobSpec
+    user: str
+    key: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelReceived:
+    request: RequestId
+    job: JobId
+    user: str
+    reason: str = ""
+    grace_s: float | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReceived:
+    """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
+
+    session: SessionId
+    hello: Hello
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReceived:
+    session: SessionId
+    report: TaskReport | Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    timer: Timer
+
+
+Stimulus = (
+    CoordinatorStarted
+    | SubmitReceived
+    | CancelReceived
+    | HelloReceived
+    | ReportReceived
+    | SessionEnded
+    | TimerFired
+)

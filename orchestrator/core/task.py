@@ -1,0 +1,28 @@
+"""The states of a task, as the coordinator sees it, and the ways between them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.states import TaskState as S
+
+TASK_TRANSITIONS: Final[dict[S, frozenset[S]]] = {
+    S.ASSIGNED: frozenset({S.PREPARED, S.CLEANED, S.LOST}),
+    S.PREPARED: frozenset({S.ARRANGED, S.EXITED, S.CLEANED, S.LOST}),
+    S.ARRANGED: frozenset({S.STARTED, S.EXITED, S.CLEANED, S.LOST}),
+    S.STARTED: frozenset({S.EXITED, S.CLEANED, S.LOST}),
+    S.EXITED: frozenset({S.CLEANED, S.LOST}),
+    S.CLEANED: frozenset(),
+    S.LOST: frozenset(),
+}
+
+ORDER: Final = (S.ASSIGNED, S.PREPARED, S.ARRANGED, S.STARTED, S.EXITED, S.CLEANED)
+"""The way of a task to which nothing happens; reports may skip stations but never go back."""
+
+OVER: Final = frozenset({S.CLEANED, S.LOST})
+"""Nothing of the task can be running on its node any more."""
+
+
+def reached(state: S, wanted: S) -> bool:
+    """Whether a task in `state` has got as far as `wanted`; a lost one has got nowhere."""
+    return state is not S.LOST and ORDER.index(state) >= ORDER.index(wanted)

@@ -1,0 +1,164 @@
+"""What it means that a time has passed. A timer that came too late is recognised by the state."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.decision import Decision
+from orchestrator.core.faults import from_refusal
+from orchestrator.core.job import JobPhase
+from orchestrator.core.limits import Limits
+from orchestrator.core.node import LinkState
+from orchestrator.core.state import Attempt, State, Task
+from orchestrator.core.task import OVER, reached
+
+
+def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
+    match timer.kind:
+        case a.TimerKind.NODE:
+            return _node(state, timer, now, limits)
+        case a.TimerKind.RETRY:
+            job = state.jobs.get(timer.job)
+            if job is None or job.phase is not JobPhase.BACKOFF:
+                return Decision()
+            return Decision([f.JobRequeued(job.id)])
+        case (
+            a.TimerKind.PREPARE
+            | a.TimerKind.REFUSED
+            | a.TimerKind.ARRANGE
+            | a.TimerKind.START
+            | a.TimerKind.LIMIT
+        ):
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None:
+                return Decision()
+            cause = _overdue(state, timer.kind, attempt, limits)
+            if cause is None:
+                return Decision()
+            return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+        case _:
+            assert_never(timer.kind)
+
+
+def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
+    """The timers of a new process. Times on which nothing of ours was running begin anew."""
+    found: list[a.Action] = []
+    for job in state.jobs.values():
+        if job.phase is JobPhase.BACKOFF:
+            timer = a.Timer(a.TimerKind.RETRY, job=job.id)
+            found.append(a.SetTimer(timer, now.mono + job.retry_after_s))
+        attempt = job.current
+        if attempt is not None:
+            found += phase_timers(attempt, now, limits)
+    return found
+
+
+def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+    """The deadline of the phase that an attempt is in; a run's time limit is set by `follow`."""
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            kind, seconds = a.TimerKind.PREPARE, limits.prepare_timeout_s
+        case AttemptPhase.ARRANGING:
+            kind, seconds = a.TimerKind.ARRANGE, limits.arrange_timeout_s
+        case AttemptPhase.RUNNING:
+            kind, seconds = a.TimerKind.START, limits.start_timeout_s
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            return []
+        case _:
+            assert_never(attempt.phase)
+    timer = a.Timer(kind, job=attempt.job, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + seconds)]
+
+
+def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
+    """One timer a node watches both: how long it has been silent, and its lease."""
+    node = state.nodes[timer.node]
+    if node.link is LinkState.CONNECTED and node.session is not None:
+        due = node.heard_at + limits.silence_s
+        if now.mono < due:
+            return Decision([], [a.SetTimer(timer, due)])
+        why = f"nothing heard for {limits.silence_s:g} s"
+        return Decision(
+            [f.NodeDisconnected(node.name, node.session)],
+            [a.CloseSession(node.session, why), a.SetTimer(timer, node.lease_until)],
+        )
+    if node.link is not LinkState.SUSPECT:
+        return Decision()
+    if now.mono < node.lease_until:
+        return Decision([], [a.SetTimer(timer, node.lease_until)])
+    decision = Decision([f.NodeLeaseExpired(node.name)])
+    attempt = state.attempt(*node.holder) if node.holder is not None else None
+    if attempt is not None:
+        decision.facts += [
+            f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease")
+            for t in attempt.tasks
+            if t.node == node.name and t.state not in OVER
+        ]
+    return decision
+
+
+def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) -> Cause | None:
+    match kind:
+        case a.TimerKind.PREPARE:
+            if attempt.phase is not AttemptPhase.PREPARING:
+                return None
+            late = _short_of(attempt, TaskState.PREPARED)
+            return _timed_out(
+                CauseCode.PREPARE_TIMEOUT, late, f"not ready after {limits.prepare_timeout_s:g} s"
+            )
+        case a.TimerKind.ARRANGE:
+            if attempt.phase is not AttemptPhase.ARRANGING:
+                return None
+            late = _short_of(attempt, TaskState.ARRANGED)
+            return _timed_out(
+                CauseCode.ARRANGE_FAILED,
+                late,
+                f"did not take the gang's plan within {limits.arrange_timeout_s:g} s",
+            )
+        case a.TimerKind.START:
+            if attempt.phase is not AttemptPhase.RUNNING or attempt.started_at is not None:
+                return None
+            late = _short_of(attempt, TaskState.STARTED)
+            return _timed_out(
+                CauseCode.START_TIMEOUT, late, f"not started after {limits.start_timeout_s:g} s"
+            )
+        case a.TimerKind.REFUSED:
+            if attempt.phase is not AttemptPhase.PREPARING:
+                return None
+            refused = next(t for t in attempt.tasks if t.refusal is not None)
+            return refusal_cause(refused)
+        case a.TimerKind.LIMIT:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            limit = state.jobs[attempt.job].spec.time_limit_s
+            text = f"the time limit of {limit:g} s is over"
+            return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
+        case a.TimerKind.NODE | a.TimerKind.RETRY:
+            raise AssertionError(f"{kind} is no timer of an attempt")
+        case _:
+            assert_never(kind)
+
+
+def refusal_cause(task: Task) -> Cause:
+    """The cause of a rolled back gang, of the task that refused first in rank order."""
+    if task.refusal is None:
+        raise AssertionError(f"task {task.id} has not refused")
+    return from_refusal(task, task.refusal)
+
+
+def _short_of(attempt: Attempt, wanted: TaskState) -> list[Task]:
+    return [t for t in attempt.tasks if not reached(t.state, wanted)]
+
+
+def _timed_out(code: CauseCode, late: list[Task], what: str) -> Cause:
+    names = ", ".join(t.node for t in late[:4]) + (
+        f" and {len(late) - 4} more" if len(late) > 4 else ""
+    )
+    node = late[0].node if len(late) == 1 else None
+    return Cause(code, Outcome.INFRA, f"{names}: {what}", node=node, node_fault=node is not None)

@@ -1,0 +1,48 @@
+"""One turn of the coordinator: a stimulus, everything that follows from it, and the next
+placements."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from muster.protocol.instant import Instant
+from orchestrator.core.actions import Action
+from orchestrator.core.decide import decide
+from orchestrator.core.evolve import apply
+from orchestrator.core.facts import Fact
+from orchestrator.core.follow import follow
+from orchestrator.core.limits import Limits
+from orchestrator.core.scheduler import next_placement
+from orchestrator.core.state import State
+from orchestrator.core.stimuli import Stimulus
+
+
+@dataclass(slots=True)
+class Turn:
+    """`facts` have been applied; `actions` are to be taken once the facts are on disk."""
+
+    facts: list[Fact] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+
+def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn:
+    """Advance `state` by one stimulus. The only way in which a running coordinator changes it."""
+    done = Turn()
+    decision = decide(state, stimulus, now, limits)
+    _carry(state, decision.facts, now, limits, done)
+    done.actions[:0] = decision.actions
+    while (placed := next_placement(state)) is not None:
+        _carry(state, [placed], now, limits, done)
+    return done
+
+
+def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn) -> None:
+    pending = deque(facts)
+    while pending:
+        fact = pending.popleft()
+        apply(state, fact, now.wall)
+        done.facts.append(fact)
+        followed = follow(state, fact, now, limits)
+        pending.extend(followed.facts)
+        done.actions += followed.actions

@@ -1,0 +1,23 @@
+"""What can be wrong with a journal, each said so that an operator knows what to do next."""
+
+from muster.daemon.errors import DaemonError
+
+
+class JournalError(DaemonError):
+    """The root of everything that makes a journal unusable."""
+
+
+class ForeignJournalError(JournalError):
+    """The file is no journal of Muster, so nothing may be written to it."""
+
+
+class NewerJournalError(JournalError):
+    """A newer Muster wrote it; reading it here would lose what this version does not know."""
+
+
+class CorruptJournalError(JournalError):
+    """SQLite's own check failed, or a record cannot be read."""
+
+
+class JournalWriteError(JournalError):
+    """A commit failed: what is on disk is no longer what this process decided."""

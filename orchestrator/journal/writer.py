@@ -1,0 +1,73 @@
+"""The journal's one thread: commits without holding up the loop.
+
+Measured on an ext4 disk, p50 of a commit of two facts: 0.12 to 0.16 ms called on the loop, 0.18
+to 0.27 ms through this thread, 0.26 to 0.37 ms through an executor. The 0.1 ms is paid as an fsync
+can take as long as the disk likes (the log store syncs the same disk), and what a slow one must not
+stop is hearing heartbeats and moving logs. Four commits of a job's start cost 0.4 ms of its 20.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.facts import Durable
+from orchestrator.journal.records import Recorded
+from orchestrator.journal.sqlite import Journal, events
+
+_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class JournalWriter:
+    """An open journal as coroutines. Used by one owner; calls are carried out in order."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        return self._journal.path
+
+    async def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
+        """As `Journal.append`. Cancelling the wait does not take the commit back."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[range] = loop.create_future()
+        self._jobs.put((lambda: self._journal.append(facts), loop, future))
+        return await future
+
+    async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
+        """As `journal.sqlite.events`, beside the writer."""
+        return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)
+
+    def close(self) -> None:
+        """Carry out what is queued, then close the journal."""
+        self._jobs.put(None)
+        self._thread.join()
+        self._journal.close()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            call, loop, future = job
+            result, error = None, None
+            try:
+                result = call()
+            except Exception as raised:  # noqa: BLE001 - it is handed to whoever awaits the call
+                error = raised
+            try:
+                loop.call_soon_threadsafe(_resolve, future, result, error)
+            except RuntimeError:
+                return  # the loop has closed: nobody waits any more
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

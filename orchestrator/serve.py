@@ -1,0 +1,183 @@
+"""From a configuration to a coordinator that serves, until it is told to stop."""
+
+import asyncio
+import signal
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from muster.daemon.clock import Clock, SystemClock
+from muster.daemon.errors import DaemonError
+from muster.daemon.notify import Notifier
+from muster.daemon.tasks import TaskOwner
+from muster.daemon.tls import server_context
+from orchestrator.api.app import make_app
+from orchestrator.api.token_file import TokenStore
+from orchestrator.config import CoordinatorConfig
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.agents import AgentSessions
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.coordinator import Coordinator, replay
+from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.store import LogStore
+
+_SHUTDOWN_S: Final = 1.0
+_KEEPALIVE_S: Final = 75.0
+
+_log = structlog.get_logger("muster.coordinator")
+
+
+class ListenError(DaemonError):
+    """The address to listen on cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Everything of a running coordinator that is to be started and stopped."""
+
+    owner: TaskOwner
+    coordinator: Coordinator
+    agents: AgentSessions
+    logs: LogConnections
+    store: LogStore
+    runner: web.AppRunner
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Run until SIGTERM or SIGINT. Raises DaemonError."""
+    clock = SystemClock()
+    tokens = TokenStore(config.tokens_path, clock)
+    context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
+    stop = _stop_signal()
+    journal = Journal.open(config.state_dir)
+    try:
+        state = replay(journal)
+        epoch = journal.begin_epoch()
+    except BaseException:
+        journal.close()
+        raise
+    writer = JournalWriter(journal)
+    try:
+        parts = _build(config, state, writer, tokens, clock)
+        async with parts.owner:
+            await _start(parts, config, epoch, context)
+            await parts.owner.run_until(stop)
+            await _stop(parts)
+        await parts.coordinator.flush()
+    finally:
+        writer.close()
+    _log.info("stopped")
+
+
+def _build(
+    config: CoordinatorConfig,
+    state: State,
+    writer: JournalWriter,
+    tokens: TokenStore,
+    clock: Clock,
+) -> _Parts:
+    owner = TaskOwner("coordinator")
+    changes = Changes()
+    store = LogStore(config.state_dir / "logs", changes, clock)
+    agents = AgentSessions(
+        owner,
+        message_bytes_max=config.limits.agent_message_bytes_max,
+        agents_max=config.limits.agents_max,
+    )
+    coordinator = Coordinator(
+        state=state,
+        journal=writer,
+        clock=clock,
+        limits=_limits(config),
+        sessions=agents,
+        changes=changes,
+    )
+    agents.coordinator = coordinator
+    logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
+    app = make_app(
+        coordinator=coordinator,
+        agents=agents,
+        log_connections=logs,
+        log_store=store,
+        tokens=tokens,
+        body_bytes_max=config.limits.http_body_bytes_max,
+        queued_jobs_max=config.limits.queued_jobs_max,
+    )
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_SHUTDOWN_S,
+        keepalive_timeout=_KEEPALIVE_S,
+    )
+    return _Parts(owner, coordinator, agents, logs, store, runner)
+
+
+async def _start(
+    parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
+) -> None:
+    """Take over the state, and only then let anybody in."""
+    parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
+    parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
+    await parts.owner.run_until(parts.coordinator.started)
+    await parts.runner.setup()
+    try:
+        await _listen(parts.runner, config, context)
+    except BaseException:
+        await parts.runner.cleanup()
+        raise
+    where = " ".join(f"{address[0]}:{address[1]}" for address in parts.runner.addresses)
+    _log.info("serving", address=where, epoch=epoch, jobs=len(parts.coordinator.state.jobs))
+    Notifier().ready(f"epoch {epoch}, {where}")
+
+
+async def _stop(parts: _Parts) -> None:
+    """Take nothing new, let everybody know, put everything on disk. Agents and jobs go on."""
+    Notifier().stopping()
+    _log.info("stopping")
+    for site in list(parts.runner.sites):
+        await site.stop()
+    parts.coordinator.changes.close()
+    parts.agents.close_all()
+    await parts.logs.close_all()
+    await parts.runner.cleanup()
+    await parts.store.sync()
+    parts.store.close()
+
+
+async def _listen(
+    runner: web.AppRunner, config: CoordinatorConfig, context: ssl.SSLContext | None
+) -> None:
+    host, port = config.listen.host, config.listen.port
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
+    except OSError as error:
+        raise ListenError(
+            f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "
+            "it, or set another listen.port"
+        ) from error
+
+
+def _limits(config: CoordinatorConfig) -> Limits:
+    return Limits(
+        lease_s=config.lease_s,
+        heartbeat_s=config.heartbeat_s,
+        silence_s=3 * config.heartbeat_s,
+        prepare_timeout_s=config.prepare_timeout_s,
+        arrange_timeout_s=config.arrange_timeout_s,
+        start_timeout_s=config.start_timeout_s,
+    )
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop

@@ -1,0 +1,1 @@
+"""What waits: the owner of the state, the agents' connections, timers, the log store."""

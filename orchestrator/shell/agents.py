@@ -1,0 +1,210 @@
+"""The agents' control connections: frames to stimuli, commands to frames, one session each.
+
+A session has one reader (its request handler) and one writer with a bounded outbox, so that an
+agent that does not read slows nobody: it is cut off, and says everything again when it is back.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from muster.daemon.tasks import TaskOwner
+from muster.protocol.codec import (
+    FRAME_BYTES_MAX,
+    CommandFrame,
+    ProtocolError,
+    decode_report,
+    encode,
+)
+from muster.protocol.ids import SessionId
+from muster.protocol.link import Link
+from muster.protocol.messages import Command, Heartbeat, Hello, Refused, TaskReport
+from orchestrator.core.stimuli import HelloReceived, ReportReceived, SessionEnded
+from orchestrator.shell.coordinator import Coordinator
+
+HELLO_TIMEOUT_S: Final = 5.0
+OUTBOX_MAX: Final = 512
+_CLOSE_TIMEOUT_S: Final = 0.5
+_REASON_BYTES_MAX: Final = 120
+
+_log = structlog.get_logger("muster.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """The last thing in an outbox: what stands before it is still sent."""
+
+    why: str
+    code: int = WSCloseCode.POLICY_VIOLATION
+
+
+@dataclass(slots=True)
+class _Session:
+    id: SessionId
+    socket: web.WebSocketResponse
+    request: web.Request
+    link: Link = field(default_factory=Link)
+    outbox: asyncio.Queue[Command | _Close] = field(
+        default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
+    )
+    closing: bool = False
+
+    def abort(self) -> None:
+        """End the connection without asking the other side."""
+        self.closing = True
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+
+class AgentSessions:
+    """All control connections, by session. Its `Sessions` part is what the owner acts through."""
+
+    def __init__(self, owner: TaskOwner, *, message_bytes_max: int, agents_max: int) -> None:
+        self._owner = owner
+        self._message_bytes_max = min(message_bytes_max, FRAME_BYTES_MAX)
+        self._agents_max = agents_max
+        self._sessions: dict[SessionId, _Session] = {}
+        self._next = 1
+        self._stopping = False
+        self.coordinator: Coordinator | None = None
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def send(self, session: SessionId, command: Command) -> None:
+        self._put(session, command)
+
+    def refuse(self, session: SessionId, refused: Refused) -> None:
+        _log.warning("agent_refused", session=session, code=refused.code, why=refused.text)
+        self._put(session, refused)
+        self._put(session, _Close(refused.code))
+
+    def close(self, session: SessionId, why: str) -> None:
+        self._put(session, _Close(why))
+
+    def close_all(self) -> None:
+        """Tell every agent that this process goes away; its tasks run on."""
+        self._stopping = True
+        for session in list(self._sessions):
+            self._put(session, _Close("the coordinator is restarting", WSCloseCode.GOING_AWAY))
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The route of an agent's control connection, from its Hello to its end."""
+        assert self.coordinator is not None
+        socket = web.WebSocketResponse(
+            compress=False,
+            max_msg_size=self._message_bytes_max,
+            timeout=_CLOSE_TIMEOUT_S,
+            decode_text=False,
+        )
+        await socket.prepare(request)
+        session = _Session(SessionId(self._next), socket, request)
+        self._next += 1
+        full = len(self._sessions) >= self._agents_max
+        if full or self._stopping:
+            why = f"{self._agents_max} agents are connected, the limit" if full else "restarting"
+            await _close(socket, _Close(why, WSCloseCode.TRY_AGAIN_LATER))
+            return socket
+        self._sessions[session.id] = session
+        writer = self._owner.spawn(self._write(session), name=f"session-{session.id}")
+        said_hello = False
+        try:
+            hello = await _hello(session)
+            said_hello = True
+            peer = request.remote or ""
+            await self.coordinator.put(HelloReceived(session.id, hello, peer))
+            await self._read(session, self.coordinator)
+        except ProtocolError as error:
+            _log.warning("agent_protocol_error", session=session.id, why=str(error))
+            self._put(session.id, _Close(str(error)))
+        finally:
+            del self._sessions[session.id]
+            if said_hello:
+                self.coordinator.put_now(SessionEnded(session.id))
+            if session.closing:
+                # Our last words are on their way, with the reason.
+                await asyncio.wait([writer], timeout=_CLOSE_TIMEOUT_S)
+            writer.cancel()
+            session.abort()
+        return socket
+
+    async def _read(self, session: _Session, coordinator: Coordinator) -> None:
+        while (data := await _frame(session.socket)) is not None:
+            frame = decode_report(data)
+            if not session.link.accept(frame.seq):
+                continue
+            report = frame.body
+            if isinstance(report, Hello):
+                raise ProtocolError("a second hello on the same connection")
+            stimulus: TaskReport | Heartbeat = report
+            await coordinator.put(ReportReceived(session.id, stimulus))
+
+    async def _write(self, session: _Session) -> None:
+        while True:
+            item = await session.outbox.get()
+            if isinstance(item, _Close):
+                await _close(session.socket, item)
+                return
+            try:
+                data = encode(CommandFrame(session.link.next_seq(), item))
+                await session.socket.send_frame(data, WSMsgType.TEXT)
+            except ProtocolError as error:
+                _log.error("command_too_large", session=session.id, why=str(error))
+                session.abort()
+                return
+            except ConnectionError:
+                session.abort()  # the reader sees the end as well
+                return
+
+    def _put(self, name: SessionId, item: Command | _Close) -> None:
+        session = self._sessions.get(name)
+        if session is None or session.closing:
+            return
+        if isinstance(item, _Close):
+            session.closing = True
+        try:
+            session.outbox.put_nowait(item)
+        except asyncio.QueueFull:
+            _log.warning("agent_does_not_read", session=name, waiting=OUTBOX_MAX)
+            session.abort()
+
+
+async def _hello(session: _Session) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            data = await _frame(session.socket)
+    except TimeoutError:
+        raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+    if data is None:
+        raise ProtocolError("the connection ended before its hello")
+    frame = decode_report(data)
+    session.link.accept(frame.seq)
+    if not isinstance(frame.body, Hello):
+        raise ProtocolError("the first message is not a hello")
+    return frame.body
+
+
+async def _frame(socket: web.WebSocketResponse) -> bytes | None:
+    """The next text frame; None when the connection has ended. Raises ProtocolError."""
+    message = await socket.receive()
+    match message.type:
+        case WSMsgType.TEXT:
+            data: bytes = message.data
+            return data
+        case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
+            return None
+        case WSMsgType.ERROR:
+            raise ProtocolError(f"not a websocket frame that we take: {message.data}")
+        case _:
+            raise ProtocolError(f"a frame of type {message.type.name}; messages are text frames")
+
+
+async def _close(socket: web.WebSocketResponse, close: _Close) -> None:
+    try:
+        reason = close.why.encode()[:_REASON_BYTES_MAX].decode(errors="ignore").encode()
+        await socket.close(code=close.code, message=reason)
+    except ConnectionError:
+        return

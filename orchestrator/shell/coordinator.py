@@ -1,0 +1,275 @@
+"""The one task that owns the state: judge what happened, put it on disk, and only then act.
+
+Everything else asks it: agents' connections and timers hand it stimuli, requests wait for their
+answer, readers look at the state while it is on disk, watchers wait for a job to change.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Protocol, assert_never
+
+import structlog
+
+from muster.daemon.clock import Clock
+from muster.daemon.errors import DaemonError
+from muster.protocol.ids import SessionId
+from muster.protocol.instant import Instant
+from muster.protocol.messages import Command, Refused
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core.evolve import InvalidTransition, apply
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.core.stimuli import CoordinatorStarted, Stimulus, TimerFired
+from orchestrator.core.turn import turn
+from orchestrator.journal.errors import CorruptJournalError
+from orchestrator.journal.records import Recorded
+from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.timers import Timers
+
+LAZY_FLUSH_S: Final = 0.2
+
+_log = structlog.get_logger("muster.coordinator")
+_MILESTONES: Final = (
+    f.EpochStarted,
+    f.NodeRegistered,
+    f.JobSubmitted,
+    f.CancelRequested,
+    f.AttemptPlaced,
+    f.AttemptStarted,
+    f.StopRequested,
+    f.AttemptClosed,
+    f.JobEnded,
+    f.NodeConnected,
+    f.NodeDisconnected,
+    f.NodeLeaseExpired,
+)
+
+
+class CoordinatorStoppedError(DaemonError):
+    """The owner has ended: a request was not answered, and may have been carried out."""
+
+
+class Sessions(Protocol):
+    """Where commands to agents go. None of these waits."""
+
+    def send(self, session: SessionId, command: Command) -> None: ...
+
+    def refuse(self, session: SessionId, refused: Refused) -> None: ...
+
+    def close(self, session: SessionId, why: str) -> None: ...
+
+
+def replay(journal: Journal) -> State:
+    """The state that the journal's facts lead to. Raises JournalError."""
+    state = State()
+    for recorded in journal.replay():
+        try:
+            apply(state, recorded.fact, recorded.at)
+        except (InvalidTransition, LookupError, ValueError) as error:
+            raise CorruptJournalError(
+                f"{journal.path}: record {recorded.seq} ({type(recorded.fact).__name__}) does not "
+                f"follow from those before it ({error}); restore the state folder from a backup"
+            ) from error
+    return state
+
+
+class Coordinator:
+    """Owner of `state`. Others read it, after `settled`, and never change it.
+
+    `changes` counts by job id and by node name; it is bumped when what changed is on disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: State,
+        journal: JournalWriter,
+        clock: Clock,
+        limits: Limits,
+        sessions: Sessions,
+        changes: Changes,
+    ) -> None:
+        self.state = state
+        self.changes = changes
+        self._journal = journal
+        self._clock = clock
+        self._limits = limits
+        self._sessions = sessions
+        self._inbox = Inbox(clock)
+        self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
+        self._staged: list[tuple[f.Durable, float]] = []
+        self._flush: asyncio.TimerHandle | None = None
+        self._flush_due = False
+        self._committing = False
+        self._readers: list[asyncio.Future[None]] = []
+        self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
+        self._next_request = 1
+        self.started = asyncio.Event()  # the new epoch is on disk
+        self._stopped = False
+
+    def now(self) -> Instant:
+        return self._clock.now()
+
+    async def run(self, epoch: int) -> None:
+        """Own the state until cancelled. Whatever it raises means that the process must end."""
+        self._inbox.put_now(CoordinatorStarted(epoch, secrets.token_hex(6)))
+        try:
+            while True:
+                await self._step(await self._inbox.take())
+                self.started.set()
+        finally:
+            self._stop()
+
+    async def put(self, stimulus: Stimulus) -> None:
+        """Hand over what happened; waits while too much is waiting already."""
+        await self._inbox.put(stimulus)
+
+    def put_now(self, stimulus: Stimulus) -> None:
+        """As `put` for what must not be lost: the end of a session, once each."""
+        self._inbox.put_now(stimulus)
+
+    async def request(self, make: Callable[[a.RequestId], Stimulus]) -> a.Result:
+        """Ask, and wait for the answer; what it promises is on disk.
+
+        Raises CoordinatorStoppedError.
+        """
+        if self._stopped:
+            raise _stopped()
+        request = a.RequestId(self._next_request)
+        self._next_request += 1
+        future: asyncio.Future[a.Result] = asyncio.get_running_loop().create_future()
+        self._requests[request] = future
+        try:
+            await self._inbox.put(make(request))
+            return await future
+        finally:
+            self._requests.pop(request, None)
+
+    async def settled(self) -> State:
+        """The state, none of it ahead of the disk as long as the caller does not wait.
+
+        Raises CoordinatorStoppedError.
+        """
+        if self._stopped:
+            raise _stopped()
+        if self._committing:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._readers.append(future)
+            await future
+        return self.state
+
+    async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
+        """Facts of the journal, in order. Raises JournalError."""
+        return await self._journal.events(job=job, after_seq=after_seq, limit=limit)
+
+    async def flush(self) -> None:
+        """Put everything on disk that was decided; for the end of the process, after `run`."""
+        staged, self._staged = self._staged, []
+        if staged:
+            await self._journal.append(staged)
+
+    async def _step(self, batch: list[Received]) -> None:
+        facts: list[f.Fact] = []
+        actions: list[a.Action] = []
+        sync = self._flush_due
+        for received in batch:
+            decided = turn(self.state, received.stimulus, received.at, self._limits)
+            actions += decided.actions
+            for fact in decided.facts:
+                facts.append(fact)
+                durability = f.durability(fact)
+                if durability is not f.Durability.EPHEMERAL:
+                    self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
+                    sync = sync or durability is f.Durability.SYNC
+        if self._staged:
+            if sync:
+                await self._commit()
+            elif self._flush is None:
+                self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
+        self._flush_due = self._flush_due and not sync
+        for action in actions:
+            self._perform(action)
+        self.changes.bump(_touched(facts))
+        if self._readers:
+            readers, self._readers = self._readers, []
+            for reader in readers:
+                if not reader.done():
+                    reader.set_result(None)
+        # Readers look before the next batch moves the state ahead of the disk again; and what was
+        # decided goes on its way before it is written into the log.
+        await asyncio.sleep(0)
+        for fact in facts:
+            _log_fact(fact)
+
+    async def _commit(self) -> None:
+        staged, self._staged = self._staged, []
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        self._committing = True
+        # Not taken back on an error: nobody may read a state that is not on disk.
+        await self._journal.append(staged)
+        self._committing = False
+
+    def _flush_now(self) -> None:
+        self._flush, self._flush_due = None, True
+        self._inbox.wake()
+
+    def _perform(self, action: a.Action) -> None:
+        match action:
+            case a.Send(_, session, command):
+                self._sessions.send(session, command)
+            case a.RefuseSession(session, refused):
+                self._sessions.refuse(session, refused)
+            case a.CloseSession(session, why):
+                self._sessions.close(session, why)
+            case a.SetTimer(timer, at):
+                self._timers.set(timer, at)
+            case a.Answer(request, result):
+                future = self._requests.get(request)
+                if future is not None and not future.done():
+                    future.set_result(result)
+            case _:
+                assert_never(action)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._timers.close()
+        if self._flush is not None:
+            self._flush.cancel()
+        waiting: list[asyncio.Future[Any]] = [*self._requests.values(), *self._readers]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(_stopped())
+        self.changes.close()
+
+
+def _stopped() -> CoordinatorStoppedError:
+    return CoordinatorStoppedError("the coordinator is stopping; ask again with the same key")
+
+
+def _touched(facts: list[f.Fact]) -> set[Hashable]:
+    keys: set[Hashable] = set()
+    for fact in facts:
+        job, node = getattr(fact, "job", None), getattr(fact, "node", None)
+        keys.update(key for key in (job, node) if key is not None)
+    return keys
+
+
+def _log_fact(fact: f.Fact) -> None:
+    if not isinstance(fact, _MILESTONES):
+        return
+    fields = {
+        name: value
+        for name in ("job", "attempt", "node", "nodes", "user", "epoch", "session", "peer")
+        if (value := getattr(fact, name, None)) is not None
+    }
+    cause = getattr(fact, "cause", None)
+    if cause is not None:
+        fields["cause"], fields["why"] = cause.code.value, cause.text
+    _log.info(type(fact).__name__, **fields)

@@ -1,0 +1,58 @@
+"""What has happened and has not been judged yet: bounded, in order, each with its moment."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from muster.daemon.clock import Clock
+from muster.protocol.instant import Instant
+from orchestrator.core.stimuli import Stimulus
+
+WAITING_MAX: Final = 4096
+# One step judges at most this many, so that a burst delays an answer by one step and not by all.
+BATCH_MAX: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    stimulus: Stimulus
+    at: Instant
+
+
+class Inbox:
+    """A queue with one reader. Whoever brings too much waits; what must not wait does not."""
+
+    def __init__(self, clock: Clock, waiting_max: int = WAITING_MAX) -> None:
+        self._clock = clock
+        self._max = waiting_max
+        self._items: deque[Received] = deque()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._filled = asyncio.Event()
+
+    async def put(self, stimulus: Stimulus) -> None:
+        """Add it, after waiting for room."""
+        while len(self._items) >= self._max:
+            self._room.clear()
+            await self._room.wait()
+        self.put_now(stimulus)
+
+    def put_now(self, stimulus: Stimulus) -> None:
+        """Add it at once: for what comes at most once a connection or a timer."""
+        self._items.append(Received(stimulus, self._clock.now()))
+        self._filled.set()
+
+    def wake(self) -> None:
+        """Let `take` return, if need be with nothing."""
+        self._filled.set()
+
+    async def take(self) -> list[Received]:
+        """Wait for something, and take what there is, up to BATCH_MAX; empty only after `wake`."""
+        await self._filled.wait()
+        items = self._items
+        batch = [items.popleft() for _ in range(min(len(items), BATCH_MAX))]
+        if not items:
+            self._filled.clear()
+        self._room.set()
+        return batch

@@ -1,0 +1,230 @@
+"""The agents' bulk connections: log bytes into the store, acknowledgements back."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from muster.daemon.tasks import TaskOwner
+from muster.protocol.codec import ProtocolError
+from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.logs import (
+    CHUNK_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    Chunk,
+    EndStream,
+    LogAck,
+    LogCommand,
+    LogHello,
+    OpenStream,
+    StreamAt,
+    StreamId,
+    TaskLogsEnd,
+    TaskLogsStored,
+    decode_chunk,
+    decode_log_report,
+    encode_text,
+)
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
+
+HELLO_TIMEOUT_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 0.5
+_FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
+_REASON_BYTES_MAX: Final = 120
+
+_log = structlog.get_logger("muster.logs")
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What is to be said to one agent; acknowledgements of a stream replace each other."""
+
+    socket: web.WebSocketResponse
+    node: NodeName
+    acks: dict[StreamId, int] = field(default_factory=dict)
+    others: list[LogCommand] = field(default_factory=list)
+    asked: dict[StreamId, int] = field(default_factory=dict)
+    strangers: set[TaskId] = field(default_factory=set)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def acknowledge(self, stream: StreamId, offset: int) -> None:
+        self.acks[stream] = offset
+        self.filled.set()
+
+    def say(self, command: LogCommand) -> None:
+        self.others.append(command)
+        self.filled.set()
+
+    def ask(self, stream: StreamId, offset: int) -> None:
+        """Ask for bytes from `offset`: once, as what is under way will not fit either."""
+        if self.asked.get(stream) != offset:
+            self.asked[stream] = offset
+            self.say(StreamAt(stream, offset))
+
+
+class LogConnections:
+    """Serves the bulk connections. An agent may deliver logs of its own node's tasks, no others."""
+
+    def __init__(
+        self,
+        owner: TaskOwner,
+        store: LogStore,
+        coordinator: Coordinator,
+        *,
+        connections_max: int,
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._coordinator = coordinator
+        self._max = connections_max
+        self._sockets: set[web.WebSocketResponse] = set()
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The route of a bulk connection, from its hello to its end."""
+        socket = web.WebSocketResponse(
+            compress=False, max_msg_size=_FRAME_BYTES_MAX, timeout=_CLOSE_TIMEOUT_S
+        )
+        await socket.prepare(request)
+        if len(self._sockets) >= self._max or self._coordinator.changes.closed:
+            await _close(socket, WSCloseCode.TRY_AGAIN_LATER, "no further connection is taken now")
+            return socket
+        self._sockets.add(socket)
+        writer: asyncio.Task[None] | None = None
+        try:
+            hello = await self._hello(socket)
+            connection = _Connection(socket, hello.node)
+            writer = self._owner.spawn(_write(connection), name=f"logs-{hello.node}")
+            while (data := await _frame(socket)) is not None:
+                await self._take(connection, data)
+        except (ProtocolError, BadId) as error:
+            _log.warning("log_protocol_error", why=str(error), remote=request.remote)
+            await _close(socket, WSCloseCode.POLICY_VIOLATION, str(error))
+        except LogStoreError as error:
+            # The agent keeps what was not acknowledged, and comes back with it.
+            _log.error("log_store_failed", why=str(error))
+            await _close(socket, WSCloseCode.TRY_AGAIN_LATER, "logs cannot be written now")
+        finally:
+            self._sockets.discard(socket)
+            if writer is not None:
+                writer.cancel()
+        return socket
+
+    async def close_all(self) -> None:
+        """End all connections; the agents come back to the next process."""
+        await asyncio.gather(
+            *(_close(s, WSCloseCode.GOING_AWAY, "restarting") for s in list(self._sockets))
+        )
+
+    async def _hello(self, socket: web.WebSocketResponse) -> LogHello:
+        """The first message, from an agent that is registered or is being so just now."""
+        coordinator = self._coordinator
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                data = await _frame(socket)
+                if not isinstance(data, str):
+                    raise ProtocolError("the first message is not a hello")
+                hello = decode_log_report(data)
+                if not isinstance(hello, LogHello):
+                    raise ProtocolError("the first message is not a hello")
+                while True:
+                    seen = coordinator.changes.count(hello.node)
+                    node = coordinator.state.nodes.get(hello.node)
+                    if node is not None and node.agent_id == hello.agent_id:
+                        return hello
+                    await coordinator.changes.wait({hello.node: seen})
+                    if coordinator.changes.closed:
+                        raise ProtocolError("the coordinator is stopping")
+        except TimeoutError:
+            raise ProtocolError(
+                f"no hello of a registered agent within {HELLO_TIMEOUT_S:g} s"
+            ) from None
+
+    async def _take(self, connection: _Connection, data: str | bytes) -> None:
+        if isinstance(data, bytes):
+            chunk, payload = decode_chunk(data)
+            if self._is_ours(connection, chunk.stream.task):
+                self._take_chunk(connection, chunk, payload)
+            return
+        message = decode_log_report(data)
+        if not isinstance(message, LogHello) and not self._is_ours(connection, _task_of(message)):
+            return
+        match message:
+            case LogHello():
+                raise ProtocolError("a second hello on the same connection")
+            case OpenStream(stream):
+                connection.asked.pop(stream, None)
+                connection.ask(stream, self._store.stream(stream).size)
+            case EndStream(stream, length):
+                if not self._store.end(stream, length, connection.acknowledge):
+                    connection.ask(stream, self._store.stream(stream).size)
+            case TaskLogsEnd(task, streams):
+                if await self._store.end_task(task, streams):
+                    connection.say(TaskLogsStored(task))
+                else:
+                    _log.warning("task_logs_incomplete", task=task, node=connection.node)
+            case _:
+                assert_never(message)
+
+    def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
+        taken = self._store.append(
+            chunk.stream, chunk.offset, payload, chunk.ts, connection.acknowledge
+        )
+        if taken is None:
+            connection.ask(chunk.stream, self._store.stream(chunk.stream).size)
+        else:
+            connection.asked.pop(chunk.stream, None)
+
+    def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
+        """Whether the node has or had this task. What it has not is left with it."""
+        task = self._coordinator.state.task(name)
+        if task is not None and task.node == connection.node:
+            return True
+        if name not in connection.strangers:
+            connection.strangers.add(name)
+            _log.warning("logs_of_a_foreign_task", task=name, node=connection.node)
+        return False
+
+
+def _task_of(message: OpenStream | EndStream | TaskLogsEnd) -> TaskId:
+    return message.task if isinstance(message, TaskLogsEnd) else message.stream.task
+
+
+async def _write(connection: _Connection) -> None:
+    try:
+        while True:
+            await connection.filled.wait()
+            connection.filled.clear()
+            others, connection.others = connection.others, []
+            acks, connection.acks = connection.acks, {}
+            for stream, offset in acks.items():
+                await connection.socket.send_str(encode_text(LogAck(stream, offset)))
+            for command in others:
+                await connection.socket.send_str(encode_text(command))
+    except ConnectionError:
+        return  # the reader sees the end as well
+
+
+async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:
+    """The next frame; None when the connection has ended. Raises ProtocolError."""
+    message = await socket.receive()
+    match message.type:
+        case WSMsgType.TEXT | WSMsgType.BINARY:
+            data: str | bytes = message.data
+            return data
+        case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
+            return None
+        case _:
+            raise ProtocolError(f"not a websocket frame that we take: {message.data}")
+
+
+async def _close(socket: web.WebSocketResponse, code: int, why: str) -> None:
+    try:
+        await socket.close(
+            code=code, message=why.encode()[:_REASON_BYTES_MAX].decode(errors="ignore").encode()
+        )
+    except ConnectionError:
+        return

@@ -1,0 +1,106 @@
+"""The index of a stream: which of its bytes came when, as records of one size in a file.
+
+A record is (start, length, ts, seq): bytes of the stream from `start`, read by the agent at `ts`
+(UTC seconds, never less than in the record before), the `seq`-th arrival of the whole job. `ts`
+orders history, `seq` what comes live, and both place a cursor. Records tile the stream and
+never cut a UTF-8 character. A record of length 0 says that the stream has ended.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+SUFFIX: Final = ".idx"
+_RECORD: Final = struct.Struct(">QIdQ")
+RECORD_BYTES: Final = _RECORD.size
+_BLOCK_RECORDS: Final = 512
+LENGTH_MAX: Final = 1 << 20
+
+
+class Entry(NamedTuple):
+    start: int
+    length: int
+    ts: float
+    seq: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+def pack(entry: Entry) -> bytes:
+    return _RECORD.pack(*entry)
+
+
+def index_path(data: Path) -> Path:
+    return data.with_name(data.name + SUFFIX)
+
+
+def read_all(raw: bytes) -> list[Entry]:
+    """The records in `raw`; an incomplete last one is left out."""
+    whole = len(raw) - len(raw) % RECORD_BYTES
+    return [Entry(*fields) for fields in _RECORD.iter_unpack(raw[:whole])]
+
+
+class IndexFile:
+    """Reading a stream's index; the file is opened for each block, so that many may be in use."""
+
+    def __init__(self, data: Path) -> None:
+        self.path = index_path(data)
+
+    def __len__(self) -> int:
+        try:
+            return os.stat(self.path).st_size // RECORD_BYTES
+        except FileNotFoundError:
+            return 0
+
+    def read(self, first: int, last: int) -> list[Entry]:
+        """Records `first` up to but without `last`."""
+        if last <= first:
+            return []
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return read_all(os.pread(fd, (last - first) * RECORD_BYTES, first * RECORD_BYTES))
+        finally:
+            os.close(fd)
+
+    def bisect(self, count: int, key: Callable[[Entry], bool]) -> int:
+        """Number of the first of `count` records for which `key` is true; it stays so after it."""
+        low, high = 0, count
+        while low < high:
+            middle = (low + high) // 2
+            if key(self.read(middle, middle + 1)[0]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def forward(self, first: int, last: int) -> Iterator[Entry]:
+        for block in range(first, last, _BLOCK_RECORDS):
+            yield from self.read(block, min(block + _BLOCK_RECORDS, last))
+
+    def backward(self, first: int, last: int) -> Iterator[Entry]:
+        """The same records, the last one first."""
+        for end in range(last, first, -_BLOCK_RECORDS):
+            yield from reversed(self.read(max(first, end - _BLOCK_RECORDS), end))
+
+
+def incomplete_tail(data: bytes) -> int:
+    """How many bytes at the end (0 to 3) begin a UTF-8 character that is not complete."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        needed = (
+            2
+            if 0xC2 <= byte < 0xE0
+            else 3
+            if 0xE0 <= byte < 0xF0
+            else 4
+            if 0xF0 <= byte < 0xF5
+            else 1
+        )
+        return back if needed > back else 0
+    return 0

@@ -1,0 +1,274 @@
+"""The log store: `logs/<job>/<attempt>/<node_rank>/<kind>[.<rank>]` below the state folder.
+
+Bytes are appended on the loop (a copy into the page cache) and synced by a thread, all streams
+together, at most 200 ms after they came. What an agent is told to be stored is on disk.
+"""
+
+import asyncio
+import os
+import resource
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster.daemon.clock import Clock
+from muster.daemon.errors import FileError
+from muster.daemon.files import sync_directory, write_atomic, write_unsynced
+from muster.protocol.ids import JobId, TaskId, parse_task_id
+from muster.protocol.logs import StreamId
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.logs.index import index_path
+from orchestrator.shell.logs.stream import LogStoreError, StreamFile, StreamKey, key_of_file
+
+SYNC_EVERY_S: Final = 0.2
+STREAMS_PER_TASK_MAX: Final = 4096
+_MARKER: Final = "stored"
+_JOBS_KEPT: Final = 1024
+_OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
+
+_log = structlog.get_logger("muster.logs")
+
+Synced = Callable[[StreamId, int], None]
+
+
+class _Marker(msgspec.Struct, frozen=True):
+    """Content of the file that says that a task's logs are complete and on disk."""
+
+    streams: int
+
+
+class JobLogs:
+    """All streams of a job. `next_seq` numbers the next arrival."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.streams: dict[StreamKey, StreamFile] = {}
+        self.stored: set[tuple[int, int]] = set()
+        self.next_seq = 1
+        self._load()
+
+    def _load(self) -> None:
+        for attempt in _numbers(self.root):
+            for node_rank in _numbers(self.root / str(attempt)):
+                folder = self.root / str(attempt) / str(node_rank)
+                for entry in os.scandir(folder):
+                    key = key_of_file(attempt, node_rank, entry.name)
+                    if key is not None:
+                        self.streams[key] = StreamFile(key, folder / entry.name)
+                    elif entry.name == _MARKER:
+                        self.stored.add((attempt, node_rank))
+        self.next_seq = 1 + max((stream.last_seq for stream in self.streams.values()), default=0)
+        for stream in self.streams.values():
+            if stream.repair(self.next_seq):
+                self.next_seq += 1
+            stream.release()
+
+    def take_seq(self) -> int:
+        self.next_seq += 1
+        return self.next_seq - 1
+
+
+class LogStore:
+    """Writes what agents deliver. `changes` is bumped at `log_key(job)`; read through `job`."""
+
+    def __init__(self, root: Path, changes: Changes, clock: Clock) -> None:
+        self._root = root
+        self._changes = changes
+        self._clock = clock
+        self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
+        self._open: OrderedDict[StreamFile, None] = OrderedDict()
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._open_max = max(16, soft // _OPEN_SHARE)
+        self._dirty: dict[StreamFile, tuple[StreamId, Synced]] = {}
+        self._new_folders: set[Path] = set()
+        self._work = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._rounds: list[asyncio.Future[None]] = []
+
+    async def run(self) -> None:
+        """Sync, again and again, until cancelled. Raises LogStoreError."""
+        while True:
+            await self._work.wait()
+            try:
+                async with asyncio.timeout(SYNC_EVERY_S):
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+            await self.sync()
+
+    async def sync(self) -> None:
+        """Put on disk everything that was appended until now. Raises LogStoreError."""
+        self._work.clear()
+        self._hurry.clear()
+        dirty, self._dirty = self._dirty, {}
+        folders, self._new_folders = self._new_folders, set()
+        rounds, self._rounds = self._rounds, []
+        sizes = {stream: stream.size for stream in dirty}
+        await asyncio.to_thread(_sync, [stream.path for stream in dirty], folders)
+        for stream, (name, synced) in dirty.items():
+            synced(name, sizes[stream])
+        for future in rounds:
+            if not future.done():
+                future.set_result(None)
+
+    def stream(self, name: StreamId) -> StreamFile:
+        """The stream's file, with its folder made. Raises BadId and LogStoreError."""
+        job_id, attempt, node_rank = parse_task_id(name.task)
+        job = self.job(job_id)
+        rank = -1 if name.rank is None else name.rank
+        key = StreamKey(attempt, node_rank, name.kind.value, rank)
+        found = job.streams.get(key)
+        if found is not None:
+            return found
+        if rank < -1 or sum(1 for k in job.streams if k[:2] == key[:2]) >= STREAMS_PER_TASK_MAX:
+            raise LogStoreError(f"task {name.task} has no stream {key.file_name}")
+        path = self._folder(job, attempt, node_rank) / key.file_name
+        found = job.streams[key] = StreamFile(key, path)
+        return found
+
+    def append(
+        self, name: StreamId, offset: int, data: memoryview, ts: float, synced: Synced
+    ) -> int | None:
+        """Take bytes of a stream; None where bytes before them are missing.
+
+        `synced` is called with the number of bytes on disk when they are there. Raises BadId and
+        LogStoreError.
+        """
+        job_id = parse_task_id(name.task)[0]
+        stream = self.stream(name)
+        job = self.job(job_id)
+        taken = stream.append(offset, data, ts, job.next_seq)
+        if taken:
+            job.take_seq()
+            self._changes.bump([log_key(job_id)])
+        if taken is not None:
+            self._touched(stream, name, synced)
+        return taken
+
+    def end(self, name: StreamId, length: int, synced: Synced) -> bool:
+        """Say that the stream has `length` bytes and no more; False where some are missing."""
+        job_id = parse_task_id(name.task)[0]
+        stream = self.stream(name)
+        if stream.size < length:
+            return False
+        if stream.size > length:
+            _log.warning("log_longer_than_its_end", path=str(stream.path), length=length)
+        stream.end(stream.last_ts or self._clock.now().wall, self.job(job_id).take_seq())
+        self._changes.bump([log_key(job_id)])
+        self._touched(stream, name, synced)
+        return True
+
+    async def end_task(self, task: TaskId, streams: int) -> bool:
+        """Make a task's logs complete, on disk; False where streams are missing or go on."""
+        job_id, attempt, node_rank = parse_task_id(task)
+        job = self.job(job_id)
+        if (attempt, node_rank) in job.stored:
+            return True
+        mine = [s for key, s in job.streams.items() if key[:2] == (attempt, node_rank)]
+        if len(mine) < streams or not all(stream.ended for stream in mine):
+            return False
+        folder = self._folder(job, attempt, node_rank)
+        marker = msgspec.json.encode(_Marker(len(mine)))
+        try:
+            if mine:
+                await self._synced()
+                await asyncio.to_thread(write_atomic, folder / _MARKER, marker, 0o600)
+            else:
+                # Many tasks have not written a byte, so there is none to lose in a power cut.
+                write_unsynced(folder / _MARKER, marker, 0o600)
+        except FileError as error:
+            raise LogStoreError(str(error)) from error
+        job.stored.add((attempt, node_rank))
+        for stream in mine:
+            stream.release()
+            self._open.pop(stream, None)
+        self._changes.bump([log_key(job_id)])
+        return True
+
+    def job(self, job: JobId) -> JobLogs:
+        """The job's streams; ask again after each wait, as jobs at rest are forgotten."""
+        found = self._jobs.get(job)
+        if found is None:
+            try:
+                found = JobLogs(self._root / str(job))
+            except OSError as error:
+                raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
+            self._jobs[job] = found
+            self._forget_some()
+        self._jobs.move_to_end(job)
+        return found
+
+    def close(self) -> None:
+        """Close the files; call `sync` before."""
+        for stream in self._open:
+            stream.release()
+        self._open.clear()
+
+    async def _synced(self) -> None:
+        """Wait for a sync that begins from now on."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rounds.append(future)
+        self._work.set()
+        self._hurry.set()
+        await future
+
+    def _touched(self, stream: StreamFile, name: StreamId, synced: Synced) -> None:
+        self._dirty[stream] = (name, synced)
+        self._work.set()
+        if stream.is_open:
+            self._open[stream] = None
+            self._open.move_to_end(stream)
+        while len(self._open) > self._open_max:
+            oldest, _ = self._open.popitem(last=False)
+            oldest.release()
+
+    def _folder(self, job: JobLogs, attempt: int, node_rank: int) -> Path:
+        folder = job.root / str(attempt) / str(node_rank)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LogStoreError(f"{folder} cannot be made: {error.strerror}") from error
+        self._new_folders.update((folder, folder.parent, job.root, self._root))
+        return folder
+
+    def _forget_some(self) -> None:
+        for name, job in list(self._jobs.items()):
+            if len(self._jobs) <= _JOBS_KEPT:
+                return
+            if not any(s.is_open or s in self._dirty for s in job.streams.values()):
+                del self._jobs[name]
+
+
+def log_key(job: JobId) -> Hashable:
+    """What `Changes` counts when the logs of a job have grown."""
+    return ("logs", job)
+
+
+def _sync(files: Iterable[Path], folders: Iterable[Path]) -> None:
+    # Opened anew, so that the loop may close a stream while this thread syncs it.
+    try:
+        for path in files:
+            for name in (path, index_path(path)):
+                try:
+                    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        for folder in folders:
+            sync_directory(folder)
+    except OSError as error:
+        raise LogStoreError(f"logs cannot be put on disk: {error}") from error
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,54 @@
+"""The routes of the application, as its own router has them."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from muster.daemon.clock import SystemClock
+from muster.daemon.tasks import TaskOwner
+from orchestrator.api.app import make_app
+from orchestrator.api.token_file import TokenStore
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.agents import AgentSessions
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.store import LogStore
+from tests.orchestrator.process import token_file
+
+
+def routes() -> list[tuple[str, str]]:
+    """Each (method, path pattern) that is registered."""
+
+    async def make() -> list[tuple[str, str]]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            token_file(root / "tokens")
+            clock, changes, owner = SystemClock(), Changes(), TaskOwner("test")
+            writer = JournalWriter(Journal.open(root / "state"))
+            agents = AgentSessions(owner, message_bytes_max=1, agents_max=1)
+            coordinator = Coordinator(
+                state=State(),
+                journal=writer,
+                clock=clock,
+                limits=Limits(),
+                sessions=agents,
+                changes=changes,
+            )
+            store = LogStore(root / "logs", changes, clock)
+            app = make_app(
+                coordinator=coordinator,
+                agents=agents,
+                log_connections=LogConnections(owner, store, coordinator, connections_max=1),
+                log_store=store,
+                tokens=TokenStore(root / "tokens", clock),
+                body_bytes_max=1,
+                queued_jobs_max=1,
+            )
+            writer.close()
+            return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]
+
+    return asyncio.run(make())

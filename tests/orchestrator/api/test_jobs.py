@@ -1,0 +1,154 @@
+"""Submitting, looking, waiting and cancelling over HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import JOB, User, user_of
+
+
+@pytest.fixture(scope="module")
+def cluster(coordinator: CoordinatorProcess) -> CoordinatorProcess:
+    """A coordinator that has seen a node, which is away: jobs are taken, and stay queued."""
+
+    async def join() -> None:
+        async with connect(coordinator, "n1") as agent:
+            await agent.hello()
+
+    asyncio.run(join())
+    return coordinator
+
+
+def as_user(cluster: CoordinatorProcess, main: Callable[[User], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), user_of(cluster) as user:
+            await main(user)
+
+    asyncio.run(run())
+
+
+def test_a_submit_is_answered_with_the_job_and_its_place(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        async with user.http.post("/v1/jobs", json={**JOB, "name": "demo"}) as answer:
+            body = await answer.json()
+            assert answer.status == 201
+            assert answer.headers["Location"] == f"/v1/jobs/{body['id']}"
+        assert (body["name"], body["user"], body["state"]) == ("demo", "admin-user", "QUEUED")
+        shown = await user.get(answer.headers["Location"])
+        assert shown["spec"]["name"] == "demo"
+        assert {**body, "reason": None} == {**{k: shown[k] for k in body}, "reason": None}
+
+    as_user(cluster, main)
+
+
+def test_yaml_is_taken_as_well(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        headers = {"Content-Type": "application/yaml; charset=utf-8"}
+        text = "name: from-yaml\nlauncher: none\nrun: [/bin/true]\n"
+        async with user.http.post("/v1/jobs", data=text, headers=headers) as answer:
+            assert (await answer.json())["name"] == "from-yaml", await answer.text()
+
+    as_user(cluster, main)
+
+
+def test_an_idempotency_key_makes_one_job(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        headers = {"Idempotency-Key": "one"}
+
+        async def post(name: str) -> tuple[int, dict[str, object]]:
+            body = {**JOB, "name": name}
+            async with user.http.post("/v1/jobs", json=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        answers = await asyncio.gather(*(post("a") for _ in range(10)))
+        assert sorted(status for status, _ in answers) == [200] * 9 + [201]
+        assert len({body["id"] for _, body in answers}) == 1
+        status, problem = await post("b")
+        assert (status, problem["code"]) == (409, "idempotency_conflict")
+
+    as_user(cluster, main)
+
+
+def test_jobs_are_listed_in_pages_newest_first(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        made = [await user.submit() for _ in range(5)]
+        await user.cancel(made[2])
+        seen: list[int] = []
+        cursor = ""
+        while len(seen) < 5:
+            page = await user.get(f"/v1/jobs?limit=2{cursor}")
+            seen += [job["id"] for job in page["jobs"]]
+            cursor = f"&cursor={page['cursor']}"
+        assert seen[:5] == made[::-1]
+        queued = await user.get("/v1/jobs?state=QUEUED,HELD&limit=4")
+        assert [job["id"] for job in queued["jobs"]] == [n for n in made[::-1] if n != made[2]]
+        assert (await user.get("/v1/jobs?user=nobody"))["jobs"] == []
+        last = await user.get("/v1/jobs?limit=1000")
+        assert last["cursor"] is None
+
+    as_user(cluster, main)
+
+
+def test_waiting_ends_with_the_job_or_with_the_time(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        job = await user.submit()
+        summary = await user.get(f"/v1/jobs/{job}/wait?timeout_s=0")
+        assert summary["state"] == "QUEUED"
+        waiting = asyncio.create_task(user.ended(job))
+        answer = await user.cancel(job)
+        assert (answer["already_ended"], answer["job"]["state"]) == (False, "CANCELLED")
+        assert await waiting == ("CANCELLED", 121)
+        assert (await user.cancel(job))["already_ended"] is True
+
+    as_user(cluster, main)
+
+
+def test_a_cancel_says_who_and_why(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        job = await user.submit()
+        body = {"reason": "wrong data", "grace_s": 5}
+        async with user.http.post(f"/v1/jobs/{job}/cancel", json=body) as answer:
+            assert answer.status == 202
+        events = (await user.get(f"/v1/jobs/{job}/events"))["events"]
+        assert [event["kind"] for event in events] == [
+            "JobSubmitted",
+            "CancelRequested",
+            "JobEnded",
+        ]
+        assert events[1]["text"] == "cancel requested by admin-user: wrong data"
+        assert events[1]["fields"]["grace_s"] == 5
+        after = (await user.get(f"/v1/jobs/{job}/events?after={events[0]['seq']}&limit=1"))[
+            "events"
+        ]
+        assert after == events[1:2]
+
+    as_user(cluster, main)
+
+
+def test_version_says_who_asks(cluster: CoordinatorProcess) -> None:
+    async def main(user: User) -> None:
+        version = await user.get("/v1/version")
+        assert (version["user"], version["role"], version["epoch"]) == ("admin-user", "admin", 1)
+
+    as_user(cluster, main)
+
+
+def test_the_queue_has_a_limit_that_a_repeated_submit_does_not_meet(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with connect(coordinator, "n1") as agent:
+            await agent.hello()
+        async with user_of(coordinator) as user:
+            first = await user.submit("first")
+            await user.submit()
+            async with user.http.post("/v1/jobs", json=JOB) as answer:
+                assert answer.status == 429
+                assert (await answer.json())["code"] == "queue_full"
+            assert await user.submit("first") == first
+
+    settings = {"limits": {"queued_jobs_max": 2}}
+    with CoordinatorProcess(tmp_path, **settings).start() as coordinator:
+        asyncio.run(main())

@@ -1,0 +1,14 @@
+"""One coordinator process for all tests of a module that leave it as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.orchestrator.process import CoordinatorProcess
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    folder = tmp_path_factory.mktemp("coordinator")
+    with CoordinatorProcess(folder, heartbeat_s=1, lease_s=10).start() as process:
+        yield process

@@ -1,0 +1,200 @@
+"""A coordinator's core with agents that answer by hand, to write tests of decisions with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
+from muster.protocol.instant import Instant
+from muster.protocol.messages import (
+    Command,
+    Heartbeat,
+    Hello,
+    Inventory,
+    Prepared,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
+from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.states import JobState, TaskState
+from muster.spec.types import Argv, JobSpec
+from orchestrator.core import actions as a
+from orchestrator.core import stimuli as s
+from orchestrator.core.display import job_state
+from orchestrator.core.facts import Fact
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import Job, State
+from orchestrator.core.turn import Turn, turn
+
+INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
+
+
+def spec(name: str = "train", nodes: int = 1, **more: Any) -> JobSpec:
+    fields: dict[str, object] = {"name": name, "nodes": nodes, "run": Argv(("train.py",)), **more}
+    return msgspec.convert({k: msgspec.to_builtins(v) for k, v in fields.items()}, JobSpec)
+
+
+@dataclass
+class Cluster:
+    """One coordinator core; `sent` collects commands by node, `answers` results by request."""
+
+    state: State = field(default_factory=State)
+    limits: Limits = field(default_factory=Limits)
+    mono: float = 100.0
+    sent: dict[NodeName, list[Command]] = field(default_factory=dict)
+    answers: dict[int, a.Result] = field(default_factory=dict)
+    timers: dict[a.Timer, float] = field(default_factory=dict)
+    facts: list[Fact] = field(default_factory=list)
+    closed: list[SessionId] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    requests: int = 0
+    sessions: int = 0
+
+    def __post_init__(self) -> None:
+        self.turn(s.CoordinatorStarted(self.state.epoch + 1, "here"))
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.mono, 1_700_000_000.0 + self.mono)
+
+    def turn(self, stimulus: s.Stimulus) -> Turn:
+        done = turn(self.state, stimulus, self.now, self.limits)
+        self.facts += done.facts
+        for action in done.actions:
+            match action:
+                case a.Send(node, _, command):
+                    self.sent.setdefault(node, []).append(command)
+                case a.Answer(request, result):
+                    self.answers[request] = result
+                case a.SetTimer(timer, at):
+                    self.timers[timer] = at
+                case a.CloseSession(session, _):
+                    self.closed.append(session)
+                case a.RefuseSession(_, refused):
+                    self.refused.append(refused.code)
+        return done
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, firing every timer that becomes due on the way, in order."""
+        until = self.mono + seconds
+        while due := sorted((at, str(t), t) for t, at in self.timers.items() if at <= until):
+            at, _, timer = due[0]
+            del self.timers[timer]
+            self.mono = max(self.mono, at)
+            self.turn(s.TimerFired(timer))
+        self.mono = until
+
+    def beat(self, seconds: float) -> None:
+        """Let time pass while every connected agent says that it lives."""
+        until = self.mono + seconds
+        while self.mono < until:
+            self.pass_time(min(5.0, until - self.mono))
+            for node in self.state.nodes.values():
+                if node.session is not None:
+                    self.turn(s.ReportReceived(node.session, Heartbeat(self.mono)))
+
+    def join(self, *names: str, tasks: tuple[TaskReport, ...] = (), **inventory: Any) -> None:
+        for name in names:
+            self.sessions += 1
+            described = msgspec.structs.replace(INVENTORY, **inventory)
+            hello = Hello(NodeName(name), f"id-{name}", "boot", "0.1.0", described, tasks)
+            self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
+
+    def leave(self, name: str) -> None:
+        session = self.state.nodes[NodeName(name)].session
+        assert session is not None
+        self.turn(s.SessionEnded(session))
+
+    def submit(self, wanted: JobSpec, key: str = "", digest: str = "") -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.SubmitReceived(request, wanted, "ada", key, digest))
+        return self.answers[request]
+
+    def cancel(self, job: int, **more: Any) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.CancelReceived(request, JobId(job), "ada", **more))
+        return self.answers[request]
+
+    def report(self, task: TaskId, state: TaskState, **more: Any) -> Turn:
+        found = self.state.task(task)
+        assert found is not None
+        session = self.state.nodes[found.node].session
+        assert session is not None
+        said = TaskReport(task, state, **more)
+        return self.turn(s.ReportReceived(session, said))
+
+    def prepare(self, task: TaskId, **more: Any) -> Turn:
+        return self.report(task, TaskState.PREPARED, prepared=prepared(**more))
+
+    def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
+        """Bring every task of an attempt to its start, in rank order."""
+        tasks = [t.id for t in self.job(job).attempts[attempt - 1].tasks]
+        for task in tasks:
+            self.prepare(task)
+        for task in tasks:
+            self.report(task, TaskState.ARRANGED, prepared=prepared())
+        for task in tasks:
+            self.report(task, TaskState.STARTED, prepared=prepared(), listening=True)
+        return tasks
+
+    def finish(self, task: TaskId, code: int = 0) -> None:
+        self.end(task, ExitStatus(code))
+        self.clean(task, exit=ExitStatus(code))
+
+    def end(self, task: TaskId, exit_status: ExitStatus, stopped_by: str = "") -> None:
+        ranks = (RankReport(0, exit=exit_status),)
+        self.report(
+            task,
+            TaskState.EXITED,
+            prepared=prepared(),
+            exit=exit_status,
+            ranks=ranks,
+            stopped_by=stopped_by,
+        )
+
+    def clean(self, task: TaskId, **more: Any) -> None:
+        self.report(task, TaskState.CLEANED, **more)
+
+    def refuse(self, task: TaskId, code: str, *, node_fault: bool = False) -> Turn:
+        return self.report(
+            task, TaskState.ASSIGNED, refusal=Refusal(code, f"{code} here", node_fault)
+        )
+
+    def job(self, job: int) -> Job:
+        return self.state.jobs[JobId(job)]
+
+    def cause(self, job: int) -> Cause:
+        found = self.job(job).cause
+        assert found is not None, f"job {job} has not ended"
+        return found
+
+    def shown(self, job: int) -> JobState:
+        return job_state(self.job(job))
+
+    def commands(self, name: str, kind: type[Command]) -> list[Command]:
+        return [c for c in self.sent.get(NodeName(name), []) if isinstance(c, kind)]
+
+
+def prepared(**more: Any) -> Prepared:
+    fields: dict[str, Any] = {
+        "address": "10.0.0.1",
+        "ports": (20000, 20001),
+        "gpus": 0,
+        "log_dir": "/t/logs",
+        "workdir": "/w",
+        "scratch": "/t/scratch",
+        "output": "/o",
+        "hostfile": "/t/hostfile",
+        **more,
+    }
+    return Prepared(**fields)
+
+
+def task(job: int, attempt: int, rank: int) -> TaskId:
+    return task_id(JobId(job), attempt, rank)

@@ -1,0 +1,122 @@
+"""What each node is told to run, word for word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import ArrangeTask, PrepareTask
+from muster.spec.types import Argv, Launcher, Shell
+from tests.orchestrator.core.playbook import Cluster, spec, task
+
+
+def arranged(**more: Any) -> dict[str, ArrangeTask]:
+    cluster = Cluster()
+    cluster.join("gpu-1", "gpu-2", gpus=8)
+    cluster.submit(spec(nodes=2, **more))
+    for rank in (0, 1):
+        cluster.prepare(
+            task(1, 1, rank),
+            address=f"10.0.0.{rank + 1}",
+            gpus=8,
+            log_dir=f"/t{rank}/logs",
+            interface="eth0",
+        )
+    return {
+        name: command
+        for name in ("gpu-1", "gpu-2")
+        for command in cluster.commands(name, ArrangeTask)
+        if isinstance(command, ArrangeTask)
+    }
+
+
+def test_torchruns_words() -> None:
+    long = ("train.py", "--lr", "1e-5", "--text", "a 'b' \"c\" $HOME", "--ü", "")
+    worker = arranged(run=Argv(long))["gpu-2"]
+    assert worker.argv == (
+        *("--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "8"),
+        *("--rdzv-backend", "static", "--master-addr", "10.0.0.1", "--master-port", "20000"),
+        *("--rdzv-id", "1.1", "--max-restarts", "0", "--redirects", "3"),
+        *("--log-dir", "/t1/logs", "--local-addr", "10.0.0.2"),
+        *long,
+    )
+
+
+def test_only_the_launcher_is_asked_to_listen() -> None:
+    plans = arranged()
+    assert (plans["gpu-1"].listen_port, plans["gpu-2"].listen_port) == (20000, None)
+    assert arranged(launcher=Launcher.NONE)["gpu-1"].listen_port is None
+
+
+def test_the_environment_of_a_node() -> None:
+    env = arranged(env={"A": "1", "MUSTER_JOB_ID": "7"})["gpu-2"].env
+    assert env == {
+        "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "OMP_NUM_THREADS": "1",
+        "A": "1",
+        "MUSTER_JOB_ID": "1",
+        "MUSTER_JOB_NAME": "train",
+        "MUSTER_ATTEMPT": "1",
+        "MUSTER_TASK": "1.1.1",
+        "MUSTER_NODE_RANK": "1",
+        "MUSTER_NUM_NODES": "2",
+        "MUSTER_GPUS_PER_NODE": "8",
+        "MUSTER_NUM_GPUS": "16",
+        "MUSTER_NODE_IPS": "10.0.0.1\n10.0.0.2",
+        "MUSTER_NODE_NAMES": "gpu-1\ngpu-2",
+        "MUSTER_HOSTFILE": "/t/hostfile",
+        "MUSTER_MASTER_ADDR": "10.0.0.1",
+        "MUSTER_MASTER_PORT": "20000",
+        "MUSTER_WORKDIR": "/w",
+        "MUSTER_SCRATCH": "/t/scratch",
+        "MUSTER_OUTPUT_DIR": "/o",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "20000",
+        "NODE_RANK": "1",
+    }
+
+
+def test_ranks_are_torchruns_to_name() -> None:
+    for launcher in Launcher:
+        env = arranged(launcher=launcher)["gpu-1"].env
+        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & env.keys()
+
+
+def test_a_users_own_sockets_win() -> None:
+    env = arranged(env={"NCCL_SOCKET_IFNAME": "ib0"})["gpu-1"].env
+    assert env["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_without_torchrun_a_bare_torchrun_finds_its_place() -> None:
+    plan = arranged(launcher=Launcher.NONE, run=Shell("torchrun train.py"))["gpu-2"]
+    assert plan.argv == ("/bin/bash", "-euo", "pipefail", "-c", "torchrun train.py")
+    pet = {k: v for k, v in plan.env.items() if k.startswith("PET_")}
+    assert pet == {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "20000",
+    }
+
+
+def test_host_table_and_hostfile_are_in_rank_order() -> None:
+    plan = arranged()["gpu-2"]
+    assert plan.hosts == (("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))
+    assert plan.hostfile == "gpu-1 slots=8\ngpu-2 slots=8\n"
+
+
+def test_only_the_launcher_looks_for_ports() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, setup=Shell("make")))
+    launcher, worker = (cluster.commands(n, PrepareTask)[0] for n in ("n0", "n1"))
+    assert isinstance(launcher, PrepareTask)
+    assert isinstance(worker, PrepareTask)
+    assert launcher.ports > 0
+    assert worker.ports == 0
+    assert worker.task == TaskId("1.1.1")
+    assert worker.setup == ("/bin/bash", "-euo", "pipefail", "-c", "make")

@@ -1,0 +1,128 @@
+"""A real coordinator process on a loopback port of the kernel's choice, and its tokens."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+from muster.protocol.tokens import TokenClass, digest, make
+
+TREE = Path(__file__).resolve().parents[2]
+DEADLINE_S = 30.0
+
+
+def token_file(path: Path) -> dict[TokenClass, str]:
+    """Write a tokens file with one token of each class, and return their texts."""
+    texts, records = {}, []
+    for class_ in TokenClass:
+        secret = secrets.token_urlsafe(32)
+        texts[class_] = make(class_, f"{class_.value}1", secret)
+        records.append(
+            {
+                "id": f"{class_.value}1",
+                "class": class_.value,
+                "sha256": digest(secret),
+                "user": f"{class_.value}-user",
+                "created": "2026-01-01T00:00:00Z",
+            }
+        )
+    path.write_text(json.dumps({"tokens": records}))
+    path.chmod(0o600)
+    return texts
+
+
+class CoordinatorProcess:
+    """`python -m orchestrator` over one state folder; may be killed and started again."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        tokens = token_file(folder / "tokens")
+        self.admin, self.join = tokens[TokenClass.ADMIN], tokens[TokenClass.JOIN]
+        self.config = folder / "coordinator.yaml"
+        self.port = 0
+        self.settings: dict[str, object] = {
+            "state_dir": str(self.state_dir),
+            "tokens_file": str(folder / "tokens"),
+            "log": {"format": "json"},
+            **settings,
+        }
+        self._process: subprocess.Popen[str] | None = None
+        self.log: list[dict[str, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def headers(self, token: str | None = None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {token or self.admin}"}
+
+    def start(self) -> Self:
+        """Start it and wait until it serves; the same port again after the first time."""
+        listen = {"host": "127.0.0.1", "port": self.port}
+        self.config.write_text(json.dumps({**self.settings, "listen": listen}))
+        self._process = run(self.config)
+        serving = threading.Event()
+        self._reader = threading.Thread(target=self._read, args=(self._process, serving))
+        self._reader.start()
+        assert serving.wait(DEADLINE_S), f"did not serve: {self.log}"
+        assert self.port, f"ended before it served: {self.log}"
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.log if line.get("event") == name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.kill()
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        process.send_signal(number)
+        code = process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        assert process.stderr is not None
+        process.stderr.close()
+        return code
+
+    def _read(self, process: subprocess.Popen[str], serving: threading.Event) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = {"event": "text", "text": line}
+            self.log.append(event)
+            if event.get("event") == "serving":
+                self.port = int(event["address"].rpartition(":")[2])
+                serving.set()
+        serving.set()
+
+
+def run(config: Path) -> subprocess.Popen[str]:
+    """Start `python -m orchestrator` on a configuration; its standard error is a pipe."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "--config", str(config)],
+        cwd=TREE,
+        env={**environ, "PYTHONPATH": str(TREE)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )

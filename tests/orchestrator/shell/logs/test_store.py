@@ -1,0 +1,243 @@
+"""Log bytes on disk: by offset, once, in order, whatever is sent twice, late or cut off."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import BadId, JobId, TaskId
+from muster.protocol.logs import StreamId, StreamKind
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
+from orchestrator.shell.logs.store import LogStore, log_key
+from orchestrator.shell.logs.stream import LogStoreError
+
+TASK = TaskId("7.2.1")
+OUT = StreamId(TASK, StreamKind.STDOUT, 3)
+SETUP = StreamId(TASK, StreamKind.SETUP)
+
+
+class Rig:
+    """A store over a folder, its sync task, and what it said was synced."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.changes = Changes()
+        self.store = LogStore(root, self.changes, SystemClock())
+        self.acks: list[tuple[StreamId, int]] = []
+
+    def put(self, offset: int, data: bytes, stream: StreamId = OUT, ts: float = 1.0) -> int | None:
+        return self.store.append(stream, offset, memoryview(data), ts, self.synced)
+
+    def end(self, length: int, stream: StreamId = OUT) -> bool:
+        return self.store.end(stream, length, self.synced)
+
+    def synced(self, stream: StreamId, offset: int) -> None:
+        self.acks.append((stream, offset))
+
+    def content(self, stream: StreamId = OUT) -> bytes:
+        return self.store.stream(stream).path.read_bytes()
+
+
+def with_store(tmp_path: Path, main: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        rig = Rig(tmp_path / "logs")
+        syncing = asyncio.get_running_loop().create_task(rig.store.run())
+        try:
+            async with asyncio.timeout(30):
+                await main(rig)
+        finally:
+            syncing.cancel()
+            rig.store.close()
+
+    asyncio.run(run())
+
+
+def test_bytes_are_taken_in_order_and_once(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        assert rig.put(0, b"abc") == 3
+        assert rig.put(3, b"def") == 3
+        assert rig.put(0, b"abc") == 0, "all of it is known"
+        assert rig.put(4, b"efgh") == 2, "its end is new"
+        assert rig.content() == b"abcdefgh"
+        assert (rig.root / "7/2/1/stdout.3").read_bytes() == b"abcdefgh"
+
+    with_store(tmp_path, main)
+
+
+def test_a_gap_is_not_filled_with_anything(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        assert rig.put(0, b"abc") == 3
+        assert rig.put(5, b"fgh") is None
+        assert rig.content() == b"abc"
+        assert rig.put(3, b"de") == 2
+        assert rig.put(5, b"fgh") == 3
+        assert rig.content() == b"abcdefgh"
+
+    with_store(tmp_path, main)
+
+
+def test_it_says_what_is_on_disk_and_bumps_the_job(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        seen = rig.changes.count(log_key(JobId(7)))
+        rig.put(0, b"abc")
+        rig.put(0, b"x", SETUP)
+        assert rig.changes.count(log_key(JobId(7))) == seen + 2
+        assert rig.acks == []
+        await rig.store.sync()
+        assert sorted(rig.acks, key=str) == sorted([(OUT, 3), (SETUP, 1)], key=str)
+
+    with_store(tmp_path, main)
+
+
+def test_a_restart_goes_on_where_the_file_ends(tmp_path: Path) -> None:
+    async def first(rig: Rig) -> None:
+        rig.put(0, b"abc", ts=5.0)
+
+    async def second(rig: Rig) -> None:
+        assert rig.store.stream(OUT).size == 3
+        assert rig.put(3, b"def", ts=4.0) == 3
+        path = rig.store.stream(OUT).path
+        entries = IndexFile(path).read(0, 9)
+        assert [(e.start, e.length, e.ts, e.seq) for e in entries] == [
+            (0, 3, 5.0, 1),
+            (3, 3, 5.0, 2),  # time never runs back within a stream
+        ]
+
+    with_store(tmp_path, first)
+    with_store(tmp_path, second)
+
+
+def test_a_character_is_never_cut_by_the_index(tmp_path: Path) -> None:
+    text = "a€b😀c".encode()
+
+    async def main(rig: Rig) -> None:
+        for at in range(len(text)):
+            rig.put(at, text[at : at + 1])
+        assert rig.end(len(text))
+        path = rig.store.stream(OUT).path
+        parts = [text[e.start : e.end].decode() for e in IndexFile(path).read(0, 99)]
+        assert parts == ["a", "€", "b", "😀", "c", ""]
+
+    with_store(tmp_path, main)
+
+
+def test_bytes_that_are_no_text_are_indexed_too(tmp_path: Path) -> None:
+    raw = bytes(range(256)) * 3 + b"\xf0\x9f"
+
+    async def main(rig: Rig) -> None:
+        for at in range(0, len(raw), 7):
+            rig.put(at, raw[at : at + 7])
+        assert rig.end(len(raw))
+        path = rig.store.stream(OUT).path
+        assert b"".join(raw[e.start : e.end] for e in IndexFile(path).read(0, 999)) == raw
+
+    with_store(tmp_path, main)
+
+
+@pytest.mark.parametrize("left", [0, 1, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 5])
+def test_what_a_crash_left_of_the_index_is_made_good(tmp_path: Path, left: int) -> None:
+    async def first(rig: Rig) -> None:
+        rig.put(0, b"abc\n")
+        rig.put(4, b"def\n")
+        rig.put(0, b"x", SETUP)
+
+    async def second(rig: Rig) -> None:
+        assert rig.put(8, b"ghi\n") == 4
+        path = rig.store.stream(OUT).path
+        entries = IndexFile(path).read(0, 99)
+        assert [e.start for e in entries[1:]] == [e.end for e in entries[:-1]]
+        assert (entries[0].start, entries[-1].end) == (0, 12)
+        seqs = [e.seq for e in entries] + [
+            IndexFile(rig.store.stream(SETUP).path).read(0, 1)[0].seq
+        ]
+        assert len(set(seqs)) == len(seqs), "two arrivals with one number"
+
+    with_store(tmp_path, first)
+    index = index_path(tmp_path / "logs/7/2/1/stdout.3")
+    index.write_bytes(index.read_bytes()[:left])
+    with_store(tmp_path, second)
+
+
+def test_records_of_bytes_that_a_crash_lost_are_dropped(tmp_path: Path) -> None:
+    async def first(rig: Rig) -> None:
+        rig.put(0, b"abc\n")
+        rig.put(4, b"def\n")
+
+    async def second(rig: Rig) -> None:
+        assert rig.store.stream(OUT).size == 6
+        assert rig.put(6, b"f\n") == 2
+        entries = IndexFile(rig.store.stream(OUT).path).read(0, 99)
+        assert [e.start for e in entries[1:]] == [e.end for e in entries[:-1]]
+        assert entries[-1].end == 8
+
+    with_store(tmp_path, first)
+    data = tmp_path / "logs/7/2/1/stdout.3"
+    data.write_bytes(data.read_bytes()[:6])
+    with_store(tmp_path, second)
+
+
+def test_a_task_is_stored_when_all_its_streams_have_ended(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        rig.put(0, b"abc")
+        assert not await rig.store.end_task(TASK, 1), "its stream goes on"
+        assert not rig.end(5), "two bytes are missing"
+        rig.put(3, b"de")
+        assert rig.end(5)
+        assert not await rig.store.end_task(TASK, 2), "a stream is missing"
+        rig.put(0, b"", SETUP)
+        assert rig.end(0, SETUP)
+        assert await rig.store.end_task(TASK, 2)
+        assert (OUT, 5) in rig.acks
+        assert (2, 1) in rig.store.job(JobId(7)).stored
+
+    async def later(rig: Rig) -> None:
+        assert (2, 1) in rig.store.job(JobId(7)).stored
+        assert await rig.store.end_task(TASK, 2), "said again, after a restart"
+        assert rig.put(5, b"more") == 0, "nothing is added to a stream that has ended"
+        assert rig.content() == b"abcde"
+
+    with_store(tmp_path, main)
+    with_store(tmp_path, later)
+
+
+def test_a_task_without_logs_is_stored(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        assert await rig.store.end_task(TASK, 0)
+
+    with_store(tmp_path, main)
+
+
+@pytest.mark.parametrize("task", ["7.2", "../../etc.1.1", "0.1.0", "7.2.1/..", "1.1.-1", ""])
+def test_a_task_that_is_no_task_makes_no_folder(tmp_path: Path, task: str) -> None:
+    async def main(rig: Rig) -> None:
+        with pytest.raises(BadId):
+            rig.put(0, b"x", StreamId(TaskId(task), StreamKind.STDOUT, 0))
+        assert not rig.root.exists()
+
+    with_store(tmp_path, main)
+
+
+def test_a_rank_that_is_no_rank_is_refused(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        with pytest.raises(LogStoreError):
+            rig.put(0, b"x", StreamId(TASK, StreamKind.STDOUT, -5))
+
+    with_store(tmp_path, main)
+
+
+def test_more_streams_than_descriptors(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        rig.store._open_max = 4
+        streams = [StreamId(TASK, StreamKind.STDOUT, rank) for rank in range(20)]
+        for turn in range(3):
+            for stream in streams:
+                rig.put(2 * turn, b"ab", stream)
+        await rig.store.sync()
+        assert all(rig.content(stream) == b"ababab" for stream in streams)
+        assert sum(s.is_open for s in rig.store.job(JobId(7)).streams.values()) <= 4
+
+    with_store(tmp_path, main)

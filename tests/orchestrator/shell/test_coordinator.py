@@ -1,0 +1,282 @@
+"""The owner: on disk first, acted on after, and never again after a failed commit."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.messages import Command, Heartbeat, Hello, Inventory, Refused, TaskReport
+from muster.protocol.outcome import ExitStatus, Outcome
+from muster.protocol.states import TaskState
+from muster.spec.types import JobSpec, Launcher, Shell
+from orchestrator.core import facts as f
+from orchestrator.core.actions import Declined, Submitted
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.core.stimuli import CancelReceived, HelloReceived, ReportReceived, SubmitReceived
+from orchestrator.journal.errors import JournalWriteError
+from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.coordinator import Coordinator, CoordinatorStoppedError, replay
+from tests.orchestrator.fake_agent import prepared
+
+SPEC = JobSpec(name="demo", run=Shell("true"), launcher=Launcher.NONE)
+S1 = SessionId(1)
+HELLO = Hello(NodeName("n1"), "agent", "boot", "0.1.0", Inventory("10.0.0.1", "m1", cpus=1))
+
+
+class Happened(list[str]):
+    """What happened, in order, and a wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = asyncio.Event()
+
+    def append(self, what: str) -> None:
+        super().append(what)
+        self._more.set()
+
+    async def until(self, what: str, times: int = 1) -> None:
+        while self.count(what) < times:
+            self._more.clear()
+            await self._more.wait()
+
+
+class Recorder(JournalWriter):
+    """The real journal, which also writes down what is committed, and may be held up."""
+
+    def __init__(self, journal: Journal, happened: Happened) -> None:
+        super().__init__(journal)
+        self.happened = happened
+        self.commits: list[list[f.Durable]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fails = False
+
+    async def append(self, facts: Sequence[tuple[f.Durable, float]]) -> range:
+        self.happened.append("commit begins")
+        await self.gate.wait()
+        if self.fails:
+            raise JournalWriteError("the disk is gone")
+        seqs = await super().append(facts)
+        self.commits.append([fact for fact, _ in facts])
+        self.happened.append("commit ends")
+        return seqs
+
+
+class Rig:
+    """An owner with a real journal; commands to agents are written down in `happened`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.happened = Happened()
+        journal = Journal.open(folder)
+        self.journal = Recorder(journal, self.happened)
+        self.coordinator = Coordinator(
+            state=replay(journal),
+            journal=self.journal,
+            clock=SystemClock(),
+            limits=Limits(),
+            sessions=self,
+            changes=Changes(),
+        )
+
+    def send(self, session: SessionId, command: Command) -> None:
+        self.happened.append(type(command).__name__)
+
+    def refuse(self, session: SessionId, refused: Refused) -> None:
+        self.happened.append("refuse")
+
+    def close(self, session: SessionId, why: str) -> None:
+        self.happened.append("close")
+
+    async def submit(self, key: str = "") -> Any:
+        return await self.coordinator.request(
+            lambda rid: SubmitReceived(rid, SPEC, "ann", key, "digest")
+        )
+
+    async def join(self) -> None:
+        await self.coordinator.put(HelloReceived(S1, HELLO, "10.0.0.1"))
+        await self.happened.until("Welcome")
+
+
+def with_owner(folder: Path, main: Callable[[Rig], Coroutine[Any, Any, None]]) -> Rig:
+    async def run() -> Rig:
+        rig = Rig(folder)
+        owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+        try:
+            async with asyncio.timeout(30):
+                await rig.coordinator.started.wait()
+                await main(rig)
+        finally:
+            owner.cancel()
+            await asyncio.gather(owner, return_exceptions=True)
+            await rig.coordinator.flush()
+            rig.journal.close()
+        return rig
+
+    return asyncio.run(run())
+
+
+def test_nothing_is_done_before_it_is_on_disk(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.happened.until("commit begins")
+        assert rig.coordinator.state.jobs, "decided already"
+        assert not submitting.done()
+        reader = asyncio.create_task(rig.coordinator.settled())
+        await asyncio.sleep(0)
+        assert not reader.done(), "nobody reads what is not on disk"
+        assert rig.happened == ["commit begins"]
+        rig.journal.gate.set()
+        assert await submitting == Submitted(JobId(1), created=True)
+        assert await reader is rig.coordinator.state
+        assert rig.happened == ["commit begins", "commit ends", "PrepareTask"]
+
+    with_owner(tmp_path, main)
+
+
+def test_what_comes_together_is_committed_once(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        await rig.submit()
+        rig.journal.commits.clear()
+        answers = await asyncio.gather(*(rig.submit() for _ in range(50)))
+        assert [answer.job for answer in answers] == list(range(2, 52))
+        assert len(rig.journal.commits) == 1
+        assert len(rig.journal.commits[0]) == 50
+
+    with_owner(tmp_path, main)
+
+
+def test_what_is_only_about_connections_is_never_written(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        await rig.coordinator.put(ReportReceived(S1, Heartbeat(1.0)))
+        await rig.happened.until("HeartbeatAck")
+        written = [type(fact) for commit in rig.journal.commits for fact in commit]
+        assert written == [f.EpochStarted, f.NodeRegistered]
+
+    with_owner(tmp_path, main)
+
+
+def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path)
+        owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
+        await rig.coordinator.started.wait()
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.fails = True
+        with pytest.raises(CoordinatorStoppedError):
+            await rig.submit()
+        with pytest.raises(JournalWriteError):
+            await owner
+        with pytest.raises(CoordinatorStoppedError):
+            await rig.coordinator.settled()
+        with pytest.raises(CoordinatorStoppedError):
+            await rig.submit()
+        assert "PrepareTask" not in rig.happened
+        rig.journal.close()
+
+    asyncio.run(main())
+    journal = Journal.open(tmp_path)
+    assert replay(journal).jobs == {}
+    journal.close()
+
+
+def test_replay_leads_to_the_state_that_was(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        for number in range(5):
+            await rig.submit(f"key-{number}")
+        await rig.coordinator.request(lambda rid: CancelReceived(rid, JobId(3), "ann"))
+
+    rig = with_owner(tmp_path, main)
+    journal = Journal.open(tmp_path)
+    assert durable(replay(journal)) == durable(rig.coordinator.state)
+    journal.close()
+
+
+def test_requests_are_answered_one_by_one(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        refused = await rig.submit()
+        assert isinstance(refused, Declined), "no node is there"
+        await rig.join()
+        first = await rig.submit("key")
+        assert first == Submitted(JobId(1), created=True)
+        assert await rig.submit("key") == Submitted(JobId(1), created=False)
+        unknown = await rig.coordinator.request(lambda rid: CancelReceived(rid, JobId(9), "ann"))
+        assert isinstance(unknown, Declined)
+
+    with_owner(tmp_path, main)
+
+
+def durable(state: State) -> Any:
+    """The state without what belongs to this process."""
+    nodes = {
+        name: (n.agent_id, n.boot_id, n.version, n.inventory, n.holder)
+        for name, n in state.nodes.items()
+    }
+    return state.next_job, nodes, state.jobs, state.keys, state.queues, state.ports
+
+
+def test_what_may_wait_for_the_next_commit_does_not_wait_long(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        hello = msgspec.structs.replace(HELLO, node=NodeName("n2"), agent_id="other")
+        await rig.coordinator.put(HelloReceived(SessionId(2), hello, "10.0.0.2"))
+        gang = msgspec.structs.replace(SPEC, nodes=2)
+        await rig.coordinator.request(lambda rid: SubmitReceived(rid, gang, "ann"))
+        rig.happened.clear()
+        report = TaskReport(TaskId("1.1.0"), TaskState.PREPARED, prepared=prepared())
+        await rig.coordinator.put(ReportReceived(S1, report))
+        await rig.happened.until("commit ends")
+        assert [type(fact) for fact in rig.journal.commits[-1]] == [f.TaskPrepared]
+
+    with_owner(tmp_path, main)
+
+
+def test_a_whole_course_of_a_gang_is_five_commits(tmp_path: Path) -> None:
+    """An fsync is what a launch waits for: what all nodes say at about one time shares one."""
+    names = [NodeName(f"n{number}") for number in range(4)]
+    spec = msgspec.structs.replace(SPEC, nodes=4)
+
+    async def main(rig: Rig) -> None:
+        put = rig.coordinator.put
+        for number, name in enumerate(names):
+            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name)
+            await put(HelloReceived(SessionId(number + 1), hello, "10.0.0.1"))
+        await rig.happened.until("Welcome", 4)
+        rig.journal.commits.clear()
+        await rig.coordinator.request(lambda rid: SubmitReceived(rid, spec, "ann", "", "digest"))
+        place = rig.coordinator.state.jobs[JobId(1)].attempts[0].tasks
+
+        async def say(state: TaskState, awaited: str, **more: Any) -> None:
+            for task in place:
+                session = SessionId(names.index(task.node) + 1)
+                await put(ReportReceived(session, TaskReport(task.id, state, **more)))
+            await rig.happened.until(awaited, 4)
+
+        await say(TaskState.PREPARED, "ArrangeTask", prepared=prepared())
+        await say(TaskState.ARRANGED, "StartTask", prepared=prepared())
+        await say(TaskState.STARTED, "StartTask", prepared=prepared())
+        ended = {"prepared": prepared(), "exit": ExitStatus(code=0)}
+        await say(TaskState.EXITED, "StartTask", **ended)
+        await say(TaskState.CLEANED, "ForgetTask", **ended)
+        job = rig.coordinator.state.jobs[JobId(1)]
+        assert job.cause is not None
+        assert job.cause.outcome is Outcome.SUCCESS
+
+    rig = with_owner(tmp_path, main)
+    kinds = [{type(fact).__name__ for fact in commit} for commit in rig.journal.commits]
+    assert len(kinds) <= 5, kinds
+    assert "JobEnded" in kinds[-1]

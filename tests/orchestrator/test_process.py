@@ -1,0 +1,161 @@
+"""The process: it starts or says in one line why not, and it stops when it is told to."""
+
+import asyncio
+import json
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import trustme
+
+from muster.protocol.messages import PrepareTask
+from tests.orchestrator.fake_agent import DEADLINE_S, connect
+from tests.orchestrator.process import CoordinatorProcess, run, token_file
+from tests.orchestrator.user import user_of
+
+
+def start(folder: Path, **settings: Any) -> tuple[int, str]:
+    """Exit code and standard error of a coordinator that is not to start."""
+    tokens = folder / "tokens"
+    if not tokens.exists():
+        token_file(tokens)
+    config = folder / "c.yaml"
+    given = {"state_dir": str(folder / "state"), "tokens_file": str(tokens), **settings}
+    config.write_text(json.dumps({k: v for k, v in given.items() if v is not None}))
+    process = run(config)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, said
+
+
+def one_line(said: str) -> str:
+    """The message for the operator: one line, after what was logged."""
+    lines = [line for line in said.splitlines() if not line.startswith("{")]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("muster coordinator: ")
+    return lines[0]
+
+
+def not_a_folder(folder: Path) -> dict[str, Any]:
+    (folder / "file").write_text("")
+    return {"state_dir": str(folder / "file" / "state")}
+
+
+def no_journal(folder: Path) -> dict[str, Any]:
+    (folder / "state").mkdir()
+    (folder / "state" / "journal.sqlite").write_text("something else\n" * 200)
+    return {}
+
+
+def open_tokens(folder: Path) -> dict[str, Any]:
+    token_file(folder / "tokens")
+    (folder / "tokens").chmod(0o644)
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (lambda _: {"listen": {"host": "0.0.0.0", "port": 0}}, 2, "without TLS"),
+        (lambda _: {"listen": {"port": "x"}}, 2, "listen.port"),
+        (lambda _: {"lise_s": 5}, 2, "lease_s"),
+        (lambda _: {"tokens_file": "/nonexistent/tokens"}, 2, "no tokens file"),
+        (open_tokens, 2, "chmod 600"),
+        (lambda f: {"tls": {"cert": f"{f}/no.crt", "key": f"{f}/no.key"}}, 2, "tls.cert"),
+        (not_a_folder, 1, "cannot be used as a state folder"),
+        (no_journal, 1, "no journal of Muster"),
+        (lambda _: {"listen": {"host": "192.0.2.1.invalid", "port": 0}}, 2, "without TLS"),
+    ],
+)
+def test_what_keeps_it_from_starting_is_said_in_a_line(
+    tmp_path: Path, settings: Callable[[Path], dict[str, Any]], code: int, said: str
+) -> None:
+    given = settings(tmp_path)
+    found, text = start(tmp_path, **{"listen": {"port": 0}, **given})
+    assert (found, said in one_line(text)) == (code, True), text
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = start(tmp_path, listen={"port": port})
+    assert code == 1
+    assert f"127.0.0.1:{port} cannot be used" in one_line(text)
+
+
+def test_a_state_folder_in_use_is_named_with_its_holder(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as coordinator:
+        code, text = start(tmp_path, listen={"port": 0})
+        assert code == 1
+        assert coordinator._process is not None
+        assert f"process {coordinator._process.pid}" in one_line(text)
+
+
+def test_it_tells_systemd_that_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+        notified.bind(str(tmp_path / "notify"))
+        notified.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with CoordinatorProcess(tmp_path).start() as coordinator:
+            assert notified.recv(1000).startswith(b"READY=1")
+            assert coordinator.terminate() == 0
+        assert notified.recv(1000) == b"STOPPING=1"
+
+
+def test_stopping_lets_everybody_go_and_leaves_the_job_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+            await agent.hello()
+            job = await user.submit()
+            await agent.expect(PrepareTask)
+            waiting = asyncio.create_task(user.get(f"/v1/jobs/{job}/wait?timeout_s=60"))
+            stopping = asyncio.create_task(asyncio.to_thread(coordinator.terminate))
+            async with asyncio.timeout(DEADLINE_S):
+                message = await agent.socket.receive()
+                assert message.type is aiohttp.WSMsgType.CLOSE, message
+                assert (message.data, message.extra) == (1001, "the coordinator is restarting")
+                assert await stopping == 0
+            try:
+                assert (await waiting)["state"] == "PREPARING", "the job itself goes on"
+            except aiohttp.ClientError:
+                pass  # it had not been asked yet when the coordinator stopped listening
+
+    async def after() -> None:
+        async with user_of(coordinator) as user:
+            assert (await user.get("/v1/jobs/1"))["state"] == "PREPARING"
+            async with user.http.get("/readyz") as ready:
+                assert ready.status == 200
+
+    with CoordinatorProcess(tmp_path).start() as coordinator:
+        asyncio.run(main())
+        coordinator.start()
+        asyncio.run(after())
+
+
+def test_a_certificate_and_a_key_switch_tls_on(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.private_key_pem.write_to_path(str(key))
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(str(cert), append=True)
+    key.chmod(0o600)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+
+    async def main(process: CoordinatorProcess) -> None:
+        async with aiohttp.ClientSession(headers=process.headers()) as session:
+            secure = f"https://127.0.0.1:{process.port}/v1/version"
+            async with session.get(secure, ssl=context) as answer:
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(f"http://127.0.0.1:{process.port}/healthz")
+
+    process = CoordinatorProcess(tmp_path, tls={"cert": str(cert), "key": str(key)}).start()
+    try:
+        asyncio.run(main(process))
+    finally:
+        process.kill()
