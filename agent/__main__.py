@@ -1,0 +1,63 @@
+"""`python -m agent --config FILE`: the agent of this node, until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.config import AgentConfig, load
+from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError
+from muster.daemon.logging import configure
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+# Fixed, whoever started us: what root runs is not found in a folder that a user can write.
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent; returns the exit code: 0 stopped, 1 failed, 2 cannot be started like this."""
+    parser = argparse.ArgumentParser(
+        prog="muster agent", description="Runs this node's part of jobs, until SIGTERM."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML, see configs/agent.yaml")
+    flags = parser.parse_args(arguments)
+    try:
+        config = load(file=flags.config, environ=os.environ)
+        configure(level=config.log.level, fmt=config.log.format)
+        os.environ["PATH"] = _PATH
+        os.umask(0o077)
+        asyncio.run(_serve(config))
+    except (ConfigError, DirectoryLockedError) as error:
+        return _complain(error, EXIT_USAGE)
+    except DaemonError as error:
+        return _complain(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _serve(config: AgentConfig) -> None:
+    # Imported late, so that a wrong configuration is told at once.
+    from agent.daemon import serve
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve(config, stop)
+
+
+def _complain(error: Exception, code: int) -> int:
+    sys.stderr.write(f"muster agent: {' '.join(str(error).split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

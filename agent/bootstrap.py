@@ -1,0 +1,229 @@
+"""torchrun in the job's own interpreter, behind a gate, with every rank's end told at once.
+
+One stand-alone file: the standard library and torch, Python 3.9 or newer, nothing of Muster's, as
+the job's interpreter has none of it. The shim runs it from a descriptor and speaks over another;
+agent/shim/gate.py holds the other end and lists the messages. torch is imported before the gate
+opens, so that the seconds this takes cost the job nothing.
+
+Three things of torchrun's are changed, all in this process, as ranks are children with a clean
+interpreter:
+  - ranks write into files that the shim opened, which the job's user can write but not replace;
+  - a thread waits for each rank and tells its end, which torchrun keeps for itself until all
+    siblings are gone;
+  - torchrun signals nobody: the shim does, once, with the job's grace instead of torchrun's 30 s.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+CHANNEL_FD, SOURCE_FD, FLAG_FD, LOG_FOLDER_FD = 60, 61, 62, 63
+LOG_FOLDER = f"/proc/self/fd/{LOG_FOLDER_FD}"
+PACKET_BYTES_MAX = 65536
+ERROR_CHARS_MAX = 4096
+# The shim answers in a millisecond; one that does not is dead, and its agent is about to end this
+# job.
+ANSWER_S = 30.0
+LAST_WORDS_S = 2.0
+
+Message = dict[str, Any]
+
+
+class Shim:
+    """The channel to the shim."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+
+    def tell(self, message: Message) -> bool:
+        """Send one message; False where the shim is gone."""
+        try:
+            self._socket.send(json.dumps(message).encode())
+        except OSError:
+            return False
+        return True
+
+    def await_start(self) -> Message:
+        """Wait at the gate. Ends this process when the shim does."""
+        data, fds, _, _ = socket.recv_fds(self._socket, PACKET_BYTES_MAX, 1)
+        if not data or not fds:
+            sys.exit(0)
+        with open(fds[0], "rb") as file:
+            start: Message = json.load(file)
+        self._socket.settimeout(ANSWER_S)
+        return start
+
+    def files_for(self, rank: int, local_rank: int) -> list[int]:
+        """Descriptors for a rank's output and error; none where the shim gives none."""
+        if not self.tell({"t": "open", "rank": rank, "local_rank": local_rank}):
+            return []
+        try:
+            return list(socket.recv_fds(self._socket, PACKET_BYTES_MAX, 2)[1])
+        except OSError:
+            return []
+
+    def stopping(self) -> bool:
+        """True once the shim has begun to stop the job: it says so before its first signal."""
+        return os.pread(FLAG_FD, 1, 0) == b"1"
+
+
+def main() -> None:
+    for fd in (CHANNEL_FD, FLAG_FD, LOG_FOLDER_FD):
+        os.set_inheritable(fd, False)
+    shim = Shim(CHANNEL_FD)
+    try:
+        torchrun = importlib.import_module("torch.distributed.run")
+        versions = _versions()
+    except ImportError as error:
+        shim.tell({"t": "failed", "code": "no_torch", "text": _no_torch(error)})
+        sys.exit(1)
+    except Exception as error:
+        text = f"Importing torch into {sys.executable} failed: {type(error).__name__}: {error}"
+        shim.tell({"t": "failed", "code": "bootstrap_failed", "text": text})
+        raise
+    shim.tell({"t": "hello", "versions": versions})
+    start = shim.await_start()
+    os.environ.clear()
+    os.environ.update(start["env"])
+    watchers = _watch_ranks(shim)
+    _leave_signals_to(shim)
+    # torchrun's parser takes the last of two: what the job was given wins over these.
+    argv = ["--redirects", "3", "--log_dir", LOG_FOLDER, *start["argv"]]
+    sys.argv = ["torchrun", *argv]
+    shim.tell({"t": "running"})
+    try:
+        torchrun.main(argv)
+    finally:
+        for watcher in watchers:
+            watcher.join(LAST_WORDS_S)
+
+
+def _versions() -> Message:
+    torch = importlib.import_module("torch")
+    nccl = None
+    if torch.version.cuda:
+        try:
+            nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        except Exception:  # noqa: BLE001
+            # A build without NCCL; the versions are for comparison, not for use.
+            nccl = None
+    return {
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": getattr(torch.version, "hip", None),
+        "nccl": nccl,
+    }
+
+
+def _no_torch(error: ImportError) -> str:
+    if getattr(error, "name", None) == "torch":
+        return (
+            f"{sys.executable} (Python {sys.version_info[0]}.{sys.version_info[1]}) has no torch;"
+            " install it there or set `python` to the environment that has it."
+        )
+    return f"torch cannot be imported by {sys.executable}: {error}"
+
+
+def _watch_ranks(shim: Shim) -> list[threading.Thread]:
+    """Have every rank that torchrun starts write where the shim says, and its end told.
+
+    Returns the watchers.
+    """
+    watchers: list[threading.Thread] = []
+    original = subprocess.Popen.__init__
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        env: dict[str, str] = kwargs.get("env") or {}
+        if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"} <= env.keys():
+            original(self, *args, **kwargs)
+            return
+        rank = int(env["RANK"])
+        fds = shim.files_for(rank, int(env["LOCAL_RANK"]))
+        if len(fds) == 2:
+            kwargs["stdout"], kwargs["stderr"] = fds
+        # The path of the rank's error file leads through this descriptor.
+        kwargs["pass_fds"] = (*(kwargs.get("pass_fds") or ()), LOG_FOLDER_FD)
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        shim.tell({"t": "rank", "rank": rank, "pid": self.pid})
+        error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
+        watcher = threading.Thread(
+            target=_await_end,
+            args=(shim, self, rank, error_file),
+            name=f"rank-{rank}",
+            daemon=True,
+        )
+        watcher.start()
+        watchers.append(watcher)
+
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+    return watchers
+
+
+def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
+    """Wait for a rank without taking its exit status from torchrun, which polls for it too."""
+    try:
+        info = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status  # type: ignore[union-attr]
+    except ChildProcessError:
+        # torchrun was first and has the status.
+        code = process.wait()
+    shim.tell(
+        {
+            "t": "exit",
+            "rank": rank,
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "error": _recorded_error(error_file) if code else None,
+        }
+    )
+
+
+def _recorded_error(path: str) -> str | None:
+    """What torch's @record wrote: the end of the traceback, or the message."""
+    try:
+        with open(path, "rb") as file:
+            message = json.loads(file.read(1 << 20))["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        message = stack or message.get("message")
+    return message.strip()[-ERROR_CHARS_MAX:] if isinstance(message, str) else None
+
+
+def _leave_signals_to(shim: Shim) -> None:
+    """Where torchrun would signal its ranks and kill them after its own time, ask the shim to and
+    wait.
+    """
+    api = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    context = getattr(api, "SubprocessContext", None)
+    original = getattr(context, "_close", None)
+    if context is None or original is None:
+        return
+
+    def close(self: Any, *args: Any, **kwargs: Any) -> None:
+        processes = [handler.proc for handler in self.subprocess_handlers.values()]
+        alive = [process for process in processes if process.poll() is None]
+        if alive and (shim.stopping() or shim.tell({"t": "closing"})):
+            for process in alive:
+                process.wait()
+        original(self, *args, **kwargs)
+
+    context._close = close
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The agent's configuration: `configs/agent.yaml` explains each setting."""
+
+import ipaddress
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from muster.daemon.address import is_loopback
+from muster.daemon.config import load_config
+from muster.daemon.errors import InsecureConfigError
+from muster.daemon.settings import Log, Port
+
+PREFIX: Final = "MUSTER_AGENT"
+
+# RFC 1123: a node's name becomes a host name in every peer's hosts file.
+_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_POOL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+# useradd's own rule.
+_USER: Final = r"^[a-z_][a-z0-9_-]{0,30}\$?$"
+
+
+def default_node_name() -> str:
+    """This machine's host name without its domain, in lower case; it is checked like any other."""
+    return socket.gethostname().partition(".")[0].lower()
+
+
+class Ports(msgspec.Struct, frozen=True, kw_only=True):
+    """The range from which a job's rendezvous gets its port, both ends included."""
+
+    first: Port = 20_000
+    last: Port = 29_999
+
+    def __post_init__(self) -> None:
+        if self.last < self.first:
+            raise ValueError(f"ports.last ({self.last}) is below ports.first ({self.first})")
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of an agent."""
+
+    coordinator: str = "http://127.0.0.1:7077"
+    node: str = msgspec.field(default_factory=default_node_name)
+    address: str | None = None
+    state_dir: Path = Path("/var/lib/muster/agent")
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+    pool: Annotated[str, msgspec.Meta(pattern=_POOL)] = "default"
+    labels: dict[str, str] = {}
+    python: Path = Path(sys.executable)
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
+    ports: Ports = Ports()
+    shared_host: bool = False
+    run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
+    allow_root_jobs: bool = False
+    log: Log = Log()
+
+    def __post_init__(self) -> None:
+        _check_node(self.node)
+        _check_url(self.coordinator)
+        if self.address is not None:
+            _check_address(self.address)
+        if self.run_as == "root" and not self.allow_root_jobs:
+            raise ValueError("run_as is root, but allow_root_jobs is false: name another user")
+
+
+def load(
+    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> AgentConfig:
+    """Read the configuration and check that it is safe to start with. Raises ConfigError."""
+    config = load_config(AgentConfig, prefix=PREFIX, file=file, environ=environ, flags=flags)
+    check_coordinator(config)
+    return config
+
+
+def check_coordinator(config: AgentConfig) -> None:
+    """Refuse to send a token over a network in the clear. Raises InsecureConfigError."""
+    url = urlsplit(config.coordinator)
+    if url.scheme == "http" and not is_loopback(url.hostname or ""):
+        raise InsecureConfigError(
+            f"coordinator: {config.coordinator} is reached over the network without TLS, so this "
+            "node's token could be read on the way; use https:// (tls_ca names a CA of your own)"
+        )
+
+
+def _check_node(name: str) -> None:
+    if not _LABEL.fullmatch(name) or name == "localhost":
+        raise ValueError(
+            f"node {name!r} is no host name: use at most 63 lower-case letters, digits and "
+            "inner hyphens"
+        )
+    if name.isdecimal():
+        raise ValueError(f"node {name!r} would be read as an address: put a letter into it")
+
+
+def _check_url(text: str) -> None:
+    problem = f"coordinator {text!r} is not of the form https://host:port"
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError as error:
+        raise ValueError(problem) from error
+    if url.scheme not in {"http", "https"} or not url.hostname or port == 0:
+        raise ValueError(problem)
+    if url.path not in {"", "/"} or url.query or url.fragment or url.username is not None:
+        raise ValueError(f"{problem}: no user, path or query belongs in it")
+
+
+def _check_address(text: str) -> None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise ValueError(f"address {text!r} is not an IPv4 or IPv6 address") from error
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"address {text} is not one at which a peer can reach this node")

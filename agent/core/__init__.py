@@ -1,0 +1,1 @@
+"""Pure: what this node should do next."""

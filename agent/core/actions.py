@@ -1,0 +1,90 @@
+"""What an agent is to do: the outputs of `decide`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from agent.core.shim import ShimCommand
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import PrepareTask, Report
+
+
+class Timer(enum.Enum):
+    """HEARTBEAT: speak, and judge whether the coordinator still does."""
+
+    HEARTBEAT = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """On the connection that is open; where there is none, it is dropped: Hello says everything."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """End the connection; the shell dials again, at once or, after a refusal, later."""
+
+    why: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCluster:
+    """Write down whose tasks this node runs from now on."""
+
+    cluster: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTask:
+    """Make the task's folders, find free ports, start its shim (answered by TaskPlaced, then
+    ShimReported, or by ShimFailed)."""
+
+    task: TaskId
+    prepare: PrepareTask
+
+
+@dataclass(frozen=True, slots=True)
+class TellShim:
+    """In order. A shim that has gone needs no telling."""
+
+    task: TaskId
+    command: ShimCommand
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHostfile:
+    """Before the start: `text` into the task's host file."""
+
+    task: TaskId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTask:
+    """Remove the task's folder, never following a link (answered by TaskRemoved)."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire once at `at` (monotonic seconds); setting it again moves it."""
+
+    timer: Timer
+    at: float
+
+
+Action = (
+    SendReport
+    | CloseLink
+    | KeepCluster
+    | CreateTask
+    | TellShim
+    | WriteHostfile
+    | RemoveTask
+    | SetTimer
+)

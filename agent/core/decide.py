@@ -1,0 +1,192 @@
+"""decide: what a stimulus means to an agent. Reads the state, changes nothing."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from agent.core import actions as a
+from agent.core import facts as f
+from agent.core import stimuli as s
+from agent.core.decision import Decision
+from agent.core.shim import ShimPhase
+from agent.core.state import HeldTask, State
+from agent.core.task import gone, later, report, task_state
+from muster.protocol import messages as m
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.states import TaskState
+
+SILENT_BEATS = 3
+"""A coordinator that has answered none of so many heartbeats is dialled anew."""
+
+
+def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
+    match stimulus:
+        case s.LinkUp():
+            beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+            return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
+        case s.LinkDown():
+            return Decision([f.LinkClosed()])
+        case s.CommandReceived(command):
+            return _command(state, command, now)
+        case s.ShimReported(task, status):
+            held = state.tasks.get(task)
+            if held is None or _stale(held, status.phase):
+                return Decision()
+            return Decision([f.ShimSeen(task, status, now.mono)])
+        case s.TaskFound(task, status, paths, ports):
+            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono)])
+        case s.ShimFailed(task, text):
+            if task not in state.tasks:
+                return Decision()
+            return Decision([f.TaskFailed(task, m.Refusal("spawn_failed", text, node_fault=True))])
+        case s.TaskPlaced(task, paths, ports):
+            return Decision([f.TaskHoused(task, paths, ports)] if task in state.tasks else [])
+        case s.LogsStored(task):
+            return Decision([f.LogsKept(task)] if task in state.tasks else [])
+        case s.TaskRemoved(task):
+            return Decision([f.TaskGone(task)])
+        case s.TimerFired(timer):
+            match timer:
+                case a.Timer.HEARTBEAT:
+                    return _heartbeat(state, now)
+                case _:
+                    assert_never(timer)
+        case _:
+            assert_never(stimulus)
+
+
+def _hello(state: State, now: Instant) -> m.Hello:
+    who = state.identity
+    return m.Hello(
+        node=who.node,
+        agent_id=who.agent_id,
+        boot_id=who.boot_id,
+        version=who.version,
+        inventory=who.inventory,
+        tasks=tuple(report(state, held, now) for held in state.tasks.values()),
+        epoch_seen=state.epoch,
+        cluster=state.cluster,
+    )
+
+
+def _stale(held: HeldTask, phase: ShimPhase) -> bool:
+    """Of two statuses that crossed, the one that is further on holds."""
+    return held.status is not None and not later(held.status.phase, phase)
+
+
+def _heartbeat(state: State, now: Instant) -> Decision:
+    if not state.linked:
+        return Decision()
+    silent_s = now.mono - state.heard_at
+    if silent_s > SILENT_BEATS * state.heartbeat_s:
+        why = f"the coordinator has been silent for {silent_s:.0f} s"
+        return Decision([f.LinkClosed()], [a.CloseLink(why)])
+    beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+    if not state.welcomed:
+        return Decision([], [beat])
+    return Decision([], [a.SendReport(m.Heartbeat(now.mono)), beat])
+
+
+def _command(state: State, command: m.Command, now: Instant) -> Decision:
+    if not state.linked:
+        return Decision()
+    match command:
+        case m.Welcome():
+            return _welcome(state, command, now)
+        case m.Refused(_, text):
+            return Decision([f.LinkClosed()], [a.CloseLink(text, refused=True)])
+        case _ if not state.welcomed:
+            return Decision([f.LinkClosed()], [a.CloseLink("a command came before the welcome")])
+        case m.HeartbeatAck(sent_s):
+            return Decision([f.Heard(now.mono), f.LeaseGranted(sent_s + state.lease_s)])
+        case m.PrepareTask() | m.ArrangeTask() | m.StartTask() | m.StopTask() | m.ForgetTask():
+            decision = _about_task(state, command, now)
+            decision.facts.insert(0, f.Heard(now.mono))
+            return decision
+        case _:
+            assert_never(command)
+
+
+def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
+    if welcome.cluster == state.cluster and welcome.epoch < state.epoch:
+        why = (
+            f"it is in epoch {welcome.epoch}, and this agent has served epoch {state.epoch}: "
+            "another coordinator has taken over"
+        )
+        return Decision([f.LinkClosed()], [a.CloseLink(why, refused=True)])
+    decision = Decision(
+        [
+            f.Welcomed(welcome.epoch, welcome.cluster, welcome.lease_s, welcome.heartbeat_s),
+            f.Heard(now.mono),
+            # From the moment at which we asked, not from the answer: both sides count from there.
+            f.LeaseGranted(state.dialled_at + welcome.lease_s),
+        ],
+        [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
+    )
+    if welcome.cluster != state.cluster:
+        decision.actions.insert(0, a.KeepCluster(welcome.cluster))
+    for held in state.tasks.values():
+        if held.id not in welcome.keep and not _over(held):
+            fence = m.StopTask(held.id, "SIGKILL", 0.0, force=True)
+            decision.facts.append(f.StopTaken(held.id, fence))
+        # What has happened since Hello was sent is not in it.
+        decision.actions.append(a.SendReport(report(state, held, now)))
+    return decision
+
+
+def _about_task(
+    state: State,
+    command: m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.ForgetTask,
+    now: Instant,
+) -> Decision:
+    held = state.tasks.get(command.task)
+    if held is None:
+        return _unknown(state, command)
+    said = Decision([], [a.SendReport(report(state, held, now))])
+    match command:
+        case m.PrepareTask():
+            return said
+        case m.ArrangeTask():
+            at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
+            if not at_gate or held.stop is not None or held.started:
+                return said
+            return Decision([f.PlanTaken(held.id, command)])
+        case m.StartTask():
+            if task_state(held) is not TaskState.ARRANGED or held.stop is not None or held.started:
+                return said
+            return Decision([f.GateOpened(held.id)])
+        case m.StopTask():
+            if _over(held):
+                return said
+            if held.stop is not None and held.stop.force:
+                return Decision()
+            return Decision([f.StopTaken(held.id, command)])
+        case m.ForgetTask():
+            return Decision([f.Forgotten(held.id)] if _over(held) else [])
+        case _:
+            assert_never(command)
+
+
+def _unknown(
+    state: State,
+    command: m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.ForgetTask,
+) -> Decision:
+    task: TaskId = command.task
+    match command:
+        case m.PrepareTask():
+            if task in state.buried:
+                return Decision([], [a.SendReport(gone(task))])
+            return Decision([f.TaskAccepted(task, command)])
+        case m.StopTask():
+            return Decision([f.Buried(task)], [a.SendReport(gone(task))])
+        case m.ArrangeTask() | m.StartTask():
+            return Decision([], [a.SendReport(gone(task))])
+        case m.ForgetTask():
+            return Decision()
+        case _:
+            assert_never(command)
+
+
+def _over(held: HeldTask) -> bool:
+    return task_state(held) is TaskState.CLEANED

@@ -1,0 +1,14 @@
+"""What deciding yields: facts to apply, and actions to take after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent.core.actions import Action
+from agent.core.facts import Fact
+
+
+@dataclass(slots=True)
+class Decision:
+    facts: list[Fact] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)

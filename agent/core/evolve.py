@@ -1,0 +1,82 @@
+"""apply: how each fact changes what the agent knows. Total, without choices."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from agent.core import facts as f
+from agent.core.state import HeldTask, State
+
+
+def apply(state: State, fact: f.Fact) -> None:
+    if isinstance(fact, f.LinkOpened | f.LinkClosed | f.Welcomed | f.Heard | f.LeaseGranted):
+        _apply_link(state, fact)
+    else:
+        _apply_task(state, fact)
+
+
+def _apply_link(state: State, fact: f.LinkFact) -> None:
+    match fact:
+        case f.LinkOpened(at):
+            state.linked, state.welcomed = True, False
+            state.dialled_at = state.heard_at = at
+        case f.LinkClosed():
+            state.linked = state.welcomed = False
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
+            state.welcomed, state.cluster = True, cluster
+            state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
+            state.buried.clear()
+        case f.Heard(at):
+            state.heard_at = at
+        case f.LeaseGranted(until):
+            state.lease_until = until
+        case _:
+            assert_never(fact)
+
+
+def _apply_task(state: State, fact: f.TaskFact) -> None:
+    match fact:
+        case f.TaskAccepted(task, prepare):
+            state.tasks[task] = HeldTask(task, prepare=prepare)
+        case f.TaskAdopted(task, status, paths, ports, at):
+            state.tasks[task] = HeldTask(
+                task, paths=paths, ports=ports, status=status, status_at=at
+            )
+        case f.Buried(task):
+            state.buried.add(task)
+        case f.TaskGone(task):
+            state.tasks.pop(task, None)
+        case _:
+            _apply_held(state.tasks[fact.task], fact)
+
+
+def _apply_held(
+    held: HeldTask,
+    fact: f.TaskHoused
+    | f.ShimSeen
+    | f.TaskFailed
+    | f.PlanTaken
+    | f.GateOpened
+    | f.StopTaken
+    | f.Forgotten
+    | f.LogsKept,
+) -> None:
+    match fact:
+        case f.TaskHoused(_, paths, ports):
+            held.paths, held.ports = paths, ports
+        case f.ShimSeen(_, status, at):
+            held.status, held.status_at = status, at
+        case f.TaskFailed(_, refusal):
+            held.failure = refusal
+        case f.PlanTaken(_, arrange):
+            held.arrange = arrange
+        case f.GateOpened():
+            held.started = True
+        case f.StopTaken(_, stop):
+            held.stop = stop
+        case f.Forgotten():
+            held.forgotten = True
+        case f.LogsKept():
+            held.logs_stored = True
+        case _:
+            assert_never(fact)

@@ -1,0 +1,138 @@
+"""What has changed at an agent: the only things that change its state.
+
+None of them is journaled: what has to outlive the agent is on disk with each task's shim, and an
+agent that starts learns it from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.core.shim import ShimStatus
+from agent.core.stimuli import TaskPaths
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkClosed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    epoch: int
+    cluster: str
+    lease_s: float
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAccepted:
+    task: TaskId
+    prepare: PrepareTask
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAdopted:
+    """Of an earlier life of the agent."""
+
+    task: TaskId
+    status: ShimStatus
+    paths: TaskPaths
+    ports: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHoused:
+    task: TaskId
+    paths: TaskPaths
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShimSeen:
+    task: TaskId
+    status: ShimStatus
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """It never had a shim, and nothing of it runs."""
+
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTaken:
+    task: TaskId
+    arrange: ArrangeTask
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened:
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class StopTaken:
+    task: TaskId
+    stop: StopTask
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """The task was stopped before it was ever seen: it is never to be prepared."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class LogsKept:
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGone:
+    task: TaskId
+
+
+LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
+TaskFact = (
+    TaskAccepted
+    | TaskAdopted
+    | TaskHoused
+    | ShimSeen
+    | TaskFailed
+    | PlanTaken
+    | GateOpened
+    | StopTaken
+    | Buried
+    | Forgotten
+    | LogsKept
+    | TaskGone
+)
+Fact = LinkFact | TaskFact

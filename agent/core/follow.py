@@ -1,0 +1,138 @@
+"""follow: what comes of a fact at an agent, whoever caused it. Reads the state after the fact."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from agent.core import actions as a
+from agent.core import facts as f
+from agent.core.shim import (
+    ShimKill,
+    ShimLease,
+    ShimPhase,
+    ShimPrepare,
+    ShimRelease,
+    ShimStart,
+    ShimStop,
+    ShimUser,
+)
+from agent.core.state import HeldTask, State
+from agent.core.task import report, task_state
+from muster.protocol.instant import Instant
+from muster.protocol.states import TaskState
+
+STOPPABLE: Final = frozenset(
+    {ShimPhase.NEW, ShimPhase.PREPARING, ShimPhase.PREPARED, ShimPhase.RUNNING}
+)
+LEASE_S_MIN: Final = 0.001
+
+
+def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
+    match fact:
+        case f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Buried() | f.TaskGone():
+            return []
+        case f.LeaseGranted(until):
+            lease = _lease(until, now)
+            return [
+                a.TellShim(held.id, lease)
+                for held in state.tasks.values()
+                if held.status is not None and task_state(held) is not TaskState.CLEANED
+            ]
+        case f.TaskAccepted(task, prepare):
+            return [a.CreateTask(task, prepare)]
+        case f.GateOpened(task):
+            return _open_gate(state.tasks[task])
+        case f.PlanTaken(task, arrange):
+            return [
+                a.WriteHostfile(task, arrange.hostfile),
+                *_say(state, state.tasks[task], now),
+            ]
+        case f.StopTaken(task, _):
+            return _stop(state.tasks[task])
+        case f.ShimSeen(task) | f.TaskAdopted(task):
+            held = state.tasks[task]
+            return [*_drive(state, held, now), *_say(state, held, now), *_tidy(held)]
+        case f.TaskHoused(task) | f.TaskFailed(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *_tidy(held)]
+        case f.Forgotten(task) | f.LogsKept(task):
+            return _tidy(state.tasks[task])
+        case _:
+            assert_never(fact)
+
+
+def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+    """What its shim has to be told, given how far it is. Telling it twice does no harm."""
+    if held.status is None:
+        return []
+    if held.stop is not None:
+        return _stop(held)
+    if held.status.phase is not ShimPhase.NEW:
+        return []
+    if held.prepare is None or held.paths is None:
+        # Its agent died before it was told what to prepare: nothing can come of it.
+        return [a.TellShim(held.id, ShimKill())]
+    until = state.lease_until
+    if until is None or until <= now.mono:
+        # The agent itself was stopped for so long: its task may have been given elsewhere.
+        return [a.TellShim(held.id, ShimKill())]
+    prepare = held.prepare
+    who = state.identity
+    return [
+        a.TellShim(held.id, _lease(until, now)),
+        a.TellShim(
+            held.id,
+            ShimPrepare(
+                launcher=prepare.launcher,
+                cwd=held.paths.workdir,
+                python=prepare.python or who.inventory.python or None,
+                setup=prepare.setup or None,
+                env=prepare.env,
+                user=ShimUser(who.run_as) if who.run_as else None,
+                allow_root=who.allow_root_jobs,
+                setup_timeout_s=prepare.timeout_s,
+            ),
+        ),
+    ]
+
+
+def _lease(until: float, now: Instant) -> ShimLease:
+    """What is left of a lease. To a shim 0 would mean that there is none to keep."""
+    return ShimLease(max(LEASE_S_MIN, until - now.mono))
+
+
+def _open_gate(held: HeldTask) -> list[a.Action]:
+    if held.arrange is None:
+        raise AssertionError(f"task {held.id} starts without a plan")
+    arrange = held.arrange
+    return [
+        a.TellShim(
+            held.id, ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
+        )
+    ]
+
+
+def _stop(held: HeldTask) -> list[a.Action]:
+    if held.stop is None or held.status is None:
+        return []
+    if held.stop.force:
+        return [a.TellShim(held.id, ShimKill())]
+    if held.status.phase not in STOPPABLE:
+        return []
+    return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
+
+
+def _say(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+    return [a.SendReport(report(state, held, now))] if state.welcomed else []
+
+
+def _tidy(held: HeldTask) -> list[a.Action]:
+    """A task goes when the coordinator has its end and all of its log."""
+    if not held.forgotten or task_state(held) is not TaskState.CLEANED:
+        return []
+    if held.status is None:
+        return [a.RemoveTask(held.id)]
+    found: list[a.Action] = [a.TellShim(held.id, ShimRelease())]
+    if held.logs_stored:
+        found.append(a.RemoveTask(held.id))
+    return found

@@ -1,0 +1,217 @@
+"""What the agent and a shim say to each other: JSON lines on the shim's socket.
+
+The shim itself uses the standard library only and writes the same documents by hand
+(agent/shim/status.py, agent/shim/commands.py); its tests decode them with these types. The status
+is whole each time and commands may be repeated. Words are text here where an older agent may meet
+those of a newer shim.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from muster.protocol.ids import TaskId
+from muster.protocol.outcome import ExitStatus
+
+LEASE_GRACE_S: Final = 10.0
+"""What a job gets to end by itself when its lease is over, whatever it asked for. The coordinator
+gives a lost node's job elsewhere `lease_margin_s` after the lease: well before that, the kill must
+have done its work."""
+
+
+class ShimPhase(enum.Enum):
+    """How far a task is. Those that are terminal change no more, and their record is on disk."""
+
+    NEW = "new"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    REFUSED = "refused"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+    CLEANED = "cleaned"
+    STUCK = "stuck"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (ShimPhase.REFUSED, ShimPhase.CLEANED)
+
+
+class RefusalCode(enum.StrEnum):
+    """Why a shim could not prepare or start its task."""
+
+    NO_FOLDER = "no_folder"
+    NO_PYTHON = "no_python"
+    NO_TORCH = "no_torch"
+    SETUP_FAILED = "setup_failed"
+    USER_UNKNOWN = "user_unknown"
+    ROOT_REFUSED = "root_refused"
+    BOOTSTRAP_FAILED = "bootstrap_failed"
+    SPAWN_FAILED = "spawn_failed"
+
+
+class StoppedBy(enum.StrEnum):
+    """Who ended a task, where it did not end by itself."""
+
+    STOP = "stop"
+    KILL = "kill"
+    LEASE = "lease"
+    ABANDONED = "abandoned"
+    SHIM_LOST = "shim_lost"
+
+
+class StreamName(enum.StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    LAUNCHER = "launcher"
+    SETUP = "setup"
+
+
+class ShimRefusal(msgspec.Struct, frozen=True):
+    """`code` is a RefusalCode, `text` a sentence for a person."""
+
+    code: str
+    text: str
+
+
+class ShimFingerprint(msgspec.Struct, frozen=True):
+    """Versions in the job's interpreter; None: not in this build of torch."""
+
+    python: str
+    torch: str
+    cuda: str | None = None
+    hip: str | None = None
+    nccl: str | None = None
+
+
+class ShimExit(msgspec.Struct, frozen=True):
+    """How a process ended: a code or a signal; for ranks `at_s` seconds after the start."""
+
+    code: int | None = None
+    signal: int | None = None
+    at_s: float | None = None
+
+    @property
+    def status(self) -> ExitStatus:
+        return ExitStatus(self.code, self.signal)
+
+
+class ShimRank(msgspec.Struct, frozen=True):
+    """One rank. Paths are relative to the task's folder; `error` explains a failure."""
+
+    rank: int
+    local_rank: int = 0
+    stdout: str = ""
+    stderr: str = ""
+    pid: int | None = None
+    exit: ShimExit | None = None
+    error: str | None = None
+
+
+class ShimStream(msgspec.Struct, frozen=True):
+    """A file to tail: `stream` is a StreamName, `path` relative to the task's folder."""
+
+    stream: str
+    path: str
+    rank: int | None = None
+
+
+class ShimStatus(msgspec.Struct, frozen=True):
+    """All that a shim knows of its task.
+
+    `exit` is the main program's; `stopped_by` a StoppedBy; `survivors` are pids that SIGKILL did
+    not end; `complaint` is about a command that could not be read. `boot_s` is from the bootstrap's
+    start to its hello, most of it the import of torch.
+    """
+
+    task: TaskId
+    phase: ShimPhase
+    v: int = 1
+    refusal: ShimRefusal | None = None
+    complaint: str | None = None
+    fingerprint: ShimFingerprint | None = None
+    boot_s: float | None = None
+    log_dir: str = ""
+    listening: bool = False
+    ranks: tuple[ShimRank, ...] = ()
+    streams: tuple[ShimStream, ...] = ()
+    exit: ShimExit | None = None
+    stopped_by: str | None = None
+    first_failed: int | None = None
+    running_s: float | None = None
+    survivors: tuple[int, ...] = ()
+    oom_kills: int | None = None
+
+
+class ShimUser(msgspec.Struct, frozen=True):
+    """An account of this node, by name."""
+
+    name: str
+
+
+class _Command(msgspec.Struct, frozen=True, tag_field="cmd"):
+    """Something a shim is told. Every one may be sent again.
+
+    Defaults are written out: the shim has some of its own.
+    """
+
+
+class ShimPrepare(_Command, frozen=True, tag="prepare"):
+    """Refuse or get ready. `cwd` None: the user's home. `python`: interpreter, venv or conda
+    prefix; None: PATH's.
+    """
+
+    launcher: str = "none"
+    cwd: str | None = None
+    python: str | None = None
+    setup: Sequence[str] | None = None
+    env: dict[str, str] = {}
+    user: ShimUser | None = None
+    allow_root: bool = False
+    no_new_privileges: bool = False
+    setup_timeout_s: float | None = None
+    bootstrap_timeout_s: float | None = None
+
+
+class ShimStart(_Command, frozen=True, tag="start"):
+    """Open the gate. `argv`: the program, or torchrun's arguments.
+
+    `grace_s`: between torchrun's wish to end its ranks, as one has failed, and SIGKILL for them.
+    """
+
+    argv: Sequence[str]
+    env: dict[str, str] = {}
+    listen_port: int | None = None
+    grace_s: float | None = None
+
+
+class ShimStop(_Command, frozen=True, tag="stop"):
+    """Signal the ranks, wait for the whole tree, kill what is left after `grace_s`."""
+
+    signal: str = "SIGTERM"
+    grace_s: float = 30.0
+
+
+class ShimKill(_Command, frozen=True, tag="kill"):
+    """SIGKILL for the whole tree."""
+
+
+class ShimLease(_Command, frozen=True, tag="lease"):
+    """The task may run for `ttl_s` more seconds without another lease (0: without end); then the
+    shim sends `signal`, and kills `grace_s` later.
+    """
+
+    ttl_s: float
+    signal: str = "SIGTERM"
+    grace_s: float = LEASE_GRACE_S
+
+
+class ShimRelease(_Command, frozen=True, tag="release"):
+    """The end is recorded elsewhere: the shim removes its socket and goes."""
+
+
+ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimKill | ShimLease | ShimRelease

@@ -1,0 +1,60 @@
+"""What an agent knows. Only `evolve` changes it, by facts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent.core.shim import ShimStatus
+from agent.core.stimuli import TaskPaths
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this agent is; the same for the whole of its life.
+
+    `run_as` is the user jobs run as ("" is the agent's own).
+    """
+
+    node: NodeName
+    agent_id: str
+    boot_id: str
+    version: str
+    inventory: Inventory
+    run_as: str = ""
+    allow_root_jobs: bool = False
+
+
+@dataclass(slots=True)
+class HeldTask:
+    """A task whose folder is on this node (or is being made)."""
+
+    id: TaskId
+    prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
+    paths: TaskPaths | None = None
+    ports: tuple[int, ...] = ()
+    status: ShimStatus | None = None
+    status_at: float = 0.0
+    failure: Refusal | None = None  # no shim could be made
+    arrange: ArrangeTask | None = None
+    started: bool = False  # the gate was opened
+    stop: StopTask | None = None
+    forgotten: bool = False
+    logs_stored: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    identity: Identity
+    linked: bool = False  # a connection is open
+    welcomed: bool = False  # and the coordinator has answered Hello on it
+    epoch: int = 0
+    cluster: str = ""  # whose tasks these are; outlives the agent
+    heartbeat_s: float = 5.0
+    lease_s: float = 0.0
+    heard_at: float = 0.0
+    dialled_at: float = 0.0
+    lease_until: float | None = None
+    tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
+    buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

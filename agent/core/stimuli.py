@@ -1,0 +1,107 @@
+"""What may happen to an agent: the inputs of `decide`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.core.actions import Timer
+from agent.core.shim import ShimStatus
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import Command
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A connection to the coordinator is open; nothing has been said on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The connection is gone, or its peer has said something that cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandReceived:
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class ShimReported:
+    """The status of a task's shim; of a shim that has gone, its exit record."""
+
+    task: TaskId
+    status: ShimStatus
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPaths:
+    """Absolute paths of a task's folders on this node, made before its shim starts.
+
+    `workdir` is where the program runs.
+    """
+
+    workdir: str
+    scratch: str
+    output: str
+    hostfile: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFound:
+    """At the agent's start: an earlier life left this task, and this is its shim's status or
+    record, with the paths and ports of its manifest."""
+
+    task: TaskId
+    status: ShimStatus
+    paths: TaskPaths
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShimFailed:
+    """No shim could be made for the task; `text` says why."""
+
+    task: TaskId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlaced:
+    """The folders of the task exist, and these ports were free."""
+
+    task: TaskId
+    paths: TaskPaths
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogsStored:
+    """The coordinator has every log byte of the task on disk."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRemoved:
+    """The task's folder is gone."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    timer: Timer
+
+
+Stimulus = (
+    LinkUp
+    | LinkDown
+    | CommandReceived
+    | ShimReported
+    | TaskFound
+    | ShimFailed
+    | TaskPlaced
+    | LogsStored
+    | TaskRemoved
+    | TimerFired
+)

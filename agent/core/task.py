@@ -1,0 +1,152 @@
+"""A task on its node: which state it is in, and what is said of it. Derived from its shim's
+status."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from agent.core.shim import ShimFingerprint, ShimPhase, ShimStatus
+from agent.core.state import HeldTask, State
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
+from muster.protocol.states import TaskState
+
+PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
+    ShimPhase.NEW: frozenset(
+        {ShimPhase.PREPARING, ShimPhase.REFUSED, ShimPhase.STOPPING, ShimPhase.CLEANED}
+    ),
+    ShimPhase.PREPARING: frozenset(
+        {ShimPhase.PREPARED, ShimPhase.REFUSED, ShimPhase.STOPPING, ShimPhase.CLEANED}
+    ),
+    ShimPhase.PREPARED: frozenset(
+        {
+            ShimPhase.RUNNING,
+            ShimPhase.REFUSED,
+            ShimPhase.STOPPING,
+            ShimPhase.EXITED,
+            ShimPhase.CLEANED,
+        }
+    ),
+    ShimPhase.REFUSED: frozenset(),
+    ShimPhase.RUNNING: frozenset({ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.CLEANED}),
+    # A task that was refused, or whose bootstrap died at the gate, may be stopped meanwhile.
+    ShimPhase.STOPPING: frozenset(
+        {ShimPhase.EXITED, ShimPhase.REFUSED, ShimPhase.CLEANED, ShimPhase.STUCK}
+    ),
+    ShimPhase.EXITED: frozenset({ShimPhase.REFUSED, ShimPhase.CLEANED, ShimPhase.STUCK}),
+    ShimPhase.STUCK: frozenset({ShimPhase.REFUSED, ShimPhase.CLEANED}),
+    ShimPhase.CLEANED: frozenset(),
+}
+"""How a shim's phase moves; steps between may go unseen, and none goes back."""
+
+NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space"})
+"""Refusals in which the node is at fault, whatever the job: another one may do better."""
+
+
+def later(old: ShimPhase, new: ShimPhase) -> bool:
+    """Whether `new` can come after `old`, in any number of steps."""
+    reachable, frontier = {old}, [old]
+    while frontier:
+        for phase in PHASES[frontier.pop()] - reachable:
+            reachable.add(phase)
+            frontier.append(phase)
+    return new in reachable
+
+
+def started(status: ShimStatus) -> bool:
+    """Whether the program has been started, whatever became of it."""
+    return status.running_s is not None or status.exit is not None
+
+
+def task_state(held: HeldTask) -> TaskState:
+    """Where a task stands, in the words of both daemons."""
+    status = held.status
+    if status is None:
+        return TaskState.ASSIGNED if held.failure is None else TaskState.CLEANED
+    match status.phase:
+        case ShimPhase.NEW | ShimPhase.PREPARING:
+            return TaskState.ASSIGNED
+        case ShimPhase.PREPARED:
+            if held.paths is None:
+                return TaskState.ASSIGNED
+            return TaskState.PREPARED if held.arrange is None else TaskState.ARRANGED
+        case ShimPhase.RUNNING:
+            return TaskState.STARTED
+        case ShimPhase.STOPPING | ShimPhase.STUCK:
+            return TaskState.STARTED if started(status) else TaskState.ASSIGNED
+        case ShimPhase.EXITED:
+            return TaskState.EXITED
+        case ShimPhase.CLEANED | ShimPhase.REFUSED:
+            # A shim that refuses has cleaned up before it says so.
+            return TaskState.CLEANED
+        case _:
+            assert_never(status.phase)
+
+
+def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
+    """All that is known of a task."""
+    status = held.status
+    if status is None:
+        return TaskReport(held.id, task_state(held), refusal=held.failure)
+    running_s = status.running_s or 0.0
+    if status.phase is ShimPhase.RUNNING:
+        running_s += max(0.0, now.mono - held.status_at)
+    return TaskReport(
+        task=held.id,
+        state=task_state(held),
+        refusal=_refusal(status),
+        prepared=_prepared(state, held, status),
+        listening=status.listening,
+        ranks=tuple(
+            RankReport(
+                rank.rank,
+                rank.local_rank,
+                rank.pid or 0,
+                rank.exit.status if rank.exit is not None else None,
+                # One is enough to say why, and a thousand would not fit a frame.
+                (rank.error or "") if rank.rank == status.first_failed else "",
+            )
+            for rank in status.ranks
+        ),
+        exit=status.exit.status if status.exit is not None else None,
+        first_failed=status.first_failed,
+        running_s=running_s,
+        stopped_by=status.stopped_by or "",
+    )
+
+
+def gone(task: TaskId) -> TaskReport:
+    """Of a task of which there is nothing on this node."""
+    return TaskReport(task, TaskState.CLEANED)
+
+
+def _refusal(status: ShimStatus) -> Refusal | None:
+    if status.refusal is None:
+        return None
+    code = status.refusal.code
+    return Refusal(code, status.refusal.text, node_fault=code in NODE_FAULTS)
+
+
+def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | None:
+    if held.paths is None or not (status.phase is ShimPhase.PREPARED or started(status)):
+        return None
+    return Prepared(
+        address=state.identity.inventory.address,
+        ports=held.ports,
+        gpus=state.identity.inventory.gpus,
+        log_dir=status.log_dir,
+        workdir=held.paths.workdir,
+        scratch=held.paths.scratch,
+        output=held.paths.output,
+        hostfile=held.paths.hostfile,
+        interface=state.identity.inventory.interface,
+        fingerprint=_fingerprint(status.fingerprint),
+        boot_s=status.boot_s or 0.0,
+    )
+
+
+def _fingerprint(found: ShimFingerprint | None) -> Fingerprint:
+    if found is None:
+        return Fingerprint()
+    return Fingerprint(found.python, found.torch, found.cuda or "", found.nccl or "")

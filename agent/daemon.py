@@ -1,0 +1,290 @@
+"""The agent: one owner of the state, who hears, decides by `turn`, and has it done.
+
+Everything runs in one thread, but what waits for a disk or a name server. An agent that ends leaves
+its jobs running; the next one finds them by their folders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Never, assert_never
+
+import structlog
+
+from agent.config import AgentConfig
+from agent.core.actions import (
+    Action,
+    CloseLink,
+    CreateTask,
+    KeepCluster,
+    RemoveTask,
+    SendReport,
+    SetTimer,
+    TellShim,
+    Timer,
+    WriteHostfile,
+)
+from agent.core.state import Identity, State
+from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
+from agent.core.turn import turn
+from agent.dial import Dialer
+from agent.folders import Folders, Owner, owner_named
+from agent.inbox import Inbox
+from agent.link import ControlLink
+from agent.logs.shipper import LogShipper
+from agent.probe import host
+from agent.process.template import Template
+from agent.tasks import Tasks
+from muster.daemon.clock import Clock, SystemClock
+from muster.daemon.errors import DaemonError, FileError, TaskEndedError
+from muster.daemon.files import lock_directory, write_atomic
+from muster.daemon.notify import Notifier
+from muster.daemon.tasks import TaskOwner
+from muster.protocol.ids import check_node_name
+from muster.protocol.messages import Refused, Welcome
+
+_AGENT_ID: Final = "agent_id"
+_CLUSTER: Final = "cluster"
+_CLAIM: Final = "\0muster-agent"
+_DISTRIBUTION: Final = "muster-cluster"
+
+_log = structlog.get_logger("agent")
+
+
+class Agent:
+    """Everything that one agent is made of, wired; `run` is its life."""
+
+    def __init__(
+        self, config: AgentConfig, identity: Identity, owner: Owner | None, clock: Clock
+    ) -> None:
+        """Needs a running loop. Raises DaemonError for what the configuration gets wrong."""
+        self._clock = clock
+        self._state = State(identity, cluster=_read_name(config.state_dir / _CLUSTER))
+        self._inbox = Inbox()
+        self._jobs_owner = owner
+        self._timers: dict[Timer, float] = {}
+        self._alarm: asyncio.TimerHandle | None = None
+        self._dialer = Dialer(config.coordinator, config.token_file, config.tls_ca)
+        self._link = ControlLink(self._dialer, self._inbox)
+        self._logs = LogShipper(
+            self._dialer,
+            clock,
+            identity.node,
+            identity.agent_id,
+            lambda task: self._inbox.post(LogsStored(task)),
+        )
+        self._template = Template()
+        self._config = config
+
+    async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
+        """Serve until `stop`; jobs run on. Raises DaemonError."""
+        config, identity = self._config, self._state.identity
+        folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner)
+        async with self._dialer, TaskOwner("agent") as owner:
+            self._tasks = Tasks(
+                folders, self._template, self._logs, config.ports, self._inbox.post, owner
+            )
+            owner.spawn(self._own(), name="owner", eternal=True)
+            owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
+            try:
+                await self._template.start()
+                await self._tasks.adopt()
+                await self._inbox.settled()
+                owner.spawn(self._logs.run(), name="logs", eternal=True)
+                owner.spawn(self._link.run(), name="link", eternal=True)
+                _log.info("serving", node=identity.node, coordinator=config.coordinator)
+                notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
+                await owner.run_until(stop)
+            except TaskEndedError as error:
+                # Ours to mend: the story goes to the log, where whoever mends it looks.
+                _log.critical("task_ended", why=str(error), exc_info=error.__cause__)
+                raise
+            finally:
+                notifier.stopping()
+                _log.info("stopping", jobs_left_running=len(self._tasks))
+                await owner.close()
+                await self._template.close()
+
+    # --- the owner of the state -------------------------------------------------------------------
+
+    async def _own(self) -> Never:
+        while True:
+            await self._inbox.wait()
+            # Timers first: after a pause of the process, whatever was due was due before.
+            self._fire_due()
+            stimulus = self._inbox.take()
+            if stimulus is not None:
+                self._turn(stimulus)
+                # One stimulus at a time, so that nobody waits long for the loop.
+                await asyncio.sleep(0)
+
+    def _turn(self, stimulus: Stimulus) -> None:
+        for action in turn(self._state, stimulus, self._clock.now()):
+            self._perform(action)
+        if isinstance(stimulus, CommandReceived):
+            self._note(stimulus)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SendReport():
+                self._link.send(action.report)
+            case CloseLink():
+                self._link.close(action.why, refused=action.refused)
+            case KeepCluster():
+                name = f"{action.cluster}\n".encode()
+                write_atomic(self._config.state_dir / _CLUSTER, name, 0o600)
+            case CreateTask():
+                _log.info("task_accepted", task=action.task)
+                self._tasks.create(action.task, action.prepare)
+            case TellShim():
+                self._tasks.tell(action.task, action.command)
+            case WriteHostfile():
+                self._tasks.write_hostfile(action.task, action.text)
+            case RemoveTask():
+                _log.info("task_removed", task=action.task)
+                self._tasks.remove(action.task)
+            case SetTimer():
+                self._timers[action.timer] = action.at
+                self._set_alarm()
+            case _:
+                assert_never(action)
+
+    def _note(self, heard: CommandReceived) -> None:
+        match heard.command:
+            case Welcome() as welcome if self._state.welcomed:
+                _log.info("welcomed", epoch=welcome.epoch, session=welcome.session)
+                self._logs.welcomed()
+            case Refused() as refused:
+                _log.error("refused", code=refused.code, why=refused.text)
+            case _:
+                pass
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def _fire_due(self) -> None:
+        now = self._clock.now().mono
+        due = [timer for timer, at in self._timers.items() if at <= now]
+        for timer in due:
+            del self._timers[timer]
+            self._turn(TimerFired(timer))
+        if due or self._alarm is None:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if not self._timers:
+            return
+        wait_s = max(0.0, min(self._timers.values()) - self._clock.now().mono)
+
+        def ring() -> None:
+            self._alarm = None
+            self._inbox.wake()
+
+        self._alarm = asyncio.get_running_loop().call_later(wait_s, ring)
+
+    async def _watchdog(self, notifier: Notifier) -> Never:
+        """The service manager hears of us through the owner: if that hangs, it hears nothing."""
+        if notifier.watchdog_s is None:
+            await asyncio.Event().wait()
+        while True:
+            await self._inbox.settled()
+            notifier.watchdog()
+            await asyncio.sleep(notifier.watchdog_s or 1.0)
+
+
+async def serve(
+    config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
+    with lock_directory(config.state_dir), _alone(config):
+        owner = owner_named(config.run_as)
+        _warn_of_root(config)
+        identity = await asyncio.to_thread(identify, config)
+        agent = Agent(config, identity, owner, SystemClock())
+        await agent.run(stop, Notifier(environ))
+
+
+def identify(config: AgentConfig) -> Identity:
+    """Who this agent is. May wait for a name server. Raises DaemonError."""
+    host.check_labels(config)
+    return Identity(
+        node=check_node_name(config.node),
+        agent_id=agent_id(config.state_dir),
+        boot_id=host.boot_id(),
+        version=version(),
+        inventory=host.inventory(config),
+        run_as=config.run_as or "",
+        allow_root_jobs=config.allow_root_jobs,
+    )
+
+
+def agent_id(state_dir: Path) -> str:
+    """A name for this installation, made once: it tells a restart from a second node of that name.
+
+    Raises FileError.
+    """
+    path = state_dir / _AGENT_ID
+    text = _read_name(path)
+    if not text:
+        text = secrets.token_hex(16)
+        write_atomic(path, f"{text}\n".encode(), 0o600)
+    return text
+
+
+def _read_name(path: Path) -> str:
+    """What a file of one line says, "" where there is none. Raises FileError."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+
+
+def version() -> str:
+    """The version of Muster that is installed."""
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+class SecondAgentError(DaemonError):
+    """Another agent serves this machine, and neither was told to share it."""
+
+
+def _alone(config: AgentConfig) -> socket.socket:
+    """Hold this machine (this network namespace) alone, unless the configuration shares it.
+
+    The name is in the abstract namespace: it goes with the process, and no file is left behind.
+    Raises SecondAgentError.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    if config.shared_host:
+        return claim
+    try:
+        claim.bind(_CLAIM)
+    except OSError as error:
+        claim.close()
+        raise SecondAgentError(
+            "another agent already serves this machine; stop it, or set shared_host: true in the "
+            "configuration of both to try things out"
+        ) from error
+    return claim
+
+
+def _warn_of_root(config: AgentConfig) -> None:
+    if os.geteuid() == 0 and config.run_as is None and not config.allow_root_jobs:
+        _log.warning(
+            "jobs_will_be_refused",
+            why="this agent runs as root, so its jobs would too, and allow_root_jobs is false; "
+            "set run_as to the user jobs are to run as",
+        )

@@ -1,0 +1,212 @@
+"""How the agent reaches its coordinator: address, token, socket options, and patience."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Never, Self
+
+import aiohttp
+import structlog
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    wait_fixed,
+    wait_random,
+    wait_random_exponential,
+)
+
+from muster.daemon.errors import ConfigError
+from muster.daemon.tls import client_context
+
+# Full jitter, because all agents lose their coordinator at the same instant.
+_PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
+# A refusal is a setting that a person has to change; asking often would only fill logs.
+_PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
+_PAUSE_FIRST_S: Final = 0.1
+_HANDSHAKE_S: Final = 10.0
+_CLOSE_S: Final = 0.5
+# The kernel by itself takes about a quarter of an hour to notice that a peer is gone.
+_USER_TIMEOUT_MS: Final = 20_000
+_KEEPALIVE: Final = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 2),
+)
+_TOKEN_BYTES_MAX: Final = 4096
+# Every failure differs little from the one before: after the first, one in so many is logged.
+_TELL_EVERY: Final = 20
+
+_log = structlog.get_logger("agent.dial")
+
+Websocket = aiohttp.ClientWebSocketResponse
+Converse = Callable[[Websocket], Awaitable[str]]
+
+
+class ConnectionLostError(Exception):
+    """A connection that was not made or did no good. `refused`: the peer wants somebody to act."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+class Dialer:
+    """Opens websockets to the coordinator. Use it as an asynchronous context."""
+
+    def __init__(self, coordinator: str, token_file: Path | None, tls_ca: Path | None) -> None:
+        """`coordinator` is its http(s) URL. Raises ConfigError and TlsError."""
+        if token_file is None:
+            raise ConfigError(
+                "token_file is not set: name a file with a join token of the coordinator"
+            )
+        self._url = coordinator.rstrip("/")
+        self._token_file = token_file
+        self._tls = client_context(tls_ca) if coordinator.startswith("https:") else None
+        self._session: aiohttp.ClientSession | None = None
+        self._token()
+
+    async def __aenter__(self) -> Self:
+        # Names are looked up at each dial: a coordinator may move.
+        connector = aiohttp.TCPConnector(use_dns_cache=False, limit=0)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def dial(self, path: str, frame_bytes_max: int) -> Websocket:
+        """One websocket. Raises ConnectionLostError, its text being for a person."""
+        assert self._session is not None, "the dialer is not open"
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                websocket = await self._session.ws_connect(
+                    self._url + path,
+                    headers={"Authorization": f"Bearer {self._token()}"},
+                    ssl=self._tls if self._tls is not None else True,
+                    max_msg_size=frame_bytes_max,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
+            raise _explain(self._url, error) from error
+        _tune(websocket)
+        return websocket
+
+    def _token(self) -> str:
+        """Read anew at each dial, so that a token can be replaced under a running agent."""
+        try:
+            with self._token_file.open("rb") as file:
+                token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
+        if not token or not token.isprintable() or " " in token:
+            raise ConfigError(f"token_file: {self._token_file} does not hold one token")
+        return token
+
+
+async def stay_connected(
+    dialer: Dialer,
+    path: str,
+    frame_bytes_max: int,
+    converse: Converse,
+    hurry: asyncio.Event | None = None,
+) -> Never:
+    """Dial for ever. `converse` speaks until the connection is of no more use.
+
+    It returns why, where the peer had let us in; else it raises ConnectionLostError, and the next
+    pause is longer than the last. `hurry`, when set, ends a pause: the peer is known to be back.
+    """
+    while True:
+        retrying = AsyncRetrying(
+            sleep=_sleep_until(hurry or asyncio.Event()),
+            wait=_pause,
+            retry=retry_if_exception_type(ConnectionLostError),
+            before_sleep=_tell(path),
+        )
+        async for attempt in retrying:
+            with attempt:
+                websocket = await dialer.dial(path, frame_bytes_max)
+                try:
+                    why = await converse(websocket)
+                finally:
+                    await websocket.close()
+                _log.info("disconnected", path=path, why=why)
+        await asyncio.sleep(random.uniform(0.0, _PAUSE_FIRST_S))  # noqa: S311  spread, no secret
+
+
+def _sleep_until(hurry: asyncio.Event) -> Callable[[float], Awaitable[None]]:
+    async def sleep(seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await hurry.wait()
+        except TimeoutError:
+            pass
+        hurry.clear()
+
+    return sleep
+
+
+def _pause(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, ConnectionLostError) and error.refused:
+        return _PAUSE_REFUSED(state)
+    return _PAUSE(state)
+
+
+def _tell(path: str) -> Callable[[RetryCallState], None]:
+    told = ""
+
+    def tell(state: RetryCallState) -> None:
+        nonlocal told
+        text = str(state.outcome.exception()) if state.outcome is not None else ""
+        if text == told and state.attempt_number % _TELL_EVERY:
+            return
+        told = text
+        _log.warning(
+            "not_connected",
+            path=path,
+            why=text,
+            attempts=state.attempt_number,
+            pause_s=round(state.upcoming_sleep, 3),
+        )
+
+    return tell
+
+
+def _explain(url: str, error: Exception) -> ConnectionLostError:
+    match error:
+        case aiohttp.WSServerHandshakeError(status=401 | 403 as status):
+            return ConnectionLostError(
+                f"{url} does not accept this node's token ({status}): "
+                "put a join token of that coordinator into token_file",
+                refused=True,
+            )
+        case aiohttp.WSServerHandshakeError(status=status):
+            return ConnectionLostError(
+                f"{url} answered {status} instead of opening a websocket: is it a coordinator?"
+            )
+        case aiohttp.ClientConnectorCertificateError():
+            return ConnectionLostError(
+                f"{url}: its certificate is not trusted ({error.certificate_error}); "
+                "tls_ca names a CA of your own"
+            )
+        case TimeoutError():
+            return ConnectionLostError(f"{url} did not answer within {_HANDSHAKE_S:g} s")
+        case _:
+            return ConnectionLostError(f"{url} cannot be reached: {error}")
+
+
+def _tune(websocket: Websocket) -> None:
+    sock: socket.socket | None = websocket.get_extra_info("socket")
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,232 @@
+"""The folders of tasks: made before anybody else can enter, removed without following a link.
+
+STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile
+          .../logs/         the shim's; the job gets descriptors, never a path
+          .../scratch/      the job's; goes with the task
+STATE_DIR/output/42/1/      the job's; stays when the task goes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.core.stimuli import TaskPaths
+from agent.removal import remove_tree
+from muster.daemon.errors import FileError
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.messages import PrepareTask
+
+TASKS: Final = "tasks"
+OUTPUT: Final = "output"
+MANIFEST: Final = "task.json"
+HOSTFILE: Final = "hostfile"
+SCRATCH: Final = "scratch"
+# A folder on its way in or out; no task has such a name.
+_NEW: Final = ".new-"
+_GONE: Final = ".gone-"
+
+_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# The job's group may pass through to what is the job's, and list nothing.
+_PASS: Final = 0o710
+_MANIFEST_BYTES_MAX: Final = 2 << 20
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The account to whom a job's folders are given."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an agent must know of a task that it did not begin itself."""
+
+    task: TaskId
+    prepare: PrepareTask
+    paths: TaskPaths
+    ports: tuple[int, ...]
+
+
+def owner_named(name: str | None) -> Owner | None:
+    """The account of `run_as`; None where jobs run as the agent's own user. Raises FileError."""
+    if name is None:
+        return None
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise FileError(
+            f"run_as: there is no user {name!r} on this node; add the account or name another"
+        ) from error
+    if entry.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        raise FileError(
+            f"run_as: only root can run jobs as {name!r}, and this agent runs as uid {os.geteuid()}"
+        )
+    return Owner(name, entry.pw_uid, entry.pw_gid)
+
+
+class Folders:
+    """All folders of tasks of one agent. Its methods wait for the disk: call them from a thread."""
+
+    def __init__(self, state_dir: Path, owner: Owner | None) -> None:
+        """Make what is missing of the state folder. Raises FileError."""
+        self._root = state_dir
+        self._owner = owner
+        try:
+            for name in (TASKS, OUTPUT):
+                (state_dir / name).mkdir(mode=0o700, exist_ok=True)
+            if owner is not None:
+                # The job's user has to pass through to its own folders; nobody can list them.
+                for folder in (state_dir, state_dir / TASKS, state_dir / OUTPUT):
+                    folder.chmod(0o711)
+        except OSError as error:
+            raise FileError(
+                f"{error.filename} cannot be made or changed: {error.strerror}; "
+                "the agent must own its state_dir"
+            ) from error
+
+    def path(self, task: TaskId) -> Path:
+        """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""
+        parse_task_id(task)
+        return self._root / TASKS / task
+
+    def create(self, prepare: PrepareTask, ports: tuple[int, ...]) -> TaskPaths:
+        """Make the task's folders and write its manifest. Raises FileError, and nothing is left."""
+        task = prepare.task
+        job, attempt, _ = parse_task_id(task)
+        folder = self.path(task)
+        paths = TaskPaths(
+            workdir=prepare.workdir or str(folder / SCRATCH),
+            scratch=str(folder / SCRATCH),
+            output=str(self._root / OUTPUT / str(job) / str(attempt)),
+            hostfile=str(folder / HOSTFILE),
+        )
+        manifest = Manifest(task, prepare, paths, ports)
+        try:
+            with _opened(self._root / OUTPUT) as output:
+                self._make_output(output, (str(job), str(attempt)))
+            with _opened(self._root / TASKS) as tasks:
+                self._make_task(tasks, task, msgspec.json.encode(manifest))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._remove_entry(f"{_NEW}{task}")
+            raise FileError(
+                f"the folders of task {task} cannot be made in {self._root}: {error.strerror}"
+            ) from error
+        return paths
+
+    def write_hostfile(self, task: TaskId, text: str) -> None:
+        """Into the task's folder, readable by the job. Raises FileError."""
+        try:
+            with _opened(self._root / TASKS) as tasks, _opened(task, tasks) as folder:
+                temporary = f".{HOSTFILE}.new"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+                _write(folder, temporary, text.encode(), 0o644)
+                os.replace(temporary, HOSTFILE, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            raise FileError(
+                f"the host file of task {task} cannot be written: {error.strerror}"
+            ) from error
+
+    def manifest(self, task: TaskId) -> Manifest | None:
+        """What was written when the task was created; None where that cannot be read."""
+        try:
+            with _opened(self._root / TASKS) as tasks, _opened(task, tasks) as folder:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(MANIFEST, flags, dir_fd=folder), "rb") as file:
+                    return msgspec.json.decode(file.read(_MANIFEST_BYTES_MAX), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def found(self) -> list[TaskId]:
+        """The tasks whose folders are here; what is half made or half removed is removed."""
+        tasks = []
+        for name in sorted(os.listdir(self._root / TASKS)):
+            try:
+                parse_task_id(name)
+            except BadId:
+                if name.startswith((_NEW, _GONE)):
+                    self._remove_entry(name)
+                continue
+            tasks.append(TaskId(name))
+        return tasks
+
+    def remove(self, task: TaskId) -> None:
+        """Remove the task's folder, never following a link; harmless where it is gone.
+
+        Its output stays, unless there is none. Raises FileError.
+        """
+        job, attempt, _ = parse_task_id(task)
+        away = f"{_GONE}{task}"
+        try:
+            # At once no task any more, however long the rest takes.
+            with _opened(self._root / TASKS) as tasks, contextlib.suppress(FileNotFoundError):
+                os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
+            for name in (away, f"{_NEW}{task}"):
+                self._remove_entry(name)
+            with _opened(self._root / OUTPUT) as output, contextlib.suppress(OSError):
+                os.rmdir(f"{job}/{attempt}", dir_fd=output)
+                os.rmdir(str(job), dir_fd=output)
+        except OSError as error:
+            raise FileError(
+                f"the folder of task {task} cannot be removed from {self._root / TASKS}: "
+                f"{error.strerror}"
+            ) from error
+
+    def _remove_entry(self, name: str) -> None:
+        with _opened(self._root / TASKS) as tasks:
+            remove_tree(name, tasks)
+
+    def _make_task(self, tasks: int, task: TaskId, manifest: bytes) -> None:
+        new = f"{_NEW}{task}"
+        os.mkdir(new, 0o700, dir_fd=tasks)
+        with _opened(new, tasks) as folder:
+            _write(folder, MANIFEST, manifest, 0o600)
+            self._make_owned(SCRATCH, folder)
+            if self._owner is not None:
+                os.chown(folder, 0, self._owner.gid)
+                os.chmod(folder, _PASS)
+        os.rename(new, task, src_dir_fd=tasks, dst_dir_fd=tasks)
+
+    def _make_output(self, output: int, parts: tuple[str, str]) -> None:
+        job, attempt = parts
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(job, 0o700, dir_fd=output)
+        with _opened(job, output) as folder:
+            if self._owner is not None:
+                os.chown(folder, 0, self._owner.gid)
+                os.chmod(folder, _PASS)
+            self._make_owned(attempt, folder)
+
+    def _make_owned(self, name: str, above: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=above)
+        if self._owner is not None:
+            with _opened(name, above) as folder:
+                os.chown(folder, self._owner.uid, self._owner.gid)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, above: int | None = None) -> Iterator[int]:
+    fd = os.open(path, _DIR, dir_fd=above)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write(folder: int, name: str, data: bytes, mode: int) -> None:
+    with open(os.open(name, _WRITE, mode, dir_fd=folder), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(data)

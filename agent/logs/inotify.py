@@ -1,0 +1,93 @@
+"""Hearing of a write at once, at no cost while nobody writes.
+
+Own code, because a watch has to be on the file that was opened and not on its name, and because a
+rank that writes a million small lines must not cost a million wake-ups. The package at hand
+(asyncinotify) makes objects and paths of every event; what is needed here is a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+
+_IN_MODIFY: Final = 0x00000002
+_IN_Q_OVERFLOW: Final = 0x00004000
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+_EVENT: Final = struct.Struct("iIII")
+_READ_BYTES: Final = 64 * 1024
+# The first write is heard at once; those of the next few milliseconds together.
+_PAUSE_S: Final = 0.002
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Inotify:
+    """Calls back for files that grew. Needs a running loop; `close` ends it."""
+
+    def __init__(self) -> None:
+        """Raises OSError where the kernel has no instance left (fs.inotify.max_user_instances)."""
+        self._loop = asyncio.get_running_loop()
+        self._fd = _checked(_libc.inotify_init1(_FLAGS))
+        self._grown: dict[int, Callable[[], None]] = {}
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._fd, self._read)
+
+    def watch(self, fd: int, grown: Callable[[], None]) -> int:
+        """Watch the open file `fd`, whatever its name has become; returns the watch.
+
+        Raises OSError where the kernel has no watch left (fs.inotify.max_user_watches).
+        """
+        path = f"/proc/self/fd/{fd}".encode()
+        watch = _checked(_libc.inotify_add_watch(self._fd, path, _IN_MODIFY))
+        self._grown[watch] = grown
+        return watch
+
+    def unwatch(self, watch: int) -> None:
+        """Harmless where the file has gone."""
+        if self._grown.pop(watch, None) is not None:
+            _libc.inotify_rm_watch(self._fd, watch)
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        self._grown.clear()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        watches: set[int] = set()
+        at = 0
+        while at < len(data):
+            watch, mask, _, name_bytes = _EVENT.unpack_from(data, at)
+            at += _EVENT.size + name_bytes
+            if mask & _IN_Q_OVERFLOW:
+                watches.update(self._grown)
+            watches.add(watch)
+        for watch in watches:
+            grown = self._grown.get(watch)
+            if grown is not None:
+                grown()
+        self._loop.remove_reader(self._fd)
+        self._pause = self._loop.call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._fd, self._read)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,338 @@
+"""Sends log bytes to the coordinator over a connection of their own.
+
+The ranks write files and never wait for us; the file is the buffer, so that a coordinator that is
+slow or away costs nothing here but a longer file. One coroutine reads and sends, a chunk of each
+stream in turn; another listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Never
+
+import aiohttp
+import structlog
+
+from agent.core.shim import ShimStream
+from agent.dial import ConnectionLostError, Dialer, Websocket, stay_connected
+from agent.logs.inotify import Inotify
+from agent.logs.ledger import Ledger, Stream
+from agent.logs.source import LogSource, RefusedFileError
+from muster.daemon.clock import Clock
+from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.logs import (
+    Chunk,
+    LogAck,
+    LogHello,
+    LogReport,
+    StreamAt,
+    StreamId,
+    StreamKind,
+    TaskLogsStored,
+    decode_log_command,
+    encode_chunk,
+    encode_text,
+)
+
+PATH: Final = "/v1/agent/logs"
+# For files that are not there yet, or for which the kernel had no watch left.
+_POLL_S: Final = 0.5
+
+_log = structlog.get_logger("agent.logs")
+
+
+class LogShipper:
+    """Ships the logs of all tasks; `stored` is called when all of one are with the coordinator."""
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        clock: Clock,
+        node: NodeName,
+        agent_id: str,
+        stored: Callable[[TaskId], None],
+    ) -> None:
+        self._dialer = dialer
+        self._clock = clock
+        self._hello = LogHello(node, agent_id)
+        self._stored = stored
+        self._ledger = Ledger()
+        self._folders: dict[TaskId, Path] = {}
+        self._sources: dict[StreamId, _Tail] = {}
+        # Streams without a byte so far, and their paths: most never get one, and cost no message.
+        self._quiet: dict[StreamId, str] = {}
+        self._say: deque[LogReport] = deque()
+        self._wake = asyncio.Event()
+        self._welcomed = asyncio.Event()
+        self._work = asyncio.Event()
+        self._unheard: set[StreamId] = set()
+        self._inotify: Inotify | None = None
+        self._watches = False  # it was made, or could not be
+
+    # --- what the owner tells ---------------------------------------------------------------------
+
+    def welcomed(self) -> None:
+        """The coordinator knows this agent: before, the log connection would only be refused."""
+        self._welcomed.set()
+
+    def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
+        """These files of the task exist, or will; their paths are relative to `folder`."""
+        self._folders[task] = folder
+        self._ledger.add_task(task)
+        for known in streams:
+            kind = _KINDS.get(known.stream)
+            if kind is None:
+                continue
+            stream = StreamId(task, kind, known.rank)
+            if stream not in self._quiet and self._ledger.stream(stream) is None:
+                self._quiet[stream] = known.path
+                self._look(stream)
+        self._work.set()
+
+    def complete(self, task: TaskId) -> None:
+        """No process of the task is left, and all its streams have been named."""
+        for stream in self._quiet_of(task):
+            self._look(stream)
+            if self._quiet.pop(stream, None) is not None:
+                self._close_source(stream)
+        self._ledger.complete(task)
+        for message in self._ledger.end_of_task(task):
+            self._tell(message)
+        self._work.set()
+        self._wake.set()
+
+    def drop(self, task: TaskId) -> None:
+        """The task's folder is about to go."""
+        known = self._ledger.task(task)
+        quiet = self._quiet_of(task)
+        for stream in (*known.streams, *quiet) if known is not None else quiet:
+            self._close_source(stream)
+            self._quiet.pop(stream, None)
+        self._ledger.drop(task)
+        self._folders.pop(task, None)
+
+    # --- the connection ---------------------------------------------------------------------------
+
+    async def run(self) -> Never:
+        """Ship until cancelled. The connection is made when there is something to ship."""
+        poll = asyncio.get_running_loop().create_task(self._poll(), name="agent.logs.poll")
+        try:
+            await self._welcomed.wait()
+            await self._work.wait()
+            await stay_connected(
+                self._dialer, PATH, FRAME_BYTES_MAX, self._converse, hurry=self._welcomed
+            )
+        finally:
+            poll.cancel()
+            await asyncio.gather(poll, return_exceptions=True)
+            for stream in list(self._sources):
+                self._close_source(stream)
+            if self._inotify is not None:
+                self._inotify.close()
+
+    async def _converse(self, websocket: Websocket) -> str:
+        self._say.clear()
+        self._say.append(self._hello)
+        self._say.extend(self._ledger.reconnect())
+        self._wake.set()
+        self._progress = False
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._listen(websocket), name="agent.logs.listen"),
+            loop.create_task(self._speak(websocket), name="agent.logs.speak"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        why = _why(ends)
+        if not self._progress:
+            # One that takes nothing is dialled ever more rarely, however politely it begins.
+            raise ConnectionLostError(why)
+        return why
+
+    async def _listen(self, websocket: Websocket) -> str:
+        async for message in websocket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise ProtocolError(f"a {message.type.name} frame on the log connection")
+            command = decode_log_command(message.data)
+            match command:
+                case StreamAt():
+                    self._ledger.at(command.stream, command.offset)
+                case LogAck():
+                    self._progress = True
+                    self._ledger.acked(command.stream, command.offset)
+                case TaskLogsStored():
+                    self._progress = True
+                    if self._ledger.store(command.task):
+                        self._close_task(command.task)
+                        self._stored(command.task)
+            self._wake.set()
+        return f"the coordinator closed the log connection ({websocket.close_code})"
+
+    async def _speak(self, websocket: Websocket) -> Never:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while True:
+                while self._say:
+                    message = encode_text(self._say.popleft()).encode()
+                    await websocket.send_frame(message, aiohttp.WSMsgType.TEXT)
+                stream = self._ledger.next_readable()
+                if stream is None:
+                    break
+                await self._send_chunk(websocket, stream)
+                # A storm of log bytes must not keep the control link waiting.
+                await asyncio.sleep(0)
+
+    async def _send_chunk(self, websocket: Websocket, stream: Stream) -> None:
+        assert stream.sent is not None
+        data = self._read(stream)
+        if not data:
+            self._say.extend(self._ledger.read_to_end(stream))
+            return
+        chunk = Chunk(stream.id, stream.sent, self._clock.now().wall)
+        # Counted first: when sending waits, an acknowledgement may overtake it.
+        self._ledger.sent(stream, len(data))
+        await websocket.send_frame(encode_chunk(chunk, data), aiohttp.WSMsgType.BINARY)
+
+    def _tell(self, message: LogReport | None) -> None:
+        if message is not None:
+            # Without a connection this is thrown away by the next one, which says all anew.
+            self._say.append(message)
+            self._wake.set()
+
+    # --- the files --------------------------------------------------------------------------------
+
+    def _read(self, stream: Stream) -> bytes:
+        tail = self._sources.get(stream.id) or self._open(stream.id, stream.path)
+        if tail is None or tail.source is None:
+            return b""
+        assert stream.sent is not None
+        try:
+            return tail.source.read(stream.sent, stream.room)
+        except OSError as error:
+            _log.error("log_unreadable", stream=stream.path, why=error.strerror)
+            tail.source.close()
+            tail.source = None
+            return b""
+
+    def _quiet_of(self, task: TaskId) -> list[StreamId]:
+        return [stream for stream in self._quiet if stream.task == task]
+
+    def _look(self, stream: StreamId) -> None:
+        """The file of a stream may have bytes, the first ones if it has been quiet."""
+        known = self._ledger.stream(stream)
+        path = self._quiet.get(stream)
+        if path is not None:
+            tail = self._sources.get(stream) or self._open(stream, path)
+            if tail is None or tail.source is None or tail.source.size() == 0:
+                return
+            del self._quiet[stream]
+            self._tell(self._ledger.add_stream(stream, path))
+        elif known is not None:
+            self._ledger.grown(known)
+            self._wake.set()
+
+    def _open(self, stream: StreamId, path: str) -> _Tail | None:
+        folder = self._folders.get(stream.task)
+        if folder is None:
+            return None
+        try:
+            source = LogSource.open(folder, path)
+        except RefusedFileError as error:
+            _log.warning("log_refused", task=stream.task, why=str(error))
+            tail = self._sources[stream] = _Tail(None, None)
+            return tail
+        if source is None:
+            self._unheard.add(stream)
+            return None
+        tail = self._sources[stream] = _Tail(source, self._watch(source, stream))
+        if tail.watch is not None:
+            self._unheard.discard(stream)
+        return tail
+
+    def _watch(self, source: LogSource, stream: StreamId) -> int | None:
+        if not self._watches:
+            self._watches, self._inotify = True, _inotify()
+        if self._inotify is not None:
+            try:
+                return self._inotify.watch(source.fileno(), lambda: self._look(stream))
+            except OSError as error:
+                _log.warning(
+                    "log_not_watched",
+                    why=f"{error.strerror}; raise fs.inotify.max_user_watches",
+                    looked_at_every_s=_POLL_S,
+                )
+        self._unheard.add(stream)
+        return None
+
+    async def _poll(self) -> Never:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            for stream in list(self._unheard):
+                self._look(stream)
+
+    def _close_task(self, task: TaskId) -> None:
+        known = self._ledger.task(task)
+        for stream in known.streams if known is not None else ():
+            self._close_source(stream)
+
+    def _close_source(self, stream: StreamId) -> None:
+        self._unheard.discard(stream)
+        tail = self._sources.pop(stream, None)
+        if tail is None:
+            return
+        if tail.watch is not None and self._inotify is not None:
+            self._inotify.unwatch(tail.watch)
+        if tail.source is not None:
+            tail.source.close()
+
+
+class _Tail:
+    """An open file and its watch; no source: what stands there may not be read."""
+
+    __slots__ = ("source", "watch")
+
+    def __init__(self, source: LogSource | None, watch: int | None) -> None:
+        self.source = source
+        self.watch = watch
+
+
+_KINDS: Final = {kind.value: kind for kind in StreamKind}
+
+
+def _inotify() -> Inotify | None:
+    try:
+        return Inotify()
+    except OSError as error:
+        _log.warning(
+            "no_inotify",
+            why=f"{error.strerror}; raise fs.inotify.max_user_instances",
+            looked_at_every_s=_POLL_S,
+        )
+        return None
+
+
+def _why(ends: list[str | BaseException]) -> str:
+    """Why a connection ended; an error that is none of the network's is raised."""
+    why = ""
+    for end in ends:
+        match end:
+            case str():
+                why = why or end
+            case ProtocolError():
+                why = f"the coordinator was not understood: {end}"
+            case aiohttp.ClientError() | OSError():
+                why = why or f"the log connection failed: {end}"
+            case asyncio.CancelledError():
+                continue
+            case _:
+                raise end
+    return why

@@ -1,0 +1,84 @@
+"""One log file, opened without trusting a name: root reads here what a job wrote."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Opening a FIFO would wait for its writer.
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DEPTH_MAX: Final = 16
+EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
+
+
+class RefusedFileError(Exception):
+    """What stands under a log's name is no log; the text says what it is."""
+
+
+class LogSource:
+    """An open log file. It stays the same file, whatever becomes of its name.
+
+    A job may empty it (`echo x > /dev/stdout` does), while offsets of the stream only grow: from
+    there on the file's first byte stands behind a line that says so.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._begins_at = 0  # offset in the stream of the file's first byte
+        self._mark = b""  # what stands before it
+
+    @classmethod
+    def open(cls, folder: Path, path: str) -> LogSource | None:
+        """Open `path`, relative to `folder`, following no link; None where it is not there yet.
+
+        Raises RefusedFileError for a link, a path that leaves the folder, anything but a regular
+        file, and a file with a second name (it may be somebody else's).
+        """
+        parts = path.split("/")
+        if not parts or len(parts) > _DEPTH_MAX or any(part in {"", ".", ".."} for part in parts):
+            raise RefusedFileError(f"{path!r} is not a path below the task's folder")
+        try:
+            at = os.open(folder, _FOLDER)
+        except FileNotFoundError:
+            return None
+        try:
+            for part in parts[:-1]:
+                above, at = at, os.open(part, _FOLDER, dir_fd=at)
+                os.close(above)
+            fd = os.open(parts[-1], _FILE, dir_fd=at)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RefusedFileError(f"{path} cannot be opened: {error.strerror}") from error
+        finally:
+            os.close(at)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            os.close(fd)
+            what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no regular file"
+            raise RefusedFileError(f"{path} {what}")
+        return cls(fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes from `offset` of the stream; empty at the end."""
+        at = offset - self._begins_at
+        if -len(self._mark) <= at < 0:
+            return self._mark[at:][:limit]
+        if at < 0 or at > self.size():
+            self._mark, self._begins_at = EMPTIED, offset + len(EMPTIED)
+            return EMPTIED[:limit]
+        return os.pread(self._fd, limit, at)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,128 @@
+"""What a node is: its CPUs, memory, GPUs, address and identity, read without any tool.
+
+All files are read under a root that a test can choose.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agent.config import AgentConfig
+from muster.daemon.errors import ConfigError, DaemonError
+from muster.protocol.messages import Inventory
+
+_ROOT: Final = Path("/")
+_MODEL: Final = re.compile(r"^Model:\s*(\S.*?)\s*$", re.MULTILINE)
+
+
+class ProbeError(DaemonError):
+    """Something of this node that an agent must know cannot be found out."""
+
+
+def inventory(config: AgentConfig, root: Path = _ROOT) -> Inventory:
+    """What this node offers. May wait for a name server. Raises ProbeError and ConfigError."""
+    gpus, model = gpus_of(root)
+    return Inventory(
+        address=config.address or address_towards(config.coordinator),
+        machine_id=machine_id(root),
+        gpus=gpus if config.gpus == "auto" else config.gpus,
+        gpu_model=model,
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=memory_bytes(root),
+        pool=config.pool,
+        labels=config.labels,
+        python=default_python(config),
+        shared_host=config.shared_host,
+    )
+
+
+def boot_id(root: Path = _ROOT) -> str:
+    """One life of this kernel. Raises ProbeError."""
+    path = root / "proc/sys/kernel/random/boot_id"
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ProbeError(f"{path} cannot be read ({error.strerror}): is /proc mounted?") from error
+
+
+def machine_id(root: Path = _ROOT) -> str:
+    """Names the host: agents that report the same one share its ports. Raises ProbeError."""
+    try:
+        text = (root / "etc/machine-id").read_text().strip()
+    except OSError:
+        text = ""
+    # An image that was never booted says "uninitialized".
+    if re.fullmatch(r"[0-9a-f]{32}", text):
+        return text
+    return boot_id(root)
+
+
+def memory_bytes(root: Path = _ROOT) -> int:
+    """Main memory; 0 where the kernel does not say."""
+    try:
+        text = (root / "proc/meminfo").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"^MemTotal:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def gpus_of(root: Path = _ROOT) -> tuple[int, str]:
+    """How many NVIDIA GPUs the driver serves, and the model of the first."""
+    try:
+        cards = sorted((root / "proc/driver/nvidia/gpus").iterdir())
+    except OSError:
+        return 0, ""
+    for card in cards:
+        try:
+            match = _MODEL.search((card / "information").read_text(errors="replace"))
+        except OSError:
+            continue
+        if match:
+            return len(cards), match[1]
+    return len(cards), ""
+
+
+def address_towards(coordinator: str) -> str:
+    """Our address on the way to the coordinator; nothing is sent. Raises ProbeError."""
+    url = urlsplit(coordinator)
+    host, port = url.hostname or "", url.port or 443
+    try:
+        family, _, _, _, peer = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(peer)
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise ProbeError(
+            f"the address of this node is not known: there is no way to {host} "
+            f"({error.strerror or error}); set `address` in the agent's configuration"
+        ) from error
+
+
+def default_python(config: AgentConfig) -> str:
+    """The interpreter of jobs that name none.
+
+    The agent's own is not it: its environment holds the agent, and torch only by chance.
+    """
+    if config.python is not None:
+        return str(config.python)
+    return shutil.which("python3", path=_JOB_PATH) or ""
+
+
+# Where jobs find programs; the agent's own PATH may begin with its private environment.
+_JOB_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def check_labels(config: AgentConfig) -> None:
+    """Refuse labels that a job could not ask for. Raises ConfigError."""
+    for name, value in config.labels.items():
+        if not name.isprintable() or not value.isprintable() or len(name) + len(value) > 256:
+            raise ConfigError(
+                f"labels.{name[:40]}: use printable text of at most 256 characters in all"
+            )

@@ -1,0 +1,1 @@
+"""Starting shims, speaking to them, finding them again."""

@@ -1,0 +1,162 @@
+"""After a start: which tasks are on this node, who still owns them, and an end for those that
+nobody owns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agent.core.shim import ShimPhase, ShimStatus, StoppedBy
+from agent.process.sweep import kill_everything_of
+from agent.shim import linux, record
+from agent.shim.cgroup import Cgroup
+from muster.protocol.ids import TaskId
+
+T = TypeVar("T")
+
+DYING_S = 0.002
+RECORD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Ownership(StrEnum):
+    """ALIVE: connect to it. ENDED: the record is there.
+
+    LOST: its shim died first; the record is ours.
+    """
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    LOST = "lost"
+
+
+class FoundTask(msgspec.Struct, frozen=True):
+    """A task's folder and what became of its shim.
+
+    `status` is the exit record, None while ALIVE.
+    """
+
+    task: str
+    task_dir: Path
+    ownership: Ownership
+    status: ShimStatus | None = None
+
+
+class ShimIdentity(msgspec.Struct, frozen=True):
+    """What a shim wrote of itself when it began."""
+
+    task: str
+    pid: int
+    boot_id: str
+    mark: str
+    start_time: int | None = None
+    cgroup: str | None = None
+
+
+def find(state_dir: Path) -> list[FoundTask]:
+    """Every task in `state_dir`/tasks. What a dead shim left running is killed here and recorded.
+
+    Blocks.
+    """
+    folder = state_dir / "tasks"
+    if not folder.is_dir():
+        return []
+    return [
+        examine(Path(entry.path))
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
+        if entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def examine(task_dir: Path) -> FoundTask:
+    """One task's truth; also for a connection that ended without a release.
+
+    Blocks while processes die.
+    """
+    folder_fd = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    lock = -1
+    try:
+        # While we hold it, no shim can begin here.
+        lock = _take_lock(folder_fd)
+        if lock < 0:
+            return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
+        status = _read(folder_fd, record.EXIT, ShimStatus)
+        if status is not None and status.phase.terminal:
+            ownership = (
+                Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
+            )
+            return FoundTask(task_dir.name, task_dir, ownership, status)
+        status = _bury(task_dir, folder_fd)
+        return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
+    finally:
+        os.close(folder_fd)
+        if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+
+def remove(task_dir: Path) -> None:
+    """Remove the folder of a task that has ended. Follows no link. Raises OSError."""
+    # With descriptors all the way down: a job's user owns what is in logs/torchrun.
+    if not shutil.rmtree.avoids_symlink_attacks:
+        raise OSError("this platform cannot remove a folder safely")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(task_dir)
+
+
+def _take_lock(folder_fd: int) -> int:
+    """The lock of the folder, or -1 while a shim lives that has it.
+
+    The kernel closes what a dying process had open one by one: its connection may be gone and its
+    lock not yet.
+    """
+    while True:
+        try:
+            return record.take_lock(folder_fd)
+        except BlockingIOError:
+            identity = _read(folder_fd, record.IDENTITY, ShimIdentity)
+        if identity is None or identity.start_time is None:
+            return -1
+        if not linux.exiting(identity.pid, identity.start_time):
+            return -1
+        time.sleep(DYING_S)
+
+
+def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
+    """The shim is dead and left no record: end what it owned, and write the record in its place."""
+    identity = _read(folder_fd, record.IDENTITY, ShimIdentity)
+    survivors: list[int] = []
+    # Without an identity it never served a command. After a reboot nothing of it is left, and its
+    # pids and its cgroup may belong to others.
+    if identity is not None and identity.boot_id == linux.boot_id():
+        cgroup = Cgroup(identity.cgroup) if identity.cgroup else None
+        survivors = kill_everything_of(identity.mark, cgroup)
+    status = ShimStatus(
+        task=TaskId(task_dir.name),
+        phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
+        stopped_by=StoppedBy.SHIM_LOST,
+        survivors=tuple(survivors),
+    )
+    record.write_exit(folder_fd, msgspec.to_builtins(status))
+    return status
+
+
+def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:
+    """A record, or None where there is none that was finished."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        try:
+            return msgspec.json.decode(file.read(RECORD_BYTES_MAX), type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return None

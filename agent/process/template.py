@@ -1,0 +1,156 @@
+"""The agent's side of the template: one small process from which every shim is forked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_BYTES_MAX = 65536
+# A fork takes a millisecond; a machine that swaps is given a thousand times that.
+ANSWER_S = 10.0
+END_S = 5.0
+
+
+class SpawnError(Exception):
+    """No shim could be started; the text says why."""
+
+
+class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How shims differ from the defaults of agent/shim/options.py. Times in seconds."""
+
+    cgroup: bool = True
+    cgroup_parent: str | None = None
+    orphan_s: float = 30.0
+    linger_s: float = 30.0
+    unkillable_s: float = 60.0
+
+
+class Template:
+    """Forks shims. A template that died is replaced when the next shim is wanted."""
+
+    def __init__(self, options: ShimOptions | None = None) -> None:
+        self._options = options or ShimOptions()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._asked = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Have a template that answers. Raises SpawnError."""
+        async with self._turn:
+            await self._ensure()
+
+    async def spawn(self, task_dir: Path) -> int:
+        """Fork the shim of the task that the folder is named after; returns its pid.
+
+        Its path is absolute. The folder is made where it is missing, its parent must be there.
+        On return the shim can be connected to. Raises SpawnError.
+        """
+        if not task_dir.is_absolute():
+            raise SpawnError(f"the task's folder {task_dir} is no absolute path")
+        request = {
+            **msgspec.to_builtins(self._options),
+            "task_dir": str(task_dir),
+            "task": task_dir.name,
+        }
+        async with self._turn:
+            for last in (False, True):
+                try:
+                    await self._ensure()
+                    answer = await self._ask(request)
+                except (OSError, EOFError, TimeoutError) as error:
+                    # It died, now or while nobody looked: once more with a new one.
+                    await self._end()
+                    if last:
+                        raise SpawnError(f"the shim template does not answer: {error}") from error
+                    continue
+                if "error" in answer:
+                    raise SpawnError(f"no shim for task {task_dir.name}: {answer['error']}")
+                return int(answer["pid"])
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the template; its shims live on."""
+        async with self._turn:
+            await self._end()
+
+    async def _ensure(self) -> None:
+        if self._channel is not None:
+            return
+        self._channel, self._process = await asyncio.to_thread(_launch)
+        try:
+            ready = await self._receive()
+        except (OSError, EOFError, TimeoutError) as error:
+            await self._end()
+            raise SpawnError(f"the shim template did not start: {error!r}") from error
+        if not ready.get("ready"):
+            raise SpawnError(f"the shim template answered {ready!r} in place of ready")
+
+    async def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+        assert self._channel is not None
+        loop = asyncio.get_running_loop()
+        self._asked += 1
+        await loop.sock_sendall(self._channel, json.dumps({**request, "id": self._asked}).encode())
+        while True:
+            answer = await self._receive()
+            # A cancelled request's answer may still be on its way.
+            if answer.get("id") == self._asked:
+                return answer
+
+    async def _receive(self) -> dict[str, Any]:
+        assert self._channel is not None
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(ANSWER_S):
+            data = await loop.sock_recv(self._channel, ANSWER_BYTES_MAX)
+        if not data:
+            raise EOFError("it has ended")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+    async def _end(self) -> None:
+        channel, self._channel = self._channel, None
+        process, self._process = self._process, None
+        if channel is not None:
+            channel.close()
+        if process is None:
+            return
+        # It ends when its channel does; a hung one is killed.
+        try:
+            await asyncio.to_thread(process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A new template and our end of its channel. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+        f" from agent.shim.template import main; main({theirs.fileno()})"
+    )
+    with theirs:
+        # -I and -S: nothing of the environment, and no site-packages, which take longer than ten
+        # forks.
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return ours, process

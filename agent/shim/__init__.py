@@ -1,0 +1,1 @@
+"""Owns one task's processes; standard library only; outlives the agent."""

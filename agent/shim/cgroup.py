@@ -1,0 +1,148 @@
+"""A cgroup for each task, where cgroup v2 can be written: nothing that a job does leaves it."""
+
+from __future__ import annotations
+
+import os
+
+from agent.shim import linux
+
+FOLDER = "muster"
+
+
+def own_cgroup() -> str | None:
+    """The folder of the cgroup v2 this process is in; None where no cgroup v2 is mounted."""
+    mount = None
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            if right.split(" ", 1)[0] == "cgroup2":
+                fields = left.split(" ")
+                mount = (fields[3], fields[4])
+                break
+    if mount is None:
+        return None
+    path = "/"
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            if line.startswith("0::"):
+                path = line[3:].rstrip("\n")
+    root, point = mount
+    inside = os.path.relpath(path, root)
+    if inside.startswith(".."):
+        return None
+    return os.path.normpath(os.path.join(point, inside))
+
+
+class Cgroup:
+    """One task's cgroup. Gone folders count as empty: whoever removed them had to empty them."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd: int | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            pass
+
+    def fork(self) -> int:
+        """os.fork, the child in this cgroup; where the kernel refuses that, in the parent's. Raises
+        OSError.
+
+        It refuses in threaded and in over-full cgroups; the sub-reaper then still holds the
+        process.
+        """
+        if self._fd is not None:
+            try:
+                return linux.fork_into(self._fd)
+            except OSError:
+                pass
+        pid = os.fork()
+        if pid == 0:
+            _try_write(self.procs, "0")
+        return pid
+
+    @classmethod
+    def make(cls, parent: str | None, name: str) -> Cgroup | None:
+        """`parent`/muster/`name`, or below the own cgroup; None where that cannot be written."""
+        try:
+            base = parent or own_cgroup()
+            if base is None or not os.path.exists(os.path.join(base, "cgroup.procs")):
+                return None
+            middle = os.path.join(base, FOLDER)
+            os.makedirs(middle, mode=0o755, exist_ok=True)
+            # The kernel refuses where the base holds processes itself: then there is no count
+            # of OOM kills, and nothing else is lost.
+            for folder in (base, middle):
+                _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
+                _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")
+            path = os.path.join(middle, name)
+            os.mkdir(path, mode=0o755)
+        except OSError:
+            return None
+        return cls(path)
+
+    def close(self) -> None:
+        """Let go of the folder, which stays: another process has it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    @property
+    def procs(self) -> str:
+        return os.path.join(self.path, "cgroup.procs")
+
+    def populated(self) -> bool:
+        """True while a living process is in it or below."""
+        text = _read(os.path.join(self.path, "cgroup.events"))
+        return "populated 1" in text
+
+    def members(self) -> list[int]:
+        found = []
+        for folder, _, _ in os.walk(self.path):
+            found += [int(pid) for pid in _read(os.path.join(folder, "cgroup.procs")).split()]
+        return [pid for pid in found if pid > 0]
+
+    def kill(self) -> bool:
+        """SIGKILL for all at once, forks in flight included; False where the kernel is too old
+        (5.14).
+        """
+        return _try_write(os.path.join(self.path, "cgroup.kill"), "1")
+
+    def oom_kills(self) -> int | None:
+        """Processes killed for memory; None without the memory controller."""
+        for line in _read(os.path.join(self.path, "memory.events")).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+        return None
+
+    def remove(self) -> bool:
+        """Remove it with what the job made below; False where something is still in it."""
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                return False
+        return True
+
+
+def _try_write(path: str, text: str) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, text.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""

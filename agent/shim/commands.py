@@ -1,0 +1,158 @@
+"""What an agent may tell a shim, checked.
+
+Every command says what is wanted, so saying it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import signal
+
+TORCHRUN = "torchrun"
+NONE = "none"
+SETUP_TIMEOUT_S = 3600.0
+# A cold torch on a network file system has been seen to take minutes.
+BOOTSTRAP_TIMEOUT_S = 600.0
+GRACE_S = 30.0
+
+
+class Malformed(Exception):
+    """A command that this shim cannot read; the text says which field."""
+
+
+class Prepare:
+    """Make everything ready that may be slow or fail, and start no program."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.launcher = _text(document, "launcher") or NONE
+        if self.launcher not in (TORCHRUN, NONE):
+            raise Malformed(f"launcher {self.launcher!r} is not one of {TORCHRUN}, {NONE}")
+        self.cwd = _text(document, "cwd")
+        self.python = _text(document, "python")
+        self.setup = _words(document, "setup")
+        self.env = _environment(document)
+        self.user = _user(document)
+        self.allow_root = document.get("allow_root") is True
+        self.no_new_privileges = document.get("no_new_privileges") is True
+        self.setup_timeout_s = _seconds(document, "setup_timeout_s", SETUP_TIMEOUT_S)
+        self.bootstrap_timeout_s = _seconds(document, "bootstrap_timeout_s", BOOTSTRAP_TIMEOUT_S)
+
+
+class Start:
+    """Open the gate."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.argv = _words(document, "argv") or []
+        self.env = _environment(document)
+        self.grace_s = _seconds(document, "grace_s", GRACE_S)
+        port = document.get("listen_port")
+        if port is not None and not (isinstance(port, int) and 0 < port < 65536):
+            raise Malformed(f"listen_port {port!r} is not a port")
+        self.listen_port = port
+
+
+class Stop:
+    """Signal, grace, kill."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.signal = _signal(document)
+        self.grace_s = _seconds(document, "grace_s", GRACE_S)
+
+
+class Kill:
+    """Kill the whole tree at once."""
+
+
+class Lease:
+    """The right to run for `ttl_s` from now; none (0): without end. Then as Stop."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.ttl_s = _seconds(document, "ttl_s", 0.0)
+        self.signal = _signal(document)
+        self.grace_s = _seconds(document, "grace_s", GRACE_S)
+
+
+class Release:
+    """The exit record has been taken over: the shim may go."""
+
+
+Command = Prepare | Start | Stop | Kill | Lease | Release
+
+
+def parse(document: dict[str, object]) -> Command:
+    """Raises Malformed."""
+    match document.get("cmd"):
+        case "prepare":
+            return Prepare(document)
+        case "start":
+            return Start(document)
+        case "stop":
+            return Stop(document)
+        case "kill":
+            return Kill()
+        case "lease":
+            return Lease(document)
+        case "release":
+            return Release()
+        case other:
+            raise Malformed(f"command {other!r} is not known to this shim")
+
+
+def _text(document: dict[str, object], field: str) -> str | None:
+    value = document.get(field)
+    if value is None or (isinstance(value, str) and "\0" not in value):
+        return value or None
+    raise Malformed(f"{field} {value!r} is not a text without NUL")
+
+
+def _words(document: dict[str, object], field: str) -> list[str] | None:
+    value = document.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise Malformed(f"{field} is not a list of words")
+    words = []
+    for word in value:
+        if not isinstance(word, str) or "\0" in word:
+            raise Malformed(f"{field} holds {word!r}, which is no word without NUL")
+        words.append(word)
+    return words
+
+
+def _environment(document: dict[str, object]) -> dict[str, str]:
+    value = document.get("env") or {}
+    if not isinstance(value, dict):
+        raise Malformed("env is not a map of texts")
+    for name, content in value.items():
+        if not name or "=" in name or "\0" in name:
+            raise Malformed(f"env holds the name {name!r}, which no environment can hold")
+        if not isinstance(content, str) or "\0" in content:
+            raise Malformed(f"env {name} is not a text without NUL")
+    return value
+
+
+def _user(document: dict[str, object]) -> str | None:
+    value = document.get("user")
+    if value is None:
+        return None
+    if isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"]:
+        name: str = value["name"]
+        return name
+    raise Malformed(f"user {value!r} has no name")
+
+
+def _seconds(document: dict[str, object], field: str, default: float) -> float:
+    value = document.get(field)
+    if value is None:
+        return default
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9:
+        return float(value)
+    raise Malformed(f"{field} {value!r} is not a number of seconds")
+
+
+def _signal(document: dict[str, object]) -> int:
+    value = document.get("signal") or "SIGTERM"
+    name = value if str(value).startswith("SIG") else f"SIG{value}"
+    try:
+        return signal.Signals[str(name)].value
+    except KeyError:
+        raise Malformed(f"signal {value!r} is not a name such as SIGTERM") from None

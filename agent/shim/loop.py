@@ -1,0 +1,121 @@
+"""The one thread of a shim: file descriptors, timers and dead children, nothing that waits
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+# A lease runs on while the machine sleeps, timers of epoll do not: look at the clock this often.
+LONGEST_WAIT_S = 5.0
+
+
+def now() -> float:
+    """Seconds since boot, time asleep included; no wall clock can move it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Loop:
+    """Readiness, named timers and SIGCHLD, each answered by a call; calls never wait."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._after_turn: list[Callable[[], None]] = []
+        self._stopped = False
+
+    def watch(
+        self,
+        fd: int,
+        on_read: Callable[[], None],
+        on_write: Callable[[], None] | None = None,
+    ) -> None:
+        """Call on_read when `fd` is readable, and on_write, where given, when it is writable."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on_write else 0)
+        try:
+            self._selector.modify(fd, events, (on_read, on_write))
+        except KeyError:
+            self._selector.register(fd, events, (on_read, on_write))
+
+    def forget(self, fd: int) -> None:
+        """Watch `fd` no longer; harmless where it was not watched."""
+        try:
+            self._selector.unregister(fd)
+        except (KeyError, ValueError):
+            pass
+
+    def at(self, name: str, deadline: float, action: Callable[[], None]) -> None:
+        """Call `action` once when `now()` passes `deadline`; a timer of that name is replaced."""
+        self._timers[name] = (deadline, action)
+
+    def cancel(self, name: str) -> None:
+        self._timers.pop(name, None)
+
+    def pending(self, name: str) -> float | None:
+        """The deadline of the timer of that name."""
+        timer = self._timers.get(name)
+        return None if timer is None else timer[0]
+
+    def after_turn(self, action: Callable[[], None]) -> None:
+        """Call `action` at the end of every turn: changes of one turn are told once."""
+        self._after_turn.append(action)
+
+    def on_child(self, action: Callable[[], None]) -> None:
+        """Call `action` after children may have died."""
+        ours, kernels = socket.socketpair()
+        ours.setblocking(False)
+        kernels.setblocking(False)
+        self._wakeup = (ours, kernels)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
+
+        def woken() -> None:
+            ours.recv(4096)
+            action()
+
+        self.watch(ours.fileno(), woken)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Turn until `stop`."""
+        while not self._stopped:
+            for key, events in self._selector.select(self._wait_s()):
+                on_read, on_write = key.data
+                if events & selectors.EVENT_WRITE and on_write:
+                    on_write()
+                # The write may have closed it, or an earlier call of this turn.
+                if events & selectors.EVENT_READ and self._selector.get_map().get(key.fd) is key:
+                    on_read()
+            self._fire()
+            for action in self._after_turn:
+                action()
+
+    def _wait_s(self) -> float:
+        if not self._timers:
+            return LONGEST_WAIT_S
+        nearest = min(deadline for deadline, _ in self._timers.values())
+        return min(max(nearest - now(), 0.0), LONGEST_WAIT_S)
+
+    def _fire(self) -> None:
+        moment = now()
+        due = [name for name, (deadline, _) in self._timers.items() if deadline <= moment]
+        for name in due:
+            timer = self._timers.get(name)
+            if timer is not None and timer[0] <= moment:
+                del self._timers[name]
+                timer[1]()
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor that may be closed already."""
+    try:
+        os.close(fd)
+    except OSError:
+        pass

@@ -1,0 +1,26 @@
+"""What may differ from one shim to the next, with the values that a node uses."""
+
+from __future__ import annotations
+
+
+class Options:
+    """`cgroup` false: the sub-reaper alone. Times in seconds."""
+
+    __slots__ = ("cgroup", "cgroup_parent", "linger_s", "orphan_s", "unkillable_s")
+
+    def __init__(
+        self,
+        cgroup: bool = True,
+        cgroup_parent: str | None = None,
+        orphan_s: float = 30.0,
+        linger_s: float = 30.0,
+        unkillable_s: float = 60.0,
+    ) -> None:
+        self.cgroup = cgroup
+        self.cgroup_parent = cgroup_parent
+        # Without an agent and without a program for so long: it was forgotten.
+        self.orphan_s = orphan_s
+        # Ended, recorded, and nobody connected for so long: the record says all.
+        self.linger_s = linger_s
+        # After so many seconds of SIGKILL a process is held by the kernel.
+        self.unkillable_s = unkillable_s

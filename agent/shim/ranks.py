@@ -1,0 +1,99 @@
+"""The ranks of a task: their files, their pids, who failed first."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from agent.shim.loop import now
+from agent.shim.record import LOGS, Logs
+from agent.shim.status import Exit, Rank, Status
+
+RANKS_MAX = 4096
+RANK_MAX = 1 << 24
+ERROR_BYTES_MAX = 4096
+
+
+class Ranks:
+    """Keeps the ranks and streams of the status document."""
+
+    def __init__(self, status: Status, logs: Logs) -> None:
+        self._status = status
+        self._logs = logs
+        # True once they were told to end: one signal is enough, many programs take a second for "at
+        # once".
+        self.signalled = False
+
+    def acceptable(self, number: object) -> TypeGuard[int]:
+        """A rank comes from the job's own process: it is a number, and there are not too many."""
+        if not isinstance(number, int) or isinstance(number, bool):
+            return False
+        return 0 <= number < RANK_MAX and len(self._status.ranks) < RANKS_MAX
+
+    def stream(self, stream: str, rank: int | None, name: str) -> str:
+        """Add a file that can be read, once; returns its path."""
+        path = f"{LOGS}/{name}"
+        if all(known["path"] != path for known in self._status.streams):
+            self._status.streams.append({"stream": stream, "rank": rank, "path": path})
+        return path
+
+    def open(self, rank: int, local_rank: int) -> tuple[int, int]:
+        """The files of a rank that is about to start.
+
+        A rank that starts again goes on in the same ones.
+        """
+        names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
+        out = self._logs.open(names[0])
+        err = self._logs.open(names[1])
+        paths = [
+            self.stream(stream, rank, name)
+            for stream, name in zip(("stdout", "stderr"), names, strict=True)
+        ]
+        self._status.ranks[rank] = Rank(rank, local_rank, *paths)
+        self.signalled = False
+        return out, err
+
+    def began(self, rank: object, pid: object) -> None:
+        known = self._status.ranks.get(rank) if isinstance(rank, int) else None
+        if known is not None and isinstance(pid, int):
+            known.pid = pid
+
+    def ended(self, rank: int, how: Exit, error: str | None) -> None:
+        """Note how a rank ended; the first report of an end is the true one."""
+        known = self._status.ranks.get(rank)
+        if known is None or known.exit is not None:
+            return
+        known.exit = how
+        if self._status.started_at is not None:
+            known.at_s = round(now() - self._status.started_at, 6)
+        if not how.failed:
+            return
+        tail = error or self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)
+        known.error = tail[-ERROR_BYTES_MAX:] or None
+        if self._status.first_failed is None and self._status.stopped_by is None:
+            self._status.first_failed = rank
+
+    def told_ended(self, message: dict[str, object]) -> None:
+        """What the bootstrap says of a rank's end."""
+        rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
+        error = message.get("error")
+        if not isinstance(rank, int):
+            return
+        how = Exit(
+            code if isinstance(code, int) else None, number if isinstance(number, int) else None
+        )
+        self.ended(rank, how, error if isinstance(error, str) else None)
+
+    def of_pid(self, pid: int) -> int | None:
+        """The rank that runs as this process."""
+        for rank in self._status.ranks.values():
+            if rank.pid == pid and rank.exit is None:
+                return rank.rank
+        return None
+
+    def pids(self) -> list[int]:
+        """Of the ranks that live."""
+        return [rank.pid for rank in self._status.ranks.values() if rank.alive and rank.pid]
+
+    def all_ended(self) -> bool:
+        ranks = self._status.ranks.values()
+        return bool(ranks) and all(rank.exit is not None for rank in ranks)

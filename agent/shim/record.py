@@ -1,0 +1,131 @@
+"""What a shim leaves on disk: who it is, while it lives; how its task ended, for ever."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+
+from agent.shim import linux
+
+LOCK = "lock"
+IDENTITY = "shim.json"
+EXIT = "exit.json"
+SOCKET = "shim.sock"
+LOGS = "logs"
+TORCHRUN_LOGS = "torchrun"
+
+
+def take_lock(folder_fd: int) -> int:
+    """Lock the folder of a task for one shim; the descriptor holds the lock.
+
+    Raises BlockingIOError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(LOCK, flags, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> None:
+    """By this an agent knows the shim again, and the processes that a dead one left.
+
+    `mark` is in the environment of every process of the task.
+    """
+    stat = linux.stat_of(os.getpid())
+    document = {
+        "v": 1,
+        "task": task,
+        "pid": os.getpid(),
+        "start_time": None if stat is None else stat[2],
+        "boot_id": linux.boot_id(),
+        "mark": mark,
+        "cgroup": cgroup,
+    }
+    # Not synced: after a power failure there is no shim either.
+    _replace(folder_fd, IDENTITY, document, sync=False)
+
+
+def write_exit(folder_fd: int, document: dict[str, object]) -> None:
+    """On disk when this returns. Raises OSError (disk full)."""
+    _replace(folder_fd, EXIT, document, sync=True)
+
+
+def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
+    temporary = f".{name}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
+    try:
+        data = json.dumps(document).encode()
+        while data:
+            data = data[os.write(fd, data) :]
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    if sync:
+        os.fsync(folder_fd)
+
+
+class Logs:
+    """The files that a task's processes write. The folder is the agent's; a job gets descriptors.
+
+    The files belong to the job's user, so that /dev/stdout can be opened again, but no path to them
+    does: whoever reads them follows no link that a user could have laid.
+    """
+
+    def __init__(self, folder_fd: int, owner: tuple[int, int] | None) -> None:
+        self._folder_fd = folder_fd
+        self._owner = owner
+
+    def own(self, uid: int, gid: int) -> None:
+        """Give the files that are made from now on to the job's user."""
+        self._owner = (uid, gid)
+
+    def open(self, name: str) -> int:
+        """A descriptor that appends to logs/`name`. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(f"{LOGS}/{name}", flags, 0o600, dir_fd=self._folder_fd)
+        if self._owner is not None:
+            os.fchown(fd, *self._owner)
+        return fd
+
+    def open_torchrun_folder(self) -> int:
+        """A descriptor of the folder in which torchrun, as the job's user, makes its files."""
+        path = f"{LOGS}/{TORCHRUN_LOGS}"
+        try:
+            os.mkdir(path, 0o700, dir_fd=self._folder_fd)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, dir_fd=self._folder_fd)
+        if self._owner is not None:
+            os.fchown(fd, *self._owner)
+        return fd
+
+    def tail(self, name: str, limit: int) -> str:
+        """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it
+        cannot be read.
+        """
+        try:
+            fd = os.open(
+                f"{LOGS}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._folder_fd
+            )
+        except OSError:
+            return ""
+        try:
+            size = os.fstat(fd).st_size
+            data = os.pread(fd, limit, max(size - limit, 0))
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
+        # Of one line that is longer than all of this its end is better than nothing.
+        if size > limit and b"\n" in data[:-1]:
+            data = data[data.index(b"\n") + 1 :]
+        return data.decode(errors="replace").strip()

@@ -1,0 +1,356 @@
+"""From fork to exec: a runner, in a session and cgroup of its own, that becomes the job's program.
+
+It is forked before it is needed and waits for orders: to look an account up, to take on the job's
+user and folder, to become a program. Whatever may hang (a directory server, a network folder) hangs
+it and not the shim; what may fail has failed before the gate opens; and at the gate nothing is left
+to do but the exec.
+
+Orders are packets of JSON. Each but the last is answered by one packet, a result or a failure;
+after an exec the channel ends, which says that the program runs. A runner whose shim dies, ends.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from agent.shim.cgroup import Cgroup
+from agent.shim.identity import Identity, look_up, take_on
+
+# Above every number a child's descriptors are moved to.
+_ASIDE = 200
+_FDS_MAX = 32
+PACKET_BYTES_MAX = 65536
+EXIT_CANNOT_RUN = 126
+EXIT_NOT_FOUND = 127
+
+
+class Program:
+    """What a runner is to become.
+
+    `candidates` are programs, the first that can be executed wins. Relative ones with a slash are
+    taken from the folder it stands in, bare ones from PATH of `env`. `fds`: its number to ours.
+    """
+
+    __slots__ = ("arguments", "candidates", "env", "fds")
+
+    def __init__(
+        self,
+        candidates: Sequence[str],
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+    ) -> None:
+        self.candidates = candidates
+        self.arguments = arguments
+        self.env = env
+        self.fds = fds
+
+
+class Failure:
+    """Why a runner could not do what it was told. `stage`: fork, look_up, user, folder, program."""
+
+    __slots__ = ("code", "path", "stage", "text")
+
+    def __init__(self, stage: str, path: str, code: int, text: str) -> None:
+        self.stage = stage
+        self.path = path
+        self.code = code
+        self.text = text
+
+
+class Report:
+    """What a runner answered."""
+
+    __slots__ = ("failure", "result")
+
+    def __init__(self, failure: Failure | None, result: object) -> None:
+        self.failure = failure
+        self.result = result
+
+    @classmethod
+    def parse(cls, data: bytes) -> Report:
+        if not data:
+            return cls(None, None)
+        document = json.loads(data)
+        if "result" in document:
+            return cls(None, document["result"])
+        return cls(Failure(**document), None)
+
+
+class Runner:
+    """The shim's end of one runner."""
+
+    __slots__ = ("channel", "pid")
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+
+    def look_up(self, name: str) -> None:
+        """Ask for the account of that name; the result is an Identity's fields."""
+        self._send({"do": "look_up", "name": name})
+
+    def enter(self, identity: Identity, cwd: str, no_new_privileges: bool) -> None:
+        """Have it take on the user and enter the folder."""
+        fields = {name: getattr(identity, name) for name in Identity.__slots__}
+        order = {"identity": fields, "cwd": cwd, "no_new_privileges": no_new_privileges}
+        self._send({"do": "enter", **order})
+
+    def become(self, program: Program) -> None:
+        """Have it exec."""
+        document = {
+            "candidates": list(program.candidates),
+            "arguments": list(program.arguments),
+            "env": dict(program.env),
+        }
+        # Environments are larger than packets may be.
+        fd = os.memfd_create("muster-program")
+        try:
+            os.write(fd, json.dumps(document).encode())
+            os.lseek(fd, 0, os.SEEK_SET)
+            self._send({"do": "become", "fds": list(program.fds)}, [fd, *program.fds.values()])
+        finally:
+            os.close(fd)
+
+    def _send(self, order: dict[str, object], fds: Sequence[int] = ()) -> None:
+        """One that is dead hears nothing; its end is told to whoever waits for it."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self.channel.sendmsg([json.dumps(order).encode()], rights)
+        except OSError:
+            return
+
+
+def fork_runner(cgroup: Cgroup | None) -> Runner:
+    """Start one. Raises OSError (no memory, no process number left)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with theirs:
+        try:
+            pid = os.fork() if cgroup is None else cgroup.fork()
+        except OSError:
+            ours.close()
+            raise
+        if pid == 0:
+            _run(theirs.fileno())
+    return Runner(pid, ours)
+
+
+def _run(channel: int) -> NoReturn:
+    """Never returns, whatever happens: two shims must not come of one."""
+    code = EXIT_CANNOT_RUN
+    try:
+        orders = _Orders(_arrange_fds({}, channel))
+        # Whatever does not depend on whose job it will be.
+        _reset_signals()
+        os.setsid()
+        _limits()
+        os.umask(0o022)
+        _rehearse()
+        code = orders.obey()
+    except BaseException:  # noqa: BLE001  the process boundary
+        os._exit(EXIT_CANNOT_RUN)
+    os._exit(code)
+
+
+def _rehearse() -> None:
+    """Use once what the orders will use: the first use after a fork copies memory, page by page."""
+    fd = os.memfd_create("muster-program")
+    os.write(fd, json.dumps({"env": {"PATH": os.defpath}, "candidates": ["true"]}).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    with open(fd, "rb") as file:
+        document = json.load(file)
+    _paths(document["candidates"], document["env"])
+
+
+class _Orders:
+    """The runner's life. Whatever it was told, a failure is its last word."""
+
+    def __init__(self, channel: int) -> None:
+        self._channel = socket.socket(fileno=channel)
+        self._stage, self._path = "", ""
+
+    def obey(self) -> int:
+        """Carry out orders until the exec; returns an exit code where it does not come to that."""
+        try:
+            while True:
+                order, fds = self._next()
+                match order.get("do"):
+                    case "look_up":
+                        self._look_up(str(order["name"]))
+                    case "enter":
+                        self._enter(order)
+                    case "become":
+                        self._become(order, fds)
+                    case _:
+                        return 0
+        except (OSError, LookupError, ValueError) as error:
+            number = error.errno or 0 if isinstance(error, OSError) else 0
+            text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            failure = {"stage": self._stage, "path": self._path, "code": number, "text": text}
+            self._channel.send(json.dumps(failure).encode())
+            return EXIT_NOT_FOUND if number == errno.ENOENT else EXIT_CANNOT_RUN
+
+    def _next(self) -> tuple[dict[str, object], list[int]]:
+        data, fds, _, _ = socket.recv_fds(
+            self._channel, PACKET_BYTES_MAX, _FDS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+        return (json.loads(data) if data else {}), fds
+
+    def _answer(self, result: object) -> None:
+        self._channel.send(json.dumps({"result": result}).encode())
+
+    def _look_up(self, name: str) -> None:
+        self._stage, self._path = "look_up", name
+        found = look_up(name)
+        self._answer({field: getattr(found, field) for field in Identity.__slots__})
+
+    def _enter(self, order: dict[str, object]) -> None:
+        identity = Identity(**order["identity"])  # type: ignore[arg-type]
+        self._stage, self._path = "user", identity.name
+        take_on(identity, order["no_new_privileges"] is True)
+        self._stage, self._path = "folder", str(order["cwd"])
+        os.chdir(self._path)
+        self._answer(True)
+
+    def _become(self, order: dict[str, object], fds: list[int]) -> None:
+        with open(fds[0], "rb") as file:
+            document = json.load(file)
+        candidates: list[str] = document["candidates"]
+        self._stage, self._path = "program", candidates[0]
+        numbers: list[int] = order["fds"]  # type: ignore[assignment]
+        channel = _arrange_fds(dict(zip(numbers, fds[1:], strict=True)), self._channel.detach())
+        self._channel = socket.socket(fileno=channel)
+        _exec(candidates, document["arguments"], document["env"])
+
+
+def _arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
+    """Give the child the descriptors of `wanted` and the pipe, and close all others; returns the
+    pipe.
+    """
+    aside = {
+        target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for target, fd in wanted.items()
+    }
+    pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
+    for target in range(3):
+        if target not in aside:
+            aside[target] = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target, fd in aside.items():
+        os.dup2(fd, target, inheritable=True)
+    # What stays is wanted; a descriptor of the agent or the lock of the shim would outlive both in
+    # a job.
+    kept = sorted({*aside, pipe})
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    for before, after in zip(kept, [*kept[1:], highest + 1], strict=True):
+        os.closerange(before + 1, after)
+    return pipe
+
+
+def _reset_signals() -> None:
+    """Python ignores SIGPIPE and SIGXFSZ, and what is ignored or blocked survives an exec."""
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+        signal.SIGCHLD,
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _limits() -> None:
+    """RDMA pins its memory: with the 8 MiB that systemd gives, ibv_create_cq fails."""
+    _raise_limit(resource.RLIMIT_MEMLOCK, beyond_hard=True)
+    _raise_limit(resource.RLIMIT_NOFILE, beyond_hard=False)
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("0")
+    except OSError:
+        pass
+
+
+def _raise_limit(which: int, beyond_hard: bool) -> None:
+    _, hard = resource.getrlimit(which)
+    wanted = [(hard, hard)]
+    if beyond_hard:
+        wanted.insert(0, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    for pair in wanted:
+        try:
+            resource.setrlimit(which, pair)
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def _exec(candidates: Sequence[str], arguments: Sequence[str], env: dict[str, str]) -> NoReturn:
+    first: OSError | None = None
+    for path, name in _paths(candidates, env):
+        try:
+            os.execve(path, [name, *arguments], env)
+        except OSError as error:
+            if first is None or _telling(error) > _telling(first):
+                first = error
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                break
+    raise first or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _telling(error: OSError) -> int:
+    """Of the folders of a PATH: "not allowed" says more than "not there", and that more than a
+    folder which is none."""
+    return {errno.ENOTDIR: 0, errno.ENOENT: 1}.get(error.errno or 0, 2)
+
+
+def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Where the program may lie, and the name it is called by."""
+    found = []
+    for candidate in candidates:
+        if "/" in candidate:
+            path = os.path.join(os.getcwd(), candidate)
+            found.append((path, path))
+        else:
+            folders = env.get("PATH", os.defpath).split(os.pathsep)
+            here = os.getcwd()
+            found += [(os.path.join(here, folder, candidate), candidate) for folder in folders]
+    return found
+
+
+def describe(failure: Failure, user: str) -> str:
+    """One sentence for a person: what, which, what to do."""
+    match failure.stage:
+        case "user":
+            return (
+                f"This node could not become user {failure.path}: {failure.text}."
+                " The agent has to run as root."
+            )
+        case "folder":
+            return (
+                f"User {user} cannot enter the folder {failure.path}: {failure.text}."
+                " Make it on this node or name another `workdir`."
+            )
+        case "program" if failure.code == errno.ENOENT:
+            return (
+                f"The program {failure.path!r} was not found for user {user};"
+                " check its name and PATH."
+            )
+        case "program" if failure.code == errno.ENOEXEC:
+            return (
+                f"{failure.path} is no program: give it a first line such as #!/bin/sh,"
+                " or call its interpreter."
+            )
+        case "program":
+            return f"User {user} cannot run {failure.path!r}: {failure.text}."
+        case _:
+            return f"{failure.text or failure.stage} ({failure.path})."

@@ -1,0 +1,431 @@
+"""One task: its phases, and what each command and each death does to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from agent.shim import commands, ports, record
+from agent.shim.cgroup import Cgroup
+from agent.shim.children import Children
+from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Start, Stop
+from agent.shim.ending import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
+from agent.shim.gate import LOG_FOLDER
+from agent.shim.identity import Identity
+from agent.shim.loop import Loop, now
+from agent.shim.options import Options
+from agent.shim.preparing import Outcome, Preparation
+from agent.shim.ranks import Ranks
+from agent.shim.record import Logs
+from agent.shim.spawn import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Program, Report, Runner, describe
+from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
+from agent.shim.tree import Tree
+
+_LEASE = "lease"
+_LISTEN = "listen"
+_CLOSING = "closing"
+_LAST_WORDS = "last-words"
+LAST_WORDS_S = 0.5
+LISTEN_POLL_S = 0.003
+LISTEN_WATCH_S = 600.0
+RECORD_RETRY_S = 1.0
+BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
+ENDED = (Phase.CLEANED, Phase.REFUSED)
+
+
+class Task(Outcome):
+    """The task of one shim. `changed` is called when the document has another content."""
+
+    def __init__(
+        self,
+        name: str,
+        folder_fd: int,
+        options: Options,
+        own: Identity,
+        bootstrap: bytes,
+        loop: Loop,
+        cgroup: Cgroup | None,
+        runner: Runner | None,
+    ) -> None:
+        """`cgroup` is the task's own, `runner` was forked into it."""
+        self._folder_fd = folder_fd
+        self._options = options
+        self._own = own
+        self._bootstrap = bootstrap
+        self._loop = loop
+        self.status = Status(name, LOG_FOLDER)
+        self.changed: Callable[[], None] = lambda: None
+        self.flush: Callable[[], None] = lambda: None
+        self.alone: Callable[[], bool] = lambda: True
+        # A task's name is known to one coordinator only, and two may share this machine.
+        self.mark = f"{name}:{os.getpid()}:{time.monotonic_ns()}"
+        self._cgroup = cgroup
+        self._tree = Tree(cgroup)
+        self._children = Children(loop, cgroup, runner, self._orphan_ended)
+        self._logs = Logs(folder_fd, None)
+        self.ranks = Ranks(self.status, self._logs)
+        self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
+        self._preparation: Preparation | None = None
+        self._main_pid: int | None = None
+        self._grace_s = commands.GRACE_S
+        self._start_seen = False
+        # True once the whole tree is to go, whatever the reason.
+        self._ends = False
+        self._leftovers = False
+        self._last_words = False
+        loop.on_child(self._sweep)
+
+    @property
+    def cgroup_path(self) -> str | None:
+        return None if self._cgroup is None else self._cgroup.path
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def handle(self, document: dict[str, object]) -> None:
+        """Do what an agent says. What cannot be read is complained of in the document."""
+        try:
+            command = commands.parse(document)
+        except Malformed as error:
+            self._complain(str(error))
+            return
+        match command:
+            case Prepare():
+                self._prepare(command)
+            case Start():
+                self._start(command)
+            case Stop():
+                self.stop(StoppedBy.STOP, command.signal, command.grace_s)
+            case Kill():
+                self.stop(StoppedBy.KILL, signal.SIGKILL, 0.0)
+            case Lease():
+                self._lease(command)
+            case Release():
+                if self.status.phase in ENDED:
+                    self._loop.stop()
+                else:
+                    self._complain(
+                        f"release came in phase {self.status.phase}; the task has not ended"
+                    )
+
+    def _complain(self, text: str) -> None:
+        self.status.complaint = text
+        self.changed()
+
+    def _lease(self, command: Lease) -> None:
+        if command.ttl_s == 0 or self.status.phase in ENDED:
+            self._loop.cancel(_LEASE)
+            return
+
+        def expire() -> None:
+            self.stop(StoppedBy.LEASE, command.signal, command.grace_s)
+
+        self._loop.at(_LEASE, now() + command.ttl_s, expire)
+
+    def _prepare(self, command: Prepare) -> None:
+        if self.status.phase is not Phase.NEW:
+            return
+        # Told with the next news: without set-up, it is prepared before anybody could read this.
+        self.status.phase = Phase.PREPARING
+        self._preparation = Preparation(
+            {"MUSTER_TASK": self.status.task, "MUSTER_SHIM": self.mark},
+            command,
+            self._own,
+            self._loop,
+            self._children,
+            self._logs,
+            self._bootstrap,
+            self,
+        )
+        self._preparation.begin()
+
+    def _start(self, command: Start) -> None:
+        if self.status.phase is not Phase.PREPARED or self._start_seen:
+            return
+        preparation = self._preparation
+        assert preparation is not None
+        self._start_seen = True
+        self._grace_s = command.grace_s
+        env = preparation.environment(command.env)
+        gate = preparation.gate
+        if gate is not None:
+            self._main_pid = None if preparation.child is None else preparation.child.pid
+            gate.start(command.argv, env, command.grace_s)
+        else:
+            self._run_program(preparation, command.argv, env)
+        if command.listen_port is not None:
+            self._await_listener(command.listen_port, now() + LISTEN_WATCH_S)
+
+    def _run_program(self, preparation: Preparation, argv: list[str], env: dict[str, str]) -> None:
+        if not argv:
+            self._not_spawned("The job has no command to run.", EXIT_CANNOT_RUN)
+            return
+        node_rank = env.get("MUSTER_NODE_RANK", "0")
+        rank = int(node_rank) if node_rank.isdecimal() else 0
+        out, err = self.ranks.open(rank, 0)
+        child = preparation.child
+        assert child is not None
+
+        def told(report: Report) -> None:
+            if report.failure is None:
+                self._started()
+                return
+            missing = report.failure.stage == "program" and report.failure.code == 2
+            code = EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN
+            self._not_spawned(describe(report.failure, preparation.identity.name), code)
+
+        def ended(how: Exit) -> None:
+            if self.status.started_at is not None:
+                self.ranks.ended(rank, how, None)
+            self._main_ended(how)
+
+        child.ended = ended
+        child.become(Program(argv[:1], argv[1:], env, {1: out, 2: err}), told)
+        self._main_pid = child.pid
+        self.ranks.began(rank, child.pid)
+        os.close(out)
+        os.close(err)
+
+    def _not_spawned(self, text: str, code: int) -> None:
+        self.status.refusal = (RefusalCode.SPAWN_FAILED, text)
+        self.status.exit = Exit(code, None)
+        for rank in self.status.ranks.values():
+            rank.exit, rank.error = Exit(code, None), text
+            self.status.first_failed = rank.rank
+        if self._main_pid is None:
+            self._main_ended(Exit(code, None))
+            self._watch_end()
+
+    def _await_listener(self, port: int, until: float) -> None:
+        if self.status.phase in ENDED or now() > until:
+            return
+        began = time.perf_counter()
+        self.status.listening = ports.listening(port)
+        if self.status.listening:
+            self.changed()
+            return
+        # On a node with many connections the tables are long: never use a tenth of a core on this.
+        pause = max(LISTEN_POLL_S, 10 * (time.perf_counter() - began))
+        self._loop.at(_LISTEN, now() + pause, lambda: self._await_listener(port, until))
+
+    # --- what the preparation tells -------------------------------------------------------------
+
+    def prepared(self) -> None:
+        self._phase(Phase.PREPARED)
+
+    def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
+        self.status.fingerprint = {str(name): value for name, value in versions.items()}
+        self.status.boot_s = round(boot_s, 6)
+
+    def stream(self, stream: str, rank: int | None, name: str) -> None:
+        self.ranks.stream(stream, rank, name)
+        self.changed()
+
+    def refused(self, code: RefusalCode, text: str) -> None:
+        self.status.refusal = (code, text)
+        self._ends = True
+        self._ending.kill()
+
+    def launcher_told(self, message: dict[str, object]) -> None:
+        match message.get("t"):
+            case "running":
+                self._started()
+            case "open":
+                self._give_files(message)
+            case "rank":
+                self.ranks.began(message.get("rank"), message.get("pid"))
+            case "exit":
+                self.ranks.told_ended(message)
+            case "closing":
+                self._close_ranks()
+            case _:
+                # Of a newer bootstrap.
+                pass
+        self.changed()
+        if self._ends:
+            self._watch_end()
+
+    def launcher_ended(self, ended: Exit) -> None:
+        self._main_ended(ended)
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def _started(self) -> None:
+        if self.status.phase is Phase.PREPARED:
+            self.status.started_at = now()
+            self._phase(Phase.RUNNING)
+
+    def _give_files(self, message: dict[str, object]) -> None:
+        gate = self._preparation.gate if self._preparation else None
+        if gate is None:
+            return
+        rank, local_rank = message.get("rank"), message.get("local_rank")
+        fds: tuple[int, ...] = ()
+        # They come from the job's own process.
+        if self.ranks.acceptable(rank) and self.ranks.acceptable(local_rank):
+            fds = self.ranks.open(rank, local_rank)
+        gate.give_files(fds)
+        for fd in fds:
+            os.close(fd)
+
+    def _close_ranks(self) -> None:
+        """torchrun wants its ranks gone, as one has failed: one signal and the job's own grace, not
+        torchrun's.
+        """
+        if self._ends or self.ranks.signalled:
+            return
+        self.ranks.signalled = True
+        self._ending.signal(self.ranks.pids(), signal.SIGTERM)
+
+        def late() -> None:
+            self._tree.signal(self.ranks.pids(), signal.SIGKILL)
+
+        self._loop.at(_CLOSING, now() + self._grace_s, late)
+
+    def _main_ended(self, how: Exit) -> None:
+        """The program, or torchrun, has ended; what it left behind gets a little time."""
+        self._main_pid = None
+        status = self.status
+        if self._start_seen and status.exit is None:
+            status.exit = how
+        status.ended_at = status.ended_at or now()
+        self.changed()
+        if self._ends:
+            return
+        if status.started_at is None and status.refusal is None:
+            text = f"The launcher {how.words()} before the job could start; was it killed?"
+            status.refusal = (RefusalCode.BOOTSTRAP_FAILED, text)
+        self._ends = self._leftovers = True
+        self._phase(Phase.EXITED)
+        # The end is worth telling before the disk has taken the record.
+        self.flush()
+
+    def _orphan_ended(self, pid: int, how: Exit) -> None:
+        """A rank whose launcher died before it is ours to wait for."""
+        rank = self.ranks.of_pid(pid)
+        if rank is not None:
+            self.ranks.ended(rank, how, None)
+            self.changed()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def stop(self, why: StoppedBy, number: int, grace_s: float) -> None:
+        """Begin the ladder, or shorten it. Harmless once the task has ended."""
+        if self.status.phase in ENDED:
+            return
+        if self.status.phase in (Phase.NEW, Phase.PREPARING, Phase.PREPARED, Phase.RUNNING):
+            self.status.stopped_by = self.status.stopped_by or why
+            self._begin_stop(number)
+        if grace_s == 0 or number == signal.SIGKILL or self.status.started_at is None:
+            self._kill()
+        else:
+            self._ending.within(grace_s, self._kill)
+        self._watch_end()
+
+    def _begin_stop(self, number: int) -> None:
+        if self._preparation is not None:
+            self._preparation.abandon()
+            if self._preparation.gate is not None:
+                self._preparation.gate.stopping()
+        self._ends = True
+        self._phase(Phase.STOPPING)
+        if self.status.started_at is None or number == signal.SIGKILL:
+            return
+        pids = self.ranks.pids()
+        torchrun = self._preparation is not None and self._preparation.gate is not None
+        if not torchrun:
+            self._signal_group(number)
+        elif not pids and self._main_pid is not None:
+            self._ending.signal([self._main_pid], number)
+        elif not (self.ranks.signalled and number == signal.SIGTERM):
+            self._ending.signal(pids, number)
+
+    def _signal_group(self, number: int) -> None:
+        """A program of its own session gets the signal as Ctrl-C would give it: its whole group
+        does.
+        """
+        if self._main_pid is None:
+            return
+        members = self._tree.members()
+        group = [pid for pid in members if _group_of(pid) == self._main_pid]
+        self._ending.signal(group, number)
+
+    def _kill(self) -> None:
+        """SIGKILL for the tree; for the ranks a little before their launcher, which tells of it."""
+        if self._loop.pending(_LAST_WORDS) is not None:
+            return
+        pids = self.ranks.pids()
+        if self._main_pid in pids or not pids or self._main_pid is None:
+            self._ending.kill()
+            return
+        self._last_words = True
+        self._tree.signal(pids, signal.SIGKILL)
+        self._loop.at(_LAST_WORDS, now() + LAST_WORDS_S, self._ending.kill)
+
+    def _stuck(self, survivors: list[int]) -> None:
+        if self.status.phase is not Phase.STUCK or self.status.survivors != survivors:
+            self.status.survivors = survivors
+            self._phase(Phase.STUCK)
+
+    def _sweep(self) -> None:
+        """Reap; when nothing is left, close the books."""
+        childless = self._children.reap()
+        if not self._ends or self.status.phase in ENDED:
+            return
+        if self._tree.empty(childless):
+            self._close_books()
+        elif self._leftovers:
+            self._leftovers = False
+            self._ending.signal_all(signal.SIGTERM)
+            self._ending.within(LEFTOVER_GRACE_S, self._ending.kill)
+        elif self.ranks.all_ended() and self._main_pid is not None:
+            grace_s = 0.0 if self._last_words else LAUNCHER_GRACE_S
+            self._ending.within(grace_s, self._ending.kill)
+
+    def _watch_end(self) -> None:
+        """No death may come to wake us: look once more."""
+        self._loop.at("end", now(), self._sweep)
+
+    def _close_books(self) -> None:
+        """The record is on disk before anyone hears of the end."""
+        self._ending.over()
+        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS):
+            self._loop.cancel(timer)
+        status = self.status
+        status.survivors = []
+        status.ended_at = status.ended_at or now()
+        if self._cgroup is not None:
+            status.oom_kills = self._cgroup.oom_kills()
+            self._cgroup.remove()
+        if self._preparation is not None and self._preparation.gate is not None:
+            self._preparation.gate.close()
+            self._preparation.gate = None
+        before = status.phase
+        refused = status.refusal is not None and not self._start_seen
+        status.phase = Phase.REFUSED if refused else Phase.CLEANED
+        try:
+            record.write_exit(self._folder_fd, status.document(now()))
+        except OSError as error:
+            if os.fstat(self._folder_fd).st_nlink == 0:
+                # Someone has removed the folder: there is nobody left to tell.
+                self._loop.stop()
+                return
+            status.phase = before
+            self._complain(
+                f"The exit record cannot be written: {error.strerror}; free space on this node."
+            )
+            self._loop.at("record", now() + RECORD_RETRY_S, self._sweep)
+            return
+        self.changed()
+
+    def _phase(self, phase: Phase) -> None:
+        self.status.phase = phase
+        self.changed()
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

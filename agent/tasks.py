@@ -1,0 +1,134 @@
+"""All tasks of this node: begun, adopted, told and removed as the core orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from agent.config import Ports
+from agent.core.shim import ShimCommand
+from agent.core.stimuli import ShimFailed, Stimulus, TaskPaths, TaskPlaced
+from agent.folders import Folders
+from agent.keeper import Hostfile, Keeper
+from agent.logs.shipper import LogShipper
+from agent.ports import NoPortsError, free_ports
+from agent.process.adopt import Ownership, examine
+from agent.process.template import SpawnError, Template
+from muster.daemon.errors import FileError
+from muster.daemon.tasks import TaskOwner
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import PrepareTask
+
+_TELL_WAITING_S: Final = 10.0
+
+_log = structlog.get_logger("agent.tasks")
+
+
+class Tasks:
+    """Every task whose folder is on this node, each with a keeper."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        template: Template,
+        logs: LogShipper,
+        ports: Ports,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+    ) -> None:
+        self._folders = folders
+        self._template = template
+        self._logs = logs
+        self._range = ports
+        self._post = post
+        self._owner = owner
+        self._keepers: dict[TaskId, Keeper] = {}
+
+    def __len__(self) -> int:
+        return len(self._keepers)
+
+    async def adopt(self) -> None:
+        """Take over what an earlier life left; returns when the state of each task is known."""
+        keepers = []
+        for task in await asyncio.to_thread(self._folders.found):
+            keeper = await asyncio.to_thread(self._adopted, task)
+            if keeper is not None:
+                keepers.append(keeper)
+                self._keep(keeper, keeper.run)
+        for keeper in keepers:
+            # To dial without a task that lives would be to say that it is lost.
+            while True:
+                try:
+                    async with asyncio.timeout(_TELL_WAITING_S):
+                        await keeper.known.wait()
+                    break
+                except TimeoutError:
+                    _log.warning("shim_silent", task=keeper.task, waited_s=_TELL_WAITING_S)
+        if keepers:
+            _log.info("tasks_adopted", tasks=[keeper.task for keeper in keepers])
+
+    def create(self, task: TaskId, prepare: PrepareTask) -> None:
+        """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
+        keeper = Keeper(task, self._folders, self._logs, self._post)
+        self._keep(keeper, lambda: self._begin(keeper, prepare))
+
+    def tell(self, task: TaskId, command: ShimCommand) -> None:
+        """Tell the task's shim; one that has gone needs no telling."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.order(command)
+
+    def write_hostfile(self, task: TaskId, text: str) -> None:
+        """Before anything that is told after it."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.order(Hostfile(text))
+
+    def remove(self, task: TaskId) -> None:
+        """Remove the task's folder when its shim has gone; TaskRemoved answers."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.remove()
+
+    def _keep(self, keeper: Keeper, work: Callable[[], Awaitable[None]]) -> None:
+        self._keepers[keeper.task] = keeper
+
+        async def kept() -> None:
+            await work()
+            self._keepers.pop(keeper.task, None)
+
+        self._owner.spawn(kept(), name=f"task.{keeper.task}")
+
+    def _adopted(self, task: TaskId) -> Keeper | None:
+        """In a thread."""
+        manifest = self._folders.manifest(task)
+        found = examine(self._folders.path(task))
+        if manifest is None and found.ownership is not Ownership.ALIVE:
+            _log.warning("folder_without_manifest", task=task, done="removed")
+            self._folders.remove(task)
+            return None
+        paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
+        ports = () if manifest is None else manifest.ports
+        return Keeper(task, self._folders, self._logs, self._post, found=(paths, ports))
+
+    async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
+        task = keeper.task
+        taken = {port for other in self._keepers.values() for port in other.ports}
+        try:
+            paths, keeper.ports = await asyncio.to_thread(self._place, prepare, taken)
+            self._post(TaskPlaced(task, paths, keeper.ports))
+            await self._template.spawn(self._folders.path(task))
+        except (FileError, NoPortsError, SpawnError) as error:
+            self._logs.complete(task)
+            self._post(ShimFailed(task, str(error)))
+            await keeper.run_failed()
+            return
+        await keeper.run()
+
+    def _place(self, prepare: PrepareTask, taken: set[int]) -> tuple[TaskPaths, tuple[int, ...]]:
+        """In a thread: the disk may be slow."""
+        ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
+        return self._folders.create(prepare, ports), ports

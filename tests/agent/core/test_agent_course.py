@@ -1,0 +1,290 @@
+"""A task through the agent's core: commands and shim statuses in, actions out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from agent.core import actions as a
+from agent.core import stimuli as s
+from agent.core.shim import (
+    LEASE_GRACE_S,
+    ShimExit,
+    ShimKill,
+    ShimLease,
+    ShimPhase,
+    ShimPrepare,
+    ShimRank,
+    ShimRefusal,
+    ShimRelease,
+    ShimStart,
+    ShimStatus,
+    ShimStop,
+)
+from agent.core.state import Identity, State
+from agent.core.turn import turn
+from muster.protocol import messages as m
+from muster.protocol.codec import ReportFrame, encode
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import TaskState
+from orchestrator.core.limits import Limits
+
+TASK = TaskId("1.1.0")
+PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
+PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8)
+ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
+IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))
+
+
+@dataclass
+class Agent:
+    state: State = field(default_factory=lambda: State(IDENTITY))
+    mono: float = 100.0
+    actions: list[a.Action] = field(default_factory=list)
+
+    def turn(self, stimulus: s.Stimulus) -> list[a.Action]:
+        done = turn(self.state, stimulus, Instant(self.mono, 0.0))
+        self.actions += done
+        return done
+
+    def hear(self, command: m.Command) -> list[a.Action]:
+        return self.turn(s.CommandReceived(command))
+
+    def connect(self, *keep: TaskId, epoch: int = 1) -> list[a.Action]:
+        self.turn(s.LinkUp())
+        return self.hear(m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep))
+
+    def shim(self, phase: ShimPhase, **more: Any) -> list[a.Action]:
+        status = ShimStatus(TASK, phase, log_dir="/t/logs", **more)
+        return self.turn(s.ShimReported(TASK, status))
+
+    def at_gate(self) -> None:
+        self.connect()
+        self.hear(PREPARE)
+        self.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+        self.shim(ShimPhase.NEW)
+        self.shim(ShimPhase.PREPARED)
+        self.hear(ARRANGE)
+
+    def running(self) -> None:
+        self.at_gate()
+        self.hear(m.StartTask(TASK))
+        self.shim(ShimPhase.RUNNING, running_s=0.0)
+
+
+def reports(actions: list[a.Action]) -> list[m.TaskReport]:
+    return [
+        x.report
+        for x in actions
+        if isinstance(x, a.SendReport) and isinstance(x.report, m.TaskReport)
+    ]
+
+
+def told(actions: list[a.Action]) -> list[Any]:
+    return [x.command for x in actions if isinstance(x, a.TellShim)]
+
+
+def test_a_task_goes_from_prepare_to_removal() -> None:
+    agent = Agent()
+    agent.connect()
+    assert agent.hear(PREPARE) == [a.CreateTask(TASK, PREPARE)]
+    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+    first = told(agent.shim(ShimPhase.NEW))
+    assert isinstance(first[0], ShimLease)
+    assert isinstance(first[1], ShimPrepare)
+    assert (first[1].cwd, first[1].env) == ("/w", {"A": "1"})
+    said = reports(agent.shim(ShimPhase.PREPARED))
+    assert said[-1].state is TaskState.PREPARED
+    assert said[-1].prepared is not None
+    assert (said[-1].prepared.ports, said[-1].prepared.log_dir) == ((20001,), "/t/logs")
+    planned = agent.hear(ARRANGE)
+    assert a.WriteHostfile(TASK, "n1 slots=1\n") in planned
+    assert reports(planned)[-1].state is TaskState.ARRANGED
+    assert told(agent.hear(m.StartTask(TASK))) == [
+        ShimStart(ARRANGE.argv, ARRANGE.env, 20001, 30.0)
+    ]
+    assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].state is TaskState.STARTED
+    done = agent.shim(ShimPhase.CLEANED, running_s=2.0, exit=ShimExit(0))
+    assert reports(done)[-1] == m.TaskReport(
+        TASK, TaskState.CLEANED, prepared=said[-1].prepared, exit=ExitStatus(0), running_s=2.0
+    )
+    assert told(agent.hear(m.ForgetTask(TASK))) == [ShimRelease()]
+    assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
+    agent.turn(s.TaskRemoved(TASK))
+    assert not agent.state.tasks
+
+
+def test_a_task_is_not_removed_before_its_log_is_stored_nor_before_its_end_is() -> None:
+    agent = Agent()
+    agent.running()
+    agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    agent.turn(s.LogsStored(TASK))
+    assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
+    assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
+
+
+def test_repeated_commands_do_nothing_twice() -> None:
+    agent = Agent()
+    agent.at_gate()
+    assert not [x for x in agent.hear(PREPARE) if isinstance(x, a.CreateTask)]
+    agent.hear(m.StartTask(TASK))
+    assert not told(agent.hear(m.StartTask(TASK)))
+    assert not told(agent.hear(ARRANGE))
+
+
+def test_the_gate_stays_shut_without_a_plan() -> None:
+    agent = Agent()
+    agent.connect()
+    agent.hear(PREPARE)
+    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+    agent.shim(ShimPhase.PREPARED)
+    assert not told(agent.hear(m.StartTask(TASK)))
+
+
+def test_a_stop_that_comes_first_buries_the_task() -> None:
+    agent = Agent()
+    agent.connect()
+    stopped = agent.hear(m.StopTask(TASK))
+    assert reports(stopped) == [m.TaskReport(TASK, TaskState.CLEANED)]
+    late = agent.hear(PREPARE)
+    assert not [x for x in late if isinstance(x, a.CreateTask)]
+    assert reports(late) == [m.TaskReport(TASK, TaskState.CLEANED)]
+
+
+def test_a_stop_before_the_shim_speaks_reaches_it_then() -> None:
+    agent = Agent()
+    agent.connect()
+    agent.hear(PREPARE)
+    assert not told(agent.hear(m.StopTask(TASK, "SIGINT", 3.0)))
+    agent.turn(s.TaskPlaced(TASK, PATHS, ()))
+    assert told(agent.shim(ShimPhase.NEW)) == [ShimStop("SIGINT", 3.0)]
+    assert not told(agent.hear(m.StartTask(TASK)))
+
+
+def test_force_kills() -> None:
+    agent = Agent()
+    agent.running()
+    agent.hear(m.StopTask(TASK))
+    assert told(agent.hear(m.StopTask(TASK, force=True))) == [ShimKill()]
+
+
+def test_a_refusal_is_passed_on_with_whose_fault_it_is() -> None:
+    agent = Agent()
+    agent.connect()
+    agent.hear(PREPARE)
+    said = reports(agent.shim(ShimPhase.REFUSED, refusal=ShimRefusal("no_folder", "no /w")))
+    assert said[-1].refusal == m.Refusal("no_folder", "no /w", node_fault=False)
+    failed = reports(agent.turn(s.ShimFailed(TaskId("1.1.0"), "fork: no memory")))
+    assert failed[-1].refusal is not None
+
+
+def test_a_shim_that_cannot_be_made_is_the_nodes_fault_and_leaves_nothing() -> None:
+    agent = Agent()
+    agent.connect()
+    agent.hear(PREPARE)
+    said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
+    assert said[-1].state is TaskState.CLEANED
+    assert said[-1].refusal == m.Refusal("spawn_failed", "fork: no memory", node_fault=True)
+    assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
+
+
+def test_tasks_that_are_not_to_be_kept_are_killed() -> None:
+    agent = Agent()
+    status = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
+    agent.turn(s.TaskFound(TASK, status, PATHS))
+    assert ShimKill() in told(agent.connect())
+
+
+def test_a_task_of_an_earlier_life_is_reported_and_goes_on() -> None:
+    agent = Agent()
+    status = ShimStatus(TASK, ShimPhase.RUNNING, running_s=9.0)
+    agent.turn(s.TaskFound(TASK, status, PATHS, (20001,)))
+    agent.mono += 2.0
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert hello.report.tasks[0].state is TaskState.STARTED
+    assert hello.report.tasks[0].running_s == 11.0
+    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1", (TASK,)))
+    assert ShimKill() not in told(agent.actions)
+
+
+def test_leases_are_counted_from_the_moment_of_asking() -> None:
+    agent = Agent()
+    agent.turn(s.LinkUp())
+    agent.mono += 4.0
+    agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0"))
+    assert agent.state.lease_until == 400.0
+    agent.mono = 130.0
+    agent.hear(m.HeartbeatAck(120.0))
+    assert agent.state.lease_until == 420.0
+
+
+def test_a_silent_coordinator_is_dialled_anew() -> None:
+    agent = Agent()
+    agent.connect()
+    agent.mono += 16.0
+    assert any(isinstance(x, a.CloseLink) for x in agent.turn(s.TimerFired(a.Timer.HEARTBEAT)))
+    assert not agent.state.linked
+
+
+def test_an_older_coordinator_is_not_served() -> None:
+    agent = Agent()
+    agent.connect(epoch=5)
+    agent.turn(s.LinkDown())
+    closed = [x for x in agent.connect(epoch=4) if isinstance(x, a.CloseLink)]
+    assert closed
+    assert closed[0].refused
+
+
+def test_a_status_that_comes_late_changes_nothing() -> None:
+    agent = Agent()
+    agent.running()
+    agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    assert not agent.shim(ShimPhase.RUNNING, running_s=0.5)
+
+
+def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
+    agent = Agent(State(replace(IDENTITY, run_as="trainer")))
+    agent.connect()
+    agent.hear(PREPARE)
+    agent.turn(s.TaskPlaced(TASK, PATHS, ()))
+    prepare = told(agent.shim(ShimPhase.NEW))[1]
+    assert msgspec.to_builtins(prepare)["user"] == {"name": "trainer"}
+
+
+def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
+    """The coordinator counts on it, and the shim's own default is longer."""
+    sent = msgspec.to_builtins(ShimLease(300.0))
+    assert sent == {"cmd": "lease", "ttl_s": 300.0, "signal": "SIGTERM", "grace_s": LEASE_GRACE_S}
+    assert Limits().lease_margin_s > LEASE_GRACE_S
+
+
+def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
+    agent = Agent()
+    assert agent.connect()[0] == a.KeepCluster("c1")
+    agent.turn(s.LinkDown())
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert hello.report.cluster == "c1"
+    assert a.KeepCluster("c1") not in agent.hear(
+        m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    )
+
+
+def test_a_node_full_of_failed_ranks_still_fits_a_frame() -> None:
+    agent = Agent()
+    agent.running()
+    ranks = tuple(ShimRank(n, n, exit=ShimExit(7), error="\x1b" * 4096) for n in range(1000))
+    agent.shim(ShimPhase.STOPPING, running_s=1.0, ranks=ranks, first_failed=17)
+    agent.turn(s.LinkDown())
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert len(encode(ReportFrame(1, hello.report))) < 200_000
+    assert [r.rank for r in hello.report.tasks[0].ranks if r.error] == [17]

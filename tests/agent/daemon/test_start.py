@@ -1,0 +1,128 @@
+"""How an agent starts, refuses to start, and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.agent.coordinator import DEADLINE_S, Coordinator
+from tests.agent.process_of_agent import AgentProcess, write_config
+
+
+def start_and_fail(config: Path) -> tuple[int, str]:
+    """Exit code and what was said, of an agent that cannot serve."""
+
+    async def story() -> tuple[int, str]:
+        async with AgentProcess(config) as agent:
+            return await agent.ended(), agent.log.read_text()
+
+    return asyncio.run(story())
+
+
+def test_a_wrong_setting_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", gpus="many"))
+    assert code == 2
+    assert "gpus" in text
+    assert text.count("\n") == 1
+
+
+def test_a_missing_token_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "http://127.0.0.1:7", token_file=str(tmp_path / "none"))
+    code, text = start_and_fail(config)
+    assert code == 2
+    assert f"token_file: {tmp_path / 'none'} cannot be read" in text
+    assert "Traceback" not in text
+
+
+def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "http://127.0.0.1:7", run_as="nobody-of-that-name")
+    code, text = start_and_fail(config)
+    assert code == 1
+    assert "no user 'nobody-of-that-name'" in text
+
+
+def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator:
+            config = write_config(tmp_path, coordinator.url)
+            async with AgentProcess(config) as first:
+                session = await coordinator.session()
+                await session.welcome()
+                async with AgentProcess(config) as second:
+                    assert await second.ended() == 2
+                    assert f"in use by process {first.pid}" in second.log.read_text()
+                assert await first.end() == 0
+
+    asyncio.run(story())
+
+
+def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator:
+            for name in ("a", "b"):
+                (tmp_path / name).mkdir()
+            first = write_config(tmp_path / "a", coordinator.url, shared_host=False)
+            second = write_config(tmp_path / "b", coordinator.url, shared_host=False, node="n2")
+            async with AgentProcess(first) as one:
+                session = await coordinator.session()
+                await session.welcome()
+                async with AgentProcess(second) as two:
+                    assert await two.ended() == 1
+                    assert "shared_host" in two.log.read_text()
+                assert await one.end() == 0
+
+    asyncio.run(story())
+
+
+def test_ready_is_told_to_the_service_manager_and_then_the_watchdog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(str(tmp_path / "notify"))
+            manager.settimeout(DEADLINE_S)
+            # Nobody listens there: an agent without a coordinator is ready all the same.
+            async with AgentProcess(write_config(tmp_path, "http://127.0.0.1:9")) as agent:
+                said: list[str] = []
+                while not any(text.startswith("READY=1") for text in said):
+                    said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
+                while said[-1] != "WATCHDOG=1":
+                    said.append((await asyncio.to_thread(manager.recv, 4096)).decode())
+                assert await agent.end() == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is warned")
+def test_root_without_a_user_for_jobs_is_warned(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url, allow_root_jobs=False)) as agent,
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            assert "set run_as" in agent.log.read_text()
+
+    asyncio.run(story())
+
+
+def test_an_agent_imports_no_torch(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            maps = await asyncio.to_thread(Path(f"/proc/{agent.pid}/maps").read_text)
+            assert "libtorch" not in maps
+
+    asyncio.run(story())

@@ -1,0 +1,217 @@
+"""What an agent's death does to a job: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from muster.protocol.ids import TaskId
+from muster.protocol.logs import StreamId, StreamKind
+from muster.protocol.messages import ForgetTask, StopTask, TaskReport
+from muster.protocol.states import TaskState
+from tests.agent.coordinator import Coordinator
+from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until, until_gone
+from tests.agent.process_of_agent import AgentProcess, write_config
+
+STDOUT = StreamId(TASK, StreamKind.STDOUT, 0)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
+def waiting_job(folder: Path) -> tuple[str, ...]:
+    """Prints A, waits for a file, prints B and exits with 7."""
+    script = 'echo A; while [ ! -e "$0" ]; do sleep 0.02; done; echo B; exit 7'
+    return ("/bin/sh", "-c", script, str(folder / "go"))
+
+
+def test_a_killed_agent_finds_its_task_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
+        ):
+            session = await coordinator.session()
+            hello = await session.welcome()
+            placed = await begin(session, *waiting_job(tmp_path))
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            await coordinator.logs.until(lambda store: store.data.get(STDOUT) == bytearray(b"A\n"))
+            agent.kill()
+            await session.gone()
+            assert alive(started.ranks[0].pid)
+
+            agent.start()
+            session = await coordinator.session()
+            again = await session.welcome(TASK)
+            assert again.agent_id == hello.agent_id
+            (found,) = again.tasks
+            assert (found.task, found.state) == (TASK, TaskState.STARTED)
+            assert found.ranks == started.ranks
+            assert found.prepared is not None
+            assert placed.prepared is not None
+            assert found.prepared.ports == placed.prepared.ports
+            (tmp_path / "go").touch()
+            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert end.exit is not None
+            assert end.exit.code == 7
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data[STDOUT] == b"A\nB\n"
+            await session.send(ForgetTask(TASK))
+            await until_gone(tmp_path / "state/tasks" / TASK)
+
+    asyncio.run(story())
+
+
+def test_an_end_while_there_is_no_agent_is_reported_by_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, *waiting_job(tmp_path))
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            assert await agent.end() == 0
+            assert alive(started.ranks[0].pid)
+            (tmp_path / "go").touch()
+            await until(lambda: not alive(started.ranks[0].pid))
+            agent.start()
+            session = await coordinator.session()
+            again = await session.welcome(TASK)
+            (found,) = again.tasks
+            if found.state is not TaskState.CLEANED:
+                found = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert found.exit is not None
+            assert found.exit.code == 7
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data[STDOUT] == b"A\nB\n"
+
+    asyncio.run(story())
+
+
+def test_a_killed_shim_is_never_still_running(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, "/bin/sleep", "600")
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            rank = started.ranks[0].pid
+            os.kill(parent_of(rank), signal.SIGKILL)
+            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert end.stopped_by == "shim_lost"
+            assert not alive(rank)
+            await session.send(ForgetTask(TASK))
+            await until_gone(tmp_path / "state/tasks" / TASK)
+
+    asyncio.run(story())
+
+
+def test_an_agent_does_not_dial_before_it_knows_all_its_tasks(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, "/bin/sleep", "600")
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            shim = parent_of(started.ranks[0].pid)
+            agent.kill()
+            os.kill(shim, signal.SIGSTOP)
+            try:
+                agent.start()
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(coordinator.session(), 2)
+            finally:
+                os.kill(shim, signal.SIGCONT)
+            session = await coordinator.session()
+            (found,) = (await session.welcome(TASK)).tasks
+            assert found.state is TaskState.STARTED
+            await session.send(StopTask(TASK, force=True))
+            await session.expect(TaskReport, is_in(TaskState.CLEANED))
+
+    asyncio.run(story())
+
+
+def test_a_task_that_is_not_to_be_kept_is_killed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)) as agent,
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, "/bin/sleep", "600")
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            agent.kill()
+            agent.start()
+            session = await coordinator.session()
+            await session.welcome()
+            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert end.stopped_by == "kill"
+            assert not alive(started.ranks[0].pid)
+
+    asyncio.run(story())
+
+
+def test_what_a_crash_left_half_made_goes_at_the_next_start(tmp_path: Path) -> None:
+    async def story() -> None:
+        tasks = tmp_path / "state/tasks"
+        (tasks / ".new-5.1.0/scratch").mkdir(parents=True)
+        (tasks / ".gone-4.1.0/scratch").mkdir(parents=True)
+        (tasks / "6.1.0").mkdir()
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            hello = await session.welcome()
+            assert hello.tasks == ()
+            assert list(tasks.iterdir()) == []
+
+    asyncio.run(story())
+
+
+def test_two_tasks_after_one_another_share_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            other = TaskId("7.2.0")
+            await begin(session, "/bin/sleep", "600")
+            await session.expect(TaskReport, is_in(TaskState.STARTED))
+            await session.send(prepare(other))
+            second = await session.expect(TaskReport, lambda it: it.state is TaskState.PREPARED)
+            await session.send(StopTask(TASK, force=True))
+            first = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            assert first.task == TASK
+            assert first.prepared is not None
+            assert second.prepared is not None
+            assert not set(first.prepared.ports) & set(second.prepared.ports)
+            assert first.prepared.scratch != second.prepared.scratch
+            assert session.last[other].state is TaskState.PREPARED
+
+    asyncio.run(story())

@@ -1,0 +1,149 @@
+"""Whatever is lost, repeated or late: the coordinator holds a prefix, and in the end all."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.logs.ledger import WINDOW_BYTES, Ledger
+from muster.protocol.ids import TaskId
+from muster.protocol.logs import (
+    CHUNK_BYTES_MAX,
+    EndStream,
+    LogReport,
+    OpenStream,
+    StreamId,
+    StreamKind,
+    TaskLogsEnd,
+)
+
+TASK = TaskId("1.1.0")
+STREAMS = [StreamId(TASK, StreamKind.STDOUT, rank) for rank in range(3)]
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["grow", "send", "send", "send", "ack", "hear", "cut"]),
+        st.integers(0, 2),
+        st.integers(1, 3_000_000),
+    ),
+    max_size=60,
+)
+
+
+class Pair:
+    """A ledger and a coordinator that answers when it is asked to."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.files = dict.fromkeys(STREAMS, 0)
+        self.stored = dict.fromkeys(STREAMS, 0)
+        self.on_the_way: list[LogReport] = []
+        self.ended: dict[StreamId, int] = {}
+        self.done: list[TaskLogsEnd] = []
+        for stream in STREAMS:
+            message = self.ledger.add_stream(stream, "path")
+            assert message == OpenStream(stream)
+        self.on_the_way += self.ledger.reconnect()
+
+    def hear(self) -> bool:
+        """Take the next message."""
+        if not self.on_the_way:
+            return False
+        match self.on_the_way.pop(0):
+            case OpenStream(stream):
+                self.ledger.at(stream, self.stored[stream])
+            case EndStream(stream, length):
+                assert length == self.stored[stream]
+                self.ended[stream] = length
+            case TaskLogsEnd() as end:
+                assert end.streams == len(self.ended) == 3
+                self.done.append(end)
+            case other:
+                raise AssertionError(other)
+        return True
+
+    def send(self) -> bool:
+        """One turn of the sender. The bytes arrive at once, their acknowledgement does not."""
+        stream = self.ledger.next_readable()
+        if stream is None or stream.sent is None:
+            return False
+        count = min(stream.room, self.files[stream.id] - stream.sent)
+        assert 0 < stream.room <= CHUNK_BYTES_MAX
+        if count == 0:
+            self.on_the_way += self.ledger.read_to_end(stream)
+            return True
+        assert stream.sent == self.stored[stream.id]
+        assert stream.sent + count - stream.stored <= WINDOW_BYTES
+        self.ledger.sent(stream, count)
+        self.stored[stream.id] += count
+        return True
+
+    def do(self, step: Step) -> None:
+        what, which, count = step
+        stream = STREAMS[which]
+        match what:
+            case "grow":
+                self.files[stream] += count
+                known = self.ledger.stream(stream)
+                assert known is not None
+                self.ledger.grown(known)
+            case "send":
+                self.send()
+            case "hear":
+                self.hear()
+            case "ack":
+                self.ledger.acked(stream, max(0, self.stored[stream] - count))
+            case "cut":
+                self.on_the_way = self.ledger.reconnect()
+                self.ended.clear()
+            case _:
+                raise AssertionError(what)
+
+    def settle(self) -> None:
+        while self.hear() or self.send():
+            for stream in STREAMS:
+                self.ledger.acked(stream, self.stored[stream])
+
+
+@given(before=STEPS, after=STEPS)
+def test_all_bytes_arrive_once_and_in_order(before: list[Step], after: list[Step]) -> None:
+    pair = Pair()
+    for step in before:
+        pair.do(step)
+    pair.ledger.complete(TASK)
+    for step in after:
+        if step[0] != "grow":
+            pair.do(step)
+    pair.settle()
+    assert pair.stored == pair.files
+    assert pair.ended == pair.files
+    assert pair.done
+    assert pair.ledger.store(TASK)
+    assert not pair.ledger.store(TASK)
+    assert not pair.ledger.unfinished
+    assert pair.ledger.reconnect() == []
+
+
+def test_streams_take_turns() -> None:
+    pair = Pair()
+    while pair.hear():
+        pass
+    for stream in STREAMS:
+        pair.do(("grow", stream.rank or 0, 3_000_000))
+    turns = []
+    for _ in range(9):
+        before = dict(pair.stored)
+        pair.send()
+        turns += [stream.rank for stream in STREAMS if pair.stored[stream] != before[stream]]
+    assert turns == [0, 1, 2] * 3
+
+
+def test_a_stream_of_a_removed_task_is_sent_no_more() -> None:
+    pair = Pair()
+    pair.files[STREAMS[0]] = 10
+    while pair.hear():
+        pass
+    pair.ledger.drop(TASK)
+    assert pair.ledger.next_readable() is None
+    assert pair.ledger.reconnect() == []

@@ -1,0 +1,266 @@
+"""Log bytes from files to a coordinator over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.core.shim import ShimStream
+from agent.dial import Dialer
+from agent.logs import shipper as module
+from agent.logs.ledger import WINDOW_BYTES
+from agent.logs.shipper import LogShipper
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.logs import StreamId, StreamKind
+from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
+
+TASK = TaskId("3.1.0")
+OUT = StreamId(TASK, StreamKind.STDOUT, 0)
+ERR = StreamId(TASK, StreamKind.STDERR, 0)
+STREAMS = (
+    ShimStream("stdout", "logs/rank-0.stdout", 0),
+    ShimStream("stderr", "logs/rank-0.stderr", 0),
+)
+# Writes bytes of every value in pieces of any length.
+WRITER = """
+import random, sys, time
+seed, size, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+data = random.Random(seed).randbytes(size)
+with open(path, "ab", buffering=0) as file:
+    at = 0
+    while at < size:
+        at += file.write(data[at : at + random.randrange(1, 100_000)])
+        time.sleep(0.001)
+"""
+
+
+class Stored:
+    """The tasks of which the shipper has said that all is stored."""
+
+    def __init__(self) -> None:
+        self._tasks: asyncio.Queue[TaskId] = asyncio.Queue()
+
+    def note(self, task: TaskId) -> None:
+        self._tasks.put_nowait(task)
+
+    async def take(self, count: int) -> set[TaskId]:
+        async with asyncio.timeout(DEADLINE_S):
+            return {await self._tasks.get() for _ in range(count)}
+
+
+@asynccontextmanager
+async def shipping(
+    folder: Path, coordinator: Coordinator
+) -> AsyncIterator[tuple[LogShipper, Stored]]:
+    (folder / "logs").mkdir(exist_ok=True)
+    token = folder / "token"
+    token.write_text(TOKEN)
+    stored = Stored()
+    async with Dialer(coordinator.url, token, None) as dialer:
+        it = LogShipper(dialer, SystemClock(), NodeName("n1"), "id", stored.note)
+        it.welcomed()
+        run = asyncio.get_running_loop().create_task(it.run())
+        try:
+            yield it, stored
+        finally:
+            run.cancel()
+            (end,) = await asyncio.gather(run, return_exceptions=True)
+            assert isinstance(end, asyncio.CancelledError), end
+
+
+def test_five_megabytes_arrive_exactly_across_two_cuts(tmp_path: Path) -> None:
+    size = 5_000_000
+
+    async def story() -> None:
+        async with Coordinator() as coordinator:
+            coordinator.logs.cut_at = [1_000_000, 3_000_000]
+            async with shipping(tmp_path, coordinator) as (it, stored):
+                it.follow(TASK, tmp_path, STREAMS)
+                path = tmp_path / "logs/rank-0.stdout"
+                (tmp_path / "logs/rank-0.stderr").write_bytes(b"x")
+                command = [sys.executable, "-c", WRITER, "11", str(size), str(path)]
+                await asyncio.to_thread(subprocess.run, command, check=True, timeout=DEADLINE_S)
+                it.complete(TASK)
+                await coordinator.logs.until(lambda store: TASK in store.tasks)
+                assert coordinator.logs.data[OUT] == random.Random(11).randbytes(size)
+                assert coordinator.logs.data[ERR] == b"x"
+                assert coordinator.log_connections == 3
+                assert {hello.node for hello in coordinator.logs.hellos} == {"n1"}
+                assert await stored.take(1) == {TASK}
+
+    asyncio.run(story())
+
+
+def test_a_byte_is_sent_when_it_is_written_without_looking_at_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_POLL_S", 1e6)
+
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            path = tmp_path / "logs/rank-0.stdout"
+            path.touch()
+            it.follow(TASK, tmp_path, STREAMS[:1])
+            text = b""
+            with path.open("ab", buffering=0) as file:
+                for number in range(50):
+                    line = b"%d\n" % number
+                    file.write(line)
+                    text += line
+                    wanted = bytes(text)
+                    await coordinator.logs.until(lambda it, now=wanted: it.data.get(OUT) == now)  # type: ignore[misc]
+                    # A round trip, so that nothing but the next write wakes the shipper.
+                    it.complete(TaskId(f"{number + 100}.1.0"))
+                    await stored.take(1)
+
+    asyncio.run(story())
+
+
+def test_without_inotify_files_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(module, "Inotify", refuse)
+    monkeypatch.setattr(module, "_POLL_S", 0.01)
+
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, _):
+            it.follow(TASK, tmp_path, STREAMS[:1])
+            path = tmp_path / "logs/rank-0.stdout"
+            for text in (b"a", b"ab", b"abc"):
+                path.write_bytes(text)
+                await coordinator.logs.until(lambda it, now=text: it.data.get(OUT) == now)  # type: ignore[misc]
+
+    asyncio.run(story())
+
+
+def test_a_file_is_followed_whatever_its_name_becomes(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, _):
+            path = tmp_path / "logs/rank-0.stdout"
+            with path.open("ab", buffering=0) as file:
+                file.write(b"one ")
+                it.follow(TASK, tmp_path, STREAMS[:1])
+                await coordinator.logs.until(
+                    lambda store: store.data.get(OUT) == bytearray(b"one ")
+                )
+                path.rename(tmp_path / "moved")
+                path.write_bytes(b"another file, longer than the first")
+                file.write(b"two")
+                await coordinator.logs.until(
+                    lambda store: store.data.get(OUT) == bytearray(b"one two")
+                )
+                it.complete(TASK)
+                await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data[OUT] == b"one two"
+
+    asyncio.run(story())
+
+
+def test_a_link_in_place_of_a_log_is_shipped_as_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("of somebody else")
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            (tmp_path / "logs/rank-0.stdout").symlink_to(secret)
+            (tmp_path / "logs/rank-0.stderr").write_text("mine")
+            it.follow(TASK, tmp_path, STREAMS)
+            it.complete(TASK)
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data == {ERR: b"mine"}
+            assert await stored.take(1) == {TASK}
+
+    asyncio.run(story())
+
+
+def test_a_task_without_logs_and_one_without_files_end_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        other = TaskId("4.1.0")
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            it.complete(other)
+            it.follow(TASK, tmp_path, STREAMS)
+            it.complete(TASK)
+            await coordinator.logs.until(lambda store: len(store.tasks) == 2)
+            assert coordinator.logs.tasks == {other: 0, TASK: 0}
+            assert await stored.take(2) == {TASK, other}
+
+    asyncio.run(story())
+
+
+def test_a_file_without_a_byte_is_never_spoken_of(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            for name in ("stdout", "stderr"):
+                (tmp_path / f"logs/rank-0.{name}").touch()
+            it.follow(TASK, tmp_path, STREAMS)
+            (tmp_path / "logs/rank-0.stderr").write_text("late")
+            it.complete(TASK)
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data == {ERR: b"late"}
+            assert coordinator.logs.tasks == {TASK: 1}
+            assert await stored.take(1) == {TASK}
+
+    asyncio.run(story())
+
+
+def test_hundreds_of_small_tasks_share_a_connection(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            tasks = [TaskId(f"{number}.1.0") for number in range(1, 301)]
+            for task in tasks:
+                (tmp_path / task / "logs").mkdir(parents=True)
+                (tmp_path / task / "logs/rank-0.stdout").write_text(task)
+                it.follow(task, tmp_path / task, STREAMS)
+                it.complete(task)
+            await coordinator.logs.until(lambda store: len(store.tasks) == 300)
+            for task in tasks:
+                stream = StreamId(task, StreamKind.STDOUT, 0)
+                assert coordinator.logs.data[stream] == task.encode()
+            assert coordinator.log_connections == 1
+            assert await stored.take(300) == set(tasks)
+            for task in tasks:
+                it.drop(task)
+            open_files = os.listdir("/proc/self/fd")
+            assert len(open_files) < 100
+
+    asyncio.run(story())
+
+
+def test_what_is_not_acknowledged_is_not_followed_by_more_than_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, _):
+            received = 0
+            enough = asyncio.Event()
+
+            async def swallow(_socket: object, _chunk: object, data: memoryview) -> None:
+                nonlocal received
+                received += len(data)
+                if received >= WINDOW_BYTES:
+                    enough.set()
+
+            monkeypatch.setattr(coordinator.logs, "_take", swallow)
+            (tmp_path / "logs/rank-0.stdout").write_bytes(bytes(3 * WINDOW_BYTES))
+            (tmp_path / "logs/rank-0.stderr").write_bytes(b"y" * 7)
+            it.follow(TASK, tmp_path, STREAMS)
+            async with asyncio.timeout(DEADLINE_S):
+                await enough.wait()
+            # A round trip, after which anything that was on its way is here.
+            it.complete(TaskId("9.9.9"))
+            await coordinator.logs.until(lambda store: bool(store.tasks))
+            assert received == WINDOW_BYTES + 7
+
+    asyncio.run(story())

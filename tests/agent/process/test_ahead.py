@@ -1,0 +1,125 @@
+"""What is done ahead of time, so that the way from a request to a running program is short."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.core.shim import ShimPhase, ShimRelease, ShimStart
+from agent.shim import linux
+from agent.shim.cgroup import own_cgroup
+from tests.agent.process.conftest import PATIENCE_S, Node, Stage
+
+
+def children_of(parent: int) -> set[int]:
+    return {
+        pid
+        for pid, (state, above, _) in linux.processes().items()
+        if above == parent and state not in "ZX"
+    }
+
+
+async def spare_of(node: Node) -> int:
+    """The shim that the template has ready."""
+    await node.template.start()
+    assert node.template.pid is not None
+    template = node.template.pid
+    await until(lambda: children_of(template), "a spare shim")
+    (spare,) = children_of(template)
+    await until(lambda: children_of(spare), "its runner")
+    return spare
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    """Look until it holds: nothing tells us of processes that are not ours."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"never: {what}"
+        await asyncio.sleep(0.005)
+
+
+def test_the_process_that_was_prepared_is_the_one_that_becomes_the_program(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        status = await task.prepared()
+        assert status.phase is ShimPhase.PREPARED
+        waiting = children_of(task.pid)
+        assert len(waiting) == 1
+        await task.send(ShimStart(argv=["sleep", "1000"]))
+        status = await task.phase(ShimPhase.RUNNING)
+        assert {rank.pid for rank in status.ranks} == waiting == children_of(task.pid)
+
+    stage.play(story)
+
+
+def test_a_task_gets_the_shim_that_was_forked_ahead_with_its_runner(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        spare = await spare_of(node)
+        runner = children_of(spare)
+        task = await node.task()
+        assert task.pid == spare
+        await task.run("true")
+        status = await task.ended()
+        assert {rank.pid for rank in status.ranks} == runner
+        await task.send(ShimRelease())
+        await task.gone()
+
+    any_stage.play(story)
+
+
+def test_the_next_of_a_burst_has_a_shim_of_its_own(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        spare = await spare_of(node)
+        tasks = [await node.task(f"{number}.1.0") for number in range(1, 4)]
+        assert [task.pid == spare for task in tasks] == [True, False, False]
+        assert len({task.pid for task in tasks}) == 3
+        for task in tasks:
+            await task.run("true")
+            assert (await task.ended()).phase is ShimPhase.CLEANED
+
+    any_stage.play(story)
+
+
+def test_a_spare_that_was_killed_costs_nobody_a_task(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        spare = await spare_of(node)
+        (runner,) = children_of(spare)
+        folder = _cgroup_of(runner)
+        start = linux.processes()[spare][2]
+        os.kill(spare, signal.SIGKILL)
+        await until(lambda: linux.exiting(spare, start), "dead")
+        task = await node.task()
+        assert task.pid != spare
+        await task.run("true")
+        assert (await task.ended()).exit is not None
+        await until(lambda: folder is None or not folder.exists(), "its cgroup removed")
+
+    any_stage.play(story)
+
+
+def test_the_spare_goes_with_its_template_and_leaves_no_cgroup(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        spare = await spare_of(node)
+        (runner,) = children_of(spare)
+        folder = _cgroup_of(runner)
+        await node.template.close()
+        await until(lambda: not {spare, runner} & linux.processes().keys(), "gone")
+        assert folder is None or not folder.exists()
+
+    any_stage.play(story)
+
+
+def _cgroup_of(pid: int) -> Path | None:
+    base = own_cgroup()
+    if base is None:
+        return None
+    line = next(
+        line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line[:3] == "0::"
+    )
+    name = Path(line[3:]).name
+    # Where no cgroup may be made, it lives in the one it was born in, which is not ours.
+    return Path(base) / "muster" / name if name.startswith("shim-") else None

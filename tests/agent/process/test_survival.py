@@ -1,0 +1,248 @@
+"""Who may die, and what is still there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.core.shim import ShimExit, ShimPhase, ShimStop, StoppedBy
+from agent.process.adopt import Ownership, examine, find, remove
+from agent.process.shim import ShimUnreachable, connect
+from agent.process.template import SpawnError
+from tests.agent.process.conftest import Node, Stage
+from tests.agent.process.test_ending import DAEMON, alive, carriers, up
+
+PYTHON = sys.executable
+
+# An agent in a process of its own: spawns, starts, says so, and waits to be killed.
+AGENT = """
+import asyncio, sys
+from pathlib import Path
+from agent.process.shim import connect
+from agent.core.shim import ShimPhase, ShimPrepare, ShimStart
+from agent.process.template import Template
+
+async def main(folder):
+    template = Template()
+    await template.spawn(folder)
+    connection = await connect(folder)
+    await connection.send(ShimPrepare(allow_root=True, cwd="/"))
+    async for status in connection.statuses():
+        if status.phase is ShimPhase.PREPARED:
+            script = "echo begun; sleep 1; echo done; exit 4"
+            await connection.send(ShimStart(argv=["sh", "-c", script]))
+        if status.phase is ShimPhase.RUNNING:
+            print("running", template.pid, flush=True)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_a_killed_agent_costs_the_job_nothing(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        folder = node.state_dir / "tasks" / "7.1.0"
+        agent = await asyncio.to_thread(
+            subprocess.Popen, [PYTHON, "-c", AGENT, str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert agent.stdout is not None
+        assert (await asyncio.to_thread(agent.stdout.readline)).startswith("running")
+        agent.kill()
+        await asyncio.to_thread(agent.wait)
+        agent.stdout.close()
+        [found] = await asyncio.to_thread(find, node.state_dir)
+        assert found.ownership is Ownership.ALIVE
+        task = await node.speak(found.task_dir, 0)
+        first = await task.until(lambda _: True)
+        assert first.streams
+        assert first.ranks
+        status = first if first.phase is ShimPhase.CLEANED else await task.ended()
+        assert status.exit == ShimExit(code=4)
+        assert task.read("logs/rank-0.stdout") == b"begun\ndone\n"
+
+    any_stage.play(story)
+
+
+def test_a_killed_template_costs_nobody_anything(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        first = await node.task("7.1.0")
+        await first.run("sleep", "10000")
+        await first.phase(ShimPhase.RUNNING)
+        assert node.template.pid is not None
+        os.kill(node.template.pid, signal.SIGKILL)
+        second = await node.task("8.1.0")
+        await second.run("true")
+        assert (await second.ended()).exit == ShimExit(code=0)
+        await first.send(ShimStop(grace_s=10))
+        assert (await first.ended()).exit == ShimExit(signal=signal.SIGTERM)
+
+    any_stage.play(story)
+
+
+def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run(PYTHON, "-c", DAEMON + "time.sleep(10000)")
+        await up(task)
+        marked = carriers(task)
+        assert len(marked) == 2
+        os.kill(task.pid, signal.SIGKILL)
+        await task.gone()
+        [found] = await asyncio.to_thread(find, node.state_dir)
+        assert found.ownership is Ownership.LOST
+        assert found.status is not None
+        assert found.status.stopped_by == StoppedBy.SHIM_LOST
+        assert found.status.phase is ShimPhase.CLEANED
+        assert carriers(task) == []
+        assert json.loads(task.read("exit.json"))["stopped_by"] == "shim_lost"
+        # A second look says the same.
+        assert await asyncio.to_thread(examine, task.dir) == found
+
+    stage.play(story)
+
+
+def test_a_lost_shim_of_another_boot_touches_no_process(any_stage: Stage, tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sleep", "10000")
+        await task.phase(ShimPhase.RUNNING)
+        identity = json.loads(task.read("shim.json"))
+        other = tmp_path / "tasks" / "9.1.0"
+        other.mkdir()
+        (other / "shim.json").write_text(json.dumps({**identity, "boot_id": "another"}))
+        found = await asyncio.to_thread(examine, other)
+        assert found.ownership is Ownership.LOST
+        assert alive(task.pid)
+        assert carriers(task)
+        await task.send(ShimStop())
+        await task.ended()
+
+    any_stage.play(story)
+
+
+def test_a_torn_record_is_none(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        folder = node.state_dir / "tasks" / "7.1.0"
+        folder.mkdir()
+        (folder / "exit.json").write_bytes(b'{"v":1,"task"')
+        found = await asyncio.to_thread(examine, folder)
+        assert found.ownership is Ownership.LOST
+
+    any_stage.play(story)
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        await node.template.start()
+        tasks = node.state_dir / "tasks"
+        first = asyncio.create_task(node.template.spawn(tasks / "7.1.0"), name="first")
+        # One turn of the loop sends the request, the next would await the answer.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        pid = await node.template.spawn(tasks / "8.1.0")
+        task = await node.speak(tasks / "8.1.0", pid)
+        await task.run("true")
+        status = await task.ended()
+        assert status.task == "8.1.0"
+        assert json.loads(task.read("shim.json"))["pid"] == pid
+
+    any_stage.play(story, orphan_s=0.1)
+
+
+def test_one_folder_has_one_shim(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        with pytest.raises(SpawnError, match="still alive"):
+            await node.template.spawn(task.dir)
+        await task.run("true")
+        await task.ended()
+
+    any_stage.play(story)
+
+
+def test_a_folder_whose_path_is_longer_than_a_sockets(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        deep = node.state_dir / ("d" * 120)
+        deep.mkdir()
+        pid = await node.template.spawn(deep / "7.1.0")
+        task = await node.speak(deep / "7.1.0", pid)
+        await task.run("true")
+        assert (await task.ended()).exit == ShimExit(code=0)
+
+    any_stage.play(story)
+
+
+def test_nobody_answers_for_a_task_that_is_not_there(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        with pytest.raises(ShimUnreachable, match=r"7\.1\.0"):
+            await connect(node.state_dir / "tasks" / "7.1.0")
+
+    any_stage.play(story)
+
+
+def test_nothing_of_the_agents_reaches_shim_or_job(any_stage: Stage) -> None:
+    secret = socket.socket()
+    secret.bind(("127.0.0.1", 0))
+    secret.listen()
+    os.set_inheritable(secret.fileno(), True)
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sleep", "10000")
+        await task.phase(ShimPhase.RUNNING)
+        inode = os.fstat(secret.fileno()).st_ino
+        pids = [task.pid, *carriers(task)]
+        assert len(pids) == 2
+        for pid in pids:
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            assert f"socket:[{inode}]" not in links
+        assert os.readlink(f"/proc/{task.pid}/cwd") == "/"
+        await task.send(ShimStop())
+        await task.ended()
+
+    any_stage.play(story)
+    secret.close()
+
+
+def test_removal_follows_no_link(any_stage: Stage, tmp_path: Path) -> None:
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    (treasure / "file").write_text("kept")
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("true")
+        await task.ended()
+        (task.dir / "logs" / "torchrun").mkdir()
+        (task.dir / "logs" / "torchrun" / "link").symlink_to(treasure)
+        await asyncio.to_thread(remove, task.dir)
+        assert not task.dir.exists()
+        assert (treasure / "file").read_text() == "kept"
+
+    any_stage.play(story)
+
+
+def test_junk_on_the_socket_is_complained_of_or_cut_off(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        reader, writer = task.connection._reader, task.connection._writer
+        writer.write(b'{"cmd":"fly"}\n{"cmd":"start","argv":"true"}\n')
+        status = await task.until(lambda status: status.complaint, "complained")
+        assert "fly" in (status.complaint or "") or "argv" in (status.complaint or "")
+        writer.write(b"{broken\n")
+        async with asyncio.timeout(10):
+            while await reader.readline():
+                pass
+        again = await node.again(task)
+        await again.run("true")
+        assert (await again.ended()).exit == ShimExit(code=0)
+
+    any_stage.play(story)

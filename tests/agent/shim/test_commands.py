@@ -1,0 +1,71 @@
+"""What a shim accepts, and how it refuses the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.shim.commands import (
+    GRACE_S,
+    Kill,
+    Lease,
+    Malformed,
+    Prepare,
+    Release,
+    Start,
+    Stop,
+    parse,
+)
+
+
+def test_a_minimal_command_has_defaults() -> None:
+    prepare = parse({"cmd": "prepare"})
+    assert isinstance(prepare, Prepare)
+    assert (prepare.launcher, prepare.cwd, prepare.user, prepare.env) == ("none", None, None, {})
+    assert prepare.allow_root is False
+    stop = parse({"cmd": "stop"})
+    assert isinstance(stop, Stop)
+    assert (stop.signal, stop.grace_s) == (15, GRACE_S)
+    lease = parse({"cmd": "lease"})
+    assert isinstance(lease, Lease)
+    assert lease.ttl_s == 0
+    assert isinstance(parse({"cmd": "kill"}), Kill)
+    assert isinstance(parse({"cmd": "release"}), Release)
+
+
+def test_fields_of_a_newer_agent_are_ignored() -> None:
+    start = parse({"cmd": "start", "argv": ["true"], "colour": "blue"})
+    assert isinstance(start, Start)
+    assert start.argv == ["true"]
+
+
+@pytest.mark.parametrize(("name", "number"), [("SIGUSR1", 10), ("USR1", 10), ("KILL", 9)])
+def test_signals_by_name(name: str, number: int) -> None:
+    stop = parse({"cmd": "stop", "signal": name})
+    assert isinstance(stop, Stop)
+    assert stop.signal == number
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        ({}, "None"),
+        ({"cmd": "fly"}, "fly"),
+        ({"cmd": "prepare", "launcher": "mpirun"}, "mpirun"),
+        ({"cmd": "prepare", "cwd": "a\0b"}, "cwd"),
+        ({"cmd": "prepare", "user": "root"}, "user"),
+        ({"cmd": "prepare", "setup": "uv sync"}, "setup"),
+        ({"cmd": "prepare", "env": {"A=B": "1"}}, "A=B"),
+        ({"cmd": "prepare", "env": {"A": 1}}, "A"),
+        ({"cmd": "start", "argv": ["a", 1]}, "argv"),
+        ({"cmd": "start", "argv": ["a\0"]}, "argv"),
+        ({"cmd": "start", "listen_port": 70000}, "70000"),
+        ({"cmd": "start", "listen_port": "29500"}, "29500"),
+        ({"cmd": "stop", "signal": "SIGNOTHING"}, "SIGNOTHING"),
+        ({"cmd": "stop", "grace_s": -1}, "grace_s"),
+        ({"cmd": "stop", "grace_s": True}, "grace_s"),
+        ({"cmd": "lease", "ttl_s": float("nan")}, "ttl_s"),
+    ],
+)
+def test_what_cannot_be_read_is_named(document: dict[str, object], names: str) -> None:
+    with pytest.raises(Malformed, match=names):
+        parse(document)

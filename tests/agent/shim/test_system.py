@@ -1,0 +1,103 @@
+"""What the shim reads of the kernel: ports, processes, cgroups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.shim import linux
+from agent.shim.cgroup import Cgroup, own_cgroup
+from agent.shim.ports import listening
+from agent.shim.tree import signal_exactly
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")]
+)
+def test_a_port_counts_once_it_listens(family: int, address: str) -> None:
+    try:
+        server = socket.socket(family)
+        server.bind((address, 0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with server:
+        port = server.getsockname()[1]
+        assert not listening(port)
+        server.listen()
+        assert listening(port)
+        # A connection to it has the same number at one end, and listens no longer.
+        if family == socket.AF_INET:
+            with socket.create_connection((address, port)):
+                server.close()
+                assert not listening(port)
+
+
+def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    stat = linux.stat_of(child.pid)
+    assert stat is not None
+    assert stat[1] == os.getpid()
+    # The same pid with another start time is another process.
+    assert not signal_exactly(child.pid, stat[2] + 1, signal.SIGKILL)
+    assert child.poll() is None
+    assert child.pid in linux.descendants(os.getpid())
+    assert not linux.exiting(child.pid, stat[2])
+    assert signal_exactly(child.pid, stat[2], signal.SIGKILL)
+    # Until it is waited for it is a zombie, and no living descendant.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.pid not in linux.descendants(os.getpid())
+    assert linux.exiting(child.pid, stat[2])
+    assert child.wait() == -signal.SIGKILL
+    assert not signal_exactly(child.pid, stat[2], signal.SIGKILL)
+
+
+def test_a_cgroup_holds_whom_it_bore_and_kills_them() -> None:
+    group = Cgroup.make(None, f"test-{os.getpid()}")
+    if group is None:
+        pytest.skip(f"cgroup v2 cannot be written here: {own_cgroup()}")
+    assert not group.populated()
+    # In a process of its own: a fork of the test runner would run its exit handlers.
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from agent.shim.cgroup import Cgroup\n"
+        f"pid = Cgroup({group.path!r}).fork()\n"
+        "if pid == 0: os.execvp('sleep', ['sleep', '1000'])\n"
+        "print(pid, flush=True); os.waitpid(pid, 0)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(parent.stdout.readline())
+    assert group.members() == [pid]
+    assert group.populated()
+    assert not group.remove()
+    assert group.kill()
+    assert parent.wait() == 0
+    assert not group.populated()
+    assert group.remove()
+    assert not Path(group.path).exists()
+
+
+def test_a_folder_that_is_no_cgroup_is_not_used(tmp_path: Path) -> None:
+    assert Cgroup.make(str(tmp_path), "task") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_template_imports_the_standard_library_only() -> None:
+    """-I -S hides everything else, and it stays small: each shim is a copy of it."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import agent.shim.template\n"
+        "heavy = {'asyncio', 'subprocess', 'logging', 'inspect', 'dataclasses', 'tempfile'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"[]\n"
