@@ -1,0 +1,29 @@
+"""Kinds of arguments that several verbs take."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import click
+
+
+class Duration(click.ParamType[float]):
+    """`90m`, `1h`, `1d12h`: seconds as a float."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        from muster.spec.problems import RefusedError
+        from muster.spec.units import duration
+
+        try:
+            return duration(str(value))
+        except RefusedError as refused:
+            self.fail(f"{value!r} {refused.message}; {refused.hint}", param, ctx)
+
+
+DURATION: Final = Duration()

@@ -1,0 +1,67 @@
+"""`muster cancel`: stop jobs, as often as one likes."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.arguments import DURATION
+from muster.cli.complaints import complain
+from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.reference import find_job
+from muster.cli.text import note
+from muster.client import Client, ClientError
+from muster.protocol.outcome import EXIT_CLIENT
+
+
+@click.command("cancel")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster show`.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Time between the stop signal and SIGKILL, instead of the job's own.",
+)
+@click.option("--force", is_flag=True, help="SIGKILL at once.")
+@click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
+@connection_options
+def command(
+    *, jobs: tuple[str, ...], reason: str, grace_s: float | None, force: bool, waits: bool
+) -> int:
+    """Stop jobs that run, and take out of the queue those that wait.
+
+    Cancelling a job that has ended changes nothing and is no error.
+    """
+    client = connect()
+    # All names first: what `last` means must not change half-way.
+    numbers = [find_job(client, job) for job in jobs]
+    stopping, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
+    if waits:
+        with detaching(*stopping, doing="wait"):
+            for number in stopping:
+                summary = client.wait(number)
+                note(f"job {number} {summary.state.value}")
+    return EXIT_CLIENT if failed else 0
+
+
+def _cancel_each(
+    client: Client, numbers: list[int], reason: str, grace_s: float | None, *, force: bool
+) -> tuple[list[int], bool]:
+    """The jobs now stopping, and whether any could not be cancelled: one does not keep the rest."""
+    stopping: list[int] = []
+    failed = False
+    for number in numbers:
+        try:
+            answer = client.cancel(number, reason=reason, grace_s=grace_s, force=force)
+        except ClientError as error:
+            note(complain(error).text)
+            failed = True
+            continue
+        state = answer.job.state.value
+        if answer.already_ended:
+            note(f"job {number} had already ended: {state}")
+        else:
+            note(f"job {number} {state}")
+            stopping.append(number)
+    return stopping, failed

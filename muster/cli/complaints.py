@@ -1,0 +1,89 @@
+"""What a user is told when something failed, and with which code the command ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from muster.cli.text import safe
+from muster.protocol.outcome import EXIT_CLIENT, EXIT_DETACHED
+
+if TYPE_CHECKING:
+    from muster.client.errors import ApiError
+
+EXIT_USAGE = 2
+
+
+class Complaint(NamedTuple):
+    """A text of one or more lines, safe for a terminal, and the exit code."""
+
+    text: str
+    code: int
+
+
+class DetachedError(Exception):
+    """The user stopped watching; the message says what goes on without them."""
+
+
+class RefusedError(Exception):
+    """A command that was not carried out; the message says why and what to do."""
+
+
+def complain(error: Exception) -> Complaint:
+    """Turn any error into a complaint."""
+    from muster.client.errors import ApiError, ClientError
+
+    match error:
+        case DetachedError():
+            return Complaint(str(error), EXIT_DETACHED)
+        case RefusedError():
+            return Complaint(str(error), EXIT_CLIENT)
+        case ApiError():
+            return _refused_by_server(error)
+        case ClientError():
+            return Complaint(_with_hint(safe(str(error)), error.hint), EXIT_CLIENT)
+        case _:
+            return _unexpected(error)
+
+
+def _refused_by_server(error: ApiError) -> Complaint:
+    problem = error.problem
+    # Where fields are named, `detail` says the same in one string.
+    said = "the coordinator refuses this:" if problem.problems else safe(str(error))
+    text = _with_hint(said, problem.hint)
+    for field in problem.problems:
+        value = f" `{safe(field.value)}`:" if field.value else ""
+        said = f"{safe(field.field)}:{value} {safe(field.message)}"
+        text += "\n  " + _with_hint(said, field.hint, indent="      ")
+    if problem.status >= 500 and problem.request_id:
+        text += f"\n  request {safe(problem.request_id)} in the coordinator's log"
+    return Complaint(text, EXIT_USAGE if problem.status == 422 else EXIT_CLIENT)
+
+
+def _unexpected(error: Exception) -> Complaint:
+    from muster.daemon.errors import DaemonError
+    from muster.spec.problems import SpecError
+
+    match error:
+        case SpecError():
+            return Complaint("the job is refused:\n" + _indented(str(error)), EXIT_USAGE)
+        case DaemonError():
+            return Complaint(safe(str(error)), EXIT_CLIENT)
+        case OSError() if error.strerror:
+            where = f"{safe(str(error.filename))}: " if error.filename else ""
+            return Complaint(f"{where}{error.strerror}", EXIT_CLIENT)
+        case _:
+            pass
+    said = safe(str(error)) or "no further words"
+    return Complaint(
+        f"unexpected {type(error).__name__}: {said}\n"
+        "  this is a mistake in muster; MUSTER_DEBUG=1 shows where",
+        EXIT_CLIENT,
+    )
+
+
+def _with_hint(said: str, hint: str, indent: str = "  ") -> str:
+    return f"{said}\n{indent}{safe(hint)}" if hint else said
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,292 @@
+"""`muster init`: the files with which a new cluster starts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+
+from muster.cli.complaints import RefusedError
+from muster.cli.text import moment, note, safe
+from muster.client.settings import check_url, client_file_path, is_loopback
+from muster.daemon.clock import SystemClock
+from muster.daemon.files import write_atomic
+from muster.protocol.tokens import TokenClass, digest, make
+
+_SYSTEM_DIR: Final = Path("/etc/muster")
+_SYSTEM_STATE: Final = Path("/var/lib/muster")
+_SECRET_BYTES: Final = 32
+_ID_BYTES: Final = 4
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+_PRIVATE: Final = 0o600
+_PUBLIC: Final = 0o644
+
+
+class Listen(NamedTuple):
+    """Where the coordinator is to listen."""
+
+    host: str
+    port: int
+
+
+class Tls(NamedTuple):
+    """PEM files. `ca` is what agents and clients trust, None for what their system trusts."""
+
+    cert: Path
+    key: Path
+    ca: Path | None
+
+
+class Cluster(NamedTuple):
+    """What the files are made of."""
+
+    folder: Path
+    state: Path
+    listen: Listen
+    url: str
+    tls: Tls | None
+    user: str
+    client_file: Path
+
+
+class File(NamedTuple):
+    """One file to write; `mode` are its permission bits."""
+
+    path: Path
+    text: str
+    mode: int
+
+
+def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> Listen:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7077")
+    return Listen(host, int(port))
+
+
+_PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+
+
+@click.command("init")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write; /etc/muster for root, else ~/.config/muster.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:7077",
+    show_default=True,
+    callback=_read_listen,
+    help="Where the coordinator listens; other than this machine only with TLS.",
+)
+@click.option("--tls-cert", type=_PEM, help="The coordinator's certificate (PEM).")
+@click.option("--tls-key", type=_PEM, help="Its private key (PEM).")
+@click.option("--tls-ca", type=_PEM, help="The CA that agents and clients are to trust (PEM).")
+@click.option("--url", help="The coordinator as nodes reach it; made from --listen otherwise.")
+@click.option("--user", help="Whose jobs the admin token submits; you otherwise.")
+@click.option("--force", is_flag=True, help="Replace existing files; their tokens stop working.")
+def command(
+    *,
+    folder: Path | None,
+    listen: Listen,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    url: str | None,
+    user: str | None,
+    force: bool,
+) -> None:
+    """Write the configuration and the tokens of a new cluster, and say what to run next."""
+    tls = _tls(listen, tls_cert, tls_key, tls_ca)
+    client_file = client_file_path(os.environ)
+    folder = (folder or _default_folder(client_file)).absolute()
+    cluster = Cluster(
+        folder=folder,
+        state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
+        listen=listen,
+        url=url or _url_of(listen, tls),
+        tls=tls,
+        user=user or _this_user(os.environ),
+        client_file=client_file.absolute(),
+    )
+    check_url(cluster.url)
+    files = cluster_files(cluster)
+    if not force:
+        _refuse_existing(files)
+    _write(files)
+    _print_next(cluster, files)
+
+
+def cluster_files(cluster: Cluster) -> list[File]:
+    """The files of a new cluster, with fresh tokens in them."""
+    admin, admin_record = _new_token(TokenClass.ADMIN, cluster.user)
+    join, join_record = _new_token(TokenClass.JOIN, cluster.user)
+    ca = cluster.tls.ca if cluster.tls else None
+    return [
+        File(cluster.folder / "coordinator.yaml", _coordinator_yaml(cluster), _PUBLIC),
+        File(cluster.folder / "agent.yaml", _agent_yaml(cluster), _PUBLIC),
+        File(_tokens_path(cluster), _tokens_yaml([admin_record, join_record]), _PRIVATE),
+        File(_join_path(cluster), f"{join}\n", _PRIVATE),
+        File(
+            cluster.client_file,
+            _yaml({"url": cluster.url, "token": admin} | ({"ca": str(ca)} if ca else {})),
+            _PRIVATE,
+        ),
+    ]
+
+
+def _tokens_path(cluster: Cluster) -> Path:
+    return cluster.folder / "tokens.yaml"
+
+
+def _join_path(cluster: Cluster) -> Path:
+    return cluster.folder / "join-token"
+
+
+def _new_token(class_: TokenClass, user: str) -> tuple[str, dict[str, str]]:
+    """A token's text, and what the coordinator keeps of it: not the secret."""
+    name, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    record = {
+        "id": name,
+        "class": class_.value,
+        "sha256": digest(secret),
+        "user": user,
+        "created": moment(SystemClock().now().wall),
+    }
+    return make(class_, name, secret), record
+
+
+def _coordinator_yaml(cluster: Cluster) -> str:
+    text = (
+        "# A coordinator; run it with: muster coordinator --config THIS_FILE\n"
+        "listen:\n"
+        f"  host: {_scalar(cluster.listen.host)}\n"
+        f"  port: {cluster.listen.port}\n"
+        + _yaml({"state_dir": str(cluster.state / "coordinator")})
+        + _yaml({"tokens_file": str(_tokens_path(cluster))})
+    )
+    if cluster.tls is not None:
+        text += (
+            "tls:\n"
+            f"  cert: {_scalar(str(cluster.tls.cert))}\n"
+            f"  key: {_scalar(str(cluster.tls.key))}\n"
+        )
+    return text
+
+
+def _agent_yaml(cluster: Cluster) -> str:
+    settings = {
+        "coordinator": cluster.url,
+        "token_file": str(_join_path(cluster)),
+        "state_dir": str(cluster.state / "agent"),
+    }
+    if cluster.tls is not None and cluster.tls.ca is not None:
+        settings["tls_ca"] = str(cluster.tls.ca)
+    return (
+        "# A node's agent; run it with: muster agent --config THIS_FILE\n"
+        + _yaml(settings)
+        + _HINTS
+    )
+
+
+_HINTS: Final = """\
+# The interpreter of jobs that name none: a venv with torch. The default is the agent's own.
+#python: /opt/training/bin/python
+# An agent that runs as root needs the user of its jobs.
+#run_as: muster
+# How peers reach this node, where it is not the address that leads to the coordinator.
+#address: 10.0.0.11
+"""
+
+
+def _tokens_yaml(records: list[dict[str, str]]) -> str:
+    text = "# Who may do what. The secrets are not in here and cannot be got back.\ntokens:\n"
+    for record in records:
+        first, *rest = _yaml(record).splitlines()
+        text += "\n".join([f"  - {first}", *(f"    {line}" for line in rest)]) + "\n"
+    return text
+
+
+def _yaml(settings: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {_scalar(value)}\n" for name, value in settings.items())
+
+
+def _scalar(text: str) -> str:
+    """A JSON string is a YAML scalar that nothing takes for a number, a date or a boolean."""
+    return json.dumps(text)
+
+
+def _tls(listen: Listen, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    if (cert is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together")
+    if cert is not None and key is not None:
+        return Tls(cert, key, ca)
+    if not is_loopback(listen.host):
+        raise click.UsageError(
+            f"{listen.host} is reached from the network, where tokens need TLS: add --tls-cert "
+            "and --tls-key (and --tls-ca for a CA of your own)"
+        )
+    return None
+
+
+def _url_of(listen: Listen, tls: Tls | None) -> str:
+    host = socket.gethostname() if listen.host in _WILDCARDS else listen.host
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{listen.port}"
+
+
+def _default_folder(client_file: Path) -> Path:
+    return _SYSTEM_DIR if os.geteuid() == 0 else client_file.parent
+
+
+def _this_user(environ: Mapping[str, str]) -> str:
+    """Who sits there: `sudo muster init` is for the one who typed it."""
+    if os.geteuid() == 0 and environ.get("SUDO_USER"):
+        return environ["SUDO_USER"]
+    return getpass.getuser()
+
+
+def _refuse_existing(files: list[File]) -> None:
+    existing = [file.path for file in files if os.path.lexists(file.path)]
+    if existing:
+        raise RefusedError(
+            "nothing was written, because these exist already:\n"
+            + "".join(f"  {safe(str(path))}\n" for path in existing)
+            + "  choose another --dir (and MUSTER_CONFIG for the client's file), or --force"
+        )
+
+
+def _write(files: list[File]) -> None:
+    for file in files:
+        file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(file.path, file.text.encode(), file.mode)
+
+
+def _print_next(cluster: Cluster, files: list[File]) -> None:
+    for file in files:
+        note(f"wrote {safe(str(file.path))}")
+    if cluster.user == "root":
+        note("jobs of root are refused by agents unless allow_root_jobs is set; see --user")
+    folder = safe(str(cluster.folder))
+    config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "
+    print(
+        f"muster coordinator --config {folder}/coordinator.yaml\n"
+        f"muster agent --config {folder}/agent.yaml  # on each node, with the join-token\n"
+        f"{config}muster submit -- python train.py"
+    )
+
+
+def _is_default(client_file: Path) -> bool:
+    elsewhere = {name: value for name, value in os.environ.items() if name != "MUSTER_CONFIG"}
+    return client_file == client_file_path(elsewhere).absolute()

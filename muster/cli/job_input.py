@@ -1,0 +1,90 @@
+"""From what a user typed after `muster submit` to a checked job, before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from muster.cli.complaints import RefusedError
+from muster.spec.from_command import from_command
+from muster.spec.overrides import override_document
+from muster.spec.parse import parse_document
+from muster.spec.scalars import MAX_BYTES, Document, read_yaml
+from muster.spec.types import JobSpec
+
+STDIN: Final = "-"
+
+
+class Typed(NamedTuple):
+    """What the command line holds. `options` maps paths of the job file to their text."""
+
+    file: str | None
+    command: tuple[str, ...]
+    sets: tuple[str, ...]
+    env: tuple[str, ...]
+    options: Mapping[str, str]
+
+
+class Job(NamedTuple):
+    """A job to submit: `mapping` is what travels, `notes` what the user should know of it.
+
+    What was not typed stays out of `mapping`, so that defaults remain the coordinator's to choose.
+    """
+
+    spec: JobSpec
+    mapping: dict[str, object]
+    notes: tuple[str, ...]
+
+
+def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
+    """Read, override and check. Raises SpecError with every problem, RefusedError for the file."""
+    document = Document({}) if typed.file is None else read_yaml(_text(typed.file))
+    tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
+    notes: list[str] = []
+    if typed.command:
+        tree, document = _with_command(tree, document, typed, notes)
+    spec = parse_document(document, environ)
+    if "env" in tree:
+        # With names taken from the caller filled in: the coordinator cannot see our environment.
+        tree = {**tree, "env": dict(spec.env)}
+    return Job(spec, tree, tuple(notes))
+
+
+def _with_command(
+    tree: dict[str, object], document: Document, typed: Typed, notes: list[str]
+) -> tuple[dict[str, object], Document]:
+    launcher = tree.get("launcher")
+    made = from_command(typed.command, launcher if isinstance(launcher, str) else None)
+    if made.note:
+        notes.append(made.note)
+    changed = {**tree, **made.mapping}
+    if typed.file is None and "workdir" not in changed:
+        changed["workdir"] = str(Path.cwd())
+        notes.append(f"workdir: {changed['workdir']} (this folder, which the nodes must have too)")
+    gone = set(made.mapping)
+    lines = {path: line for path, line in document.lines.items() if path not in gone}
+    return changed, Document(changed, lines, document.problems)
+
+
+def _text(file: str) -> str:
+    try:
+        if file == STDIN:
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(file).open("rb") as stream:
+                raw = stream.read(MAX_BYTES + 1)
+        return raw.decode()
+    except OSError as error:
+        raise RefusedError(f"the job file {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RefusedError(f"the job file {file} is not UTF-8 (byte {error.start})") from error
+
+
+def looks_like_a_file(command: tuple[str, ...]) -> bool:
+    """Whether `muster submit job.yaml` was meant to be `muster submit -f job.yaml`."""
+    return (
+        len(command) == 1 and command[0].endswith((".yaml", ".yml")) and os.path.exists(command[0])
+    )

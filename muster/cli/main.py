@@ -1,0 +1,75 @@
+"""The edge of the command line: whatever happens inside becomes a sentence and an exit code.
+
+Imports almost nothing at the top, so that even an interrupt during the start ends quietly.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+EXIT_USAGE = 2
+EXIT_FAILED = 125  # muster.protocol.outcome.EXIT_CLIENT, not worth its import for `--help`
+EXIT_DETACHED = 130
+
+
+def main() -> NoReturn:
+    """The console script `muster`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; nothing is raised, no traceback is shown."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in the C locale too, no traceback
+    try:
+        from muster.cli.verbs import invoke
+
+        code = invoke(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_DETACHED
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:
+        if os.environ.get("MUSTER_DEBUG"):
+            raise
+        return _failed(error)
+    return code
+
+
+def _failed(error: Exception) -> int:
+    import click
+
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+
+    from muster.cli.complaints import Complaint, complain
+
+    complaint: Complaint = complain(error)
+    _say(complaint.text)
+    return complaint.code
+
+
+def _say(text: str) -> None:
+    try:
+        print(f"muster: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody reads it
+
+
+def _reader_gone() -> int:
+    """`muster logs 42 | head` has what it wanted. What is still buffered goes nowhere, quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    return 0

@@ -1,0 +1,125 @@
+"""`muster show`: one job, whole."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import print_json
+from muster.cli.reference import find_job
+from muster.cli.table import Column, print_table
+from muster.cli.text import length, moment, safe, span
+from muster.protocol.http import AttemptView, JobView, TaskView
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import ENDED_STATES
+
+_TASKS: Final = (
+    Column("NODE"),
+    Column("RANK", right=True),
+    Column("ROLE"),
+    Column("STATE"),
+    Column("RANKS"),
+    Column("EXIT"),
+    Column("REFUSED", elastic=True),
+)
+_RANKS_NAMED: Final = 6
+
+
+@click.command("show")
+@click.argument("job", metavar="JOB")
+@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives it.")
+@connection_options
+def command(*, job: str, as_json: bool) -> None:
+    """Show one job: its state and the reason, its attempts and nodes, and what happened when."""
+    client = connect()
+    view = client.job(find_job(client, job))
+    if as_json:
+        print_json(view)
+        return
+    _print_head(view, client.server_time)
+    for attempt in view.attempts:
+        _print_attempt(attempt)
+    _print_timeline(view)
+
+
+def _print_head(view: JobView, now: float | None) -> None:
+    code = f", exit code {view.exit_code}" if view.exit_code is not None else ""
+    print(f"job {view.id}  {safe(view.name)}  {view.state.value}{code}")
+    if view.reason.text:
+        print(f"  {safe(view.reason.text)}")
+    print(
+        f"  user {safe(view.user)}, pool {safe(view.pool)}, priority {view.priority}, "
+        f"{view.nodes} node{'s' if view.nodes != 1 else ''}"
+    )
+    print(f"  submitted {moment(view.submitted_at)}{_waited(view, now)}")
+    if view.started_at is not None:
+        end = view.ended_at if view.ended_at is not None else now
+        ran = "" if end is None else f", {_ran(view)} {length(end - view.started_at)}"
+        print(f"  started   {moment(view.started_at)}{ran}")
+    if view.ended_at is not None:
+        print(f"  ended     {moment(view.ended_at)}")
+
+
+def _ran(view: JobView) -> str:
+    return "ran" if view.state in ENDED_STATES else "runs for"
+
+
+def _waited(view: JobView, now: float | None) -> str:
+    if view.started_at is not None:
+        return f", waited {length(view.started_at - view.submitted_at)}"
+    if view.ended_at is None and now is not None:
+        return f", waits for {span(now - view.submitted_at)}"
+    return ""
+
+
+def _print_attempt(attempt: AttemptView) -> None:
+    master = f", master {safe(attempt.master)}" if attempt.master else ""
+    print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
+    if attempt.cause is not None:
+        print(f"  first cause: {safe(attempt.cause.text)}")  # it names the rank and the node
+    if attempt.tasks:
+        print_table(_TASKS, [_task_row(task) for task in attempt.tasks])
+
+
+def _task_row(task: TaskView) -> list[str]:
+    return [
+        task.node,
+        str(task.node_rank),
+        task.role,
+        task.state.value,
+        _ranks(task),
+        "-" if task.exit is None else exit_text(task.exit),
+        "" if task.refusal is None else task.refusal.text,
+    ]
+
+
+def _ranks(task: TaskView) -> str:
+    """Which ranks ran there; those that failed by name, as many as there is room for."""
+    if not task.ranks:
+        return "-"
+    numbers = [rank.rank for rank in task.ranks]
+    text = f"{min(numbers)}-{max(numbers)}" if len(numbers) > 1 else str(numbers[0])
+    failed = [rank for rank in task.ranks if rank.exit is not None and not rank.exit.ok]
+    named = [f"{rank.rank}: {exit_text(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    if len(failed) > _RANKS_NAMED:
+        named.append("...")
+    return f"{text} ({', '.join(named)})" if named else text
+
+
+def exit_text(status: ExitStatus) -> str:
+    """`0`, `17`, or `signal 9`."""
+    if status.signal is not None:
+        return f"signal {status.signal}"
+    return "-" if status.code is None else str(status.code)
+
+
+def _print_timeline(view: JobView) -> None:
+    if not view.timeline:
+        return
+    print("\ntimeline")
+    before = view.timeline[0].at
+    for step in view.timeline:
+        print(f"  {moment(step.at)}  {'+' + length(step.at - before):>7}  {safe(step.text)}")
+        before = step.at

@@ -1,0 +1,119 @@
+"""`muster submit`: check a job here, hand it over, and perhaps stay to watch it."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from muster.cli.complaints import DetachedError
+from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.job_input import Job, Typed, looks_like_a_file, read_job
+from muster.cli.json_output import print_json
+from muster.cli.logs import show_logs
+from muster.cli.text import note, safe
+from muster.cli.wait import wait_for_all
+from muster.client import Client, LogQuery
+from muster.protocol.http import JobSummary
+from muster.protocol.outcome import EXIT_CLIENT
+from muster.spec.render import to_mapping
+
+
+@click.command("submit", context_settings={"allow_interspersed_args": False})
+@click.option("-f", "--file", metavar="FILE", help="The job file; - reads standard input.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
+@click.option(
+    "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable, or pass on yours."
+)
+@click.option("--name", metavar="NAME", help="Name of the job.")
+@click.option("--nodes", metavar="N", help="Number of nodes.")
+@click.option("--time-limit", metavar="TIME", help="Stop it after this long (24h, 90m).")
+@click.option("--priority", metavar="0-100", help="Higher starts first.")
+@click.option("--pool", metavar="POOL", help="The pool of nodes.")
+@click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit with its code.")
+@click.option("--follow", is_flag=True, help="As --wait, and print its logs.")
+@click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    help="Submitting again under the same key gives the same job.",
+)
+@click.option("--dry-run", is_flag=True, help="Only check it, and print it with its defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print the job instead of its id.")
+@connection_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(
+    *,
+    file: str | None,
+    sets: tuple[str, ...],
+    env: tuple[str, ...],
+    waits: bool,
+    follow: bool,
+    key: str | None,
+    dry_run: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+    **options: str | None,
+) -> int:
+    """Submit a job; its id, alone, is printed on standard output.
+
+    \b
+    muster submit -f job.yaml --set nodes=4
+    muster submit --nodes 2 -- python train.py --lr 1e-5
+    id=$(muster submit -f job.yaml)
+    """
+    _check_usage(file, command)
+    given = {name: text for name, text in options.items() if text is not None}
+    job = read_job(Typed(file, command, sets, env, given), os.environ)
+    for said in job.notes:
+        note(safe(said))
+    if dry_run:
+        _print_job(job, as_json=as_json)
+        return 0
+    client = connect()
+    summary = _hand_over(client, job, key)
+    if as_json:
+        print_json(summary)
+    else:
+        print(summary.id, flush=True)
+    return _stay(client, summary, waits=waits, follow=follow)
+
+
+def _check_usage(file: str | None, command: tuple[str, ...]) -> None:
+    if file is None and not command:
+        raise click.UsageError("there is no job: give -f FILE, or a command after --")
+    if file is None and looks_like_a_file(command):
+        raise click.UsageError(f"{command[0]} is a job file: muster submit -f {command[0]}")
+    if file is None and command[0].startswith("-") and command[0] != "-m":
+        raise click.UsageError(f"the command begins with an option: {command[0]}")
+
+
+def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
+    try:
+        return client.submit(job.mapping, key or os.urandom(16).hex())
+    except KeyboardInterrupt:
+        raise DetachedError(
+            "interrupted; the job may have been submitted: muster ps -n 5"
+        ) from None
+
+
+def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> int:
+    note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
+    if follow:
+        # From the first byte: nothing of it has been seen yet.
+        code = show_logs(client, summary.id, LogQuery(follow=True, rank=0))
+        return EXIT_CLIENT if code is None else code
+    if waits:
+        with detaching(summary.id):
+            return wait_for_all(client, [summary.id])
+    return 0
+
+
+def _print_job(job: Job, *, as_json: bool) -> None:
+    mapping = to_mapping(job.spec)
+    if as_json:
+        print_json(mapping)
+        return
+    import yaml
+
+    print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), end="")

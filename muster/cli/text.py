@@ -1,0 +1,64 @@
+"""Text for people: nothing in it moves their cursor, and numbers are as short as they are clear."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+import click
+
+from muster.protocol.states import ENDED_STATES, JobState
+
+_GOOD = {JobState.SUCCEEDED, JobState.RUNNING}
+_BAD = {JobState.FAILED, JobState.LOST, JobState.TIMEOUT}
+
+
+def safe(text: str) -> str:
+    """`text` with control characters, terminal escapes among them, spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "replace").decode("ascii")
+        for char in text
+    )
+
+
+def note(text: str) -> None:
+    """Tell the user something; never on stdout, where programs read."""
+    print(f"muster: {text}", file=sys.stderr, flush=True)
+
+
+def span(seconds: float) -> str:
+    """A length of time in at most two units: `3s`, `4m10s`, `2h05m`, `3d04h`."""
+    whole = max(int(seconds), 0)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def length(seconds: float) -> str:
+    """As `span`, for times of the coordinator's own: below ten seconds, tenths matter."""
+    return f"{max(seconds, 0.0):.1f}s" if seconds < 10 else span(seconds)
+
+
+def moment(at: float) -> str:
+    """UTC seconds as RFC 3339 with `Z`, to the second."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def gib(size: int) -> str:
+    """Bytes in the unit in which memory is sold."""
+    return f"{size / 2**30:.0f}GiB"
+
+
+def coloured(state: JobState, text: str) -> str:
+    """`text` in the colour of a state; `show` takes it away again where none is wanted."""
+    if state in _GOOD:
+        return click.style(text, fg="green")
+    if state in _BAD:
+        return click.style(text, fg="red")
+    return click.style(text, dim=True) if state in ENDED_STATES else click.style(text, fg="yellow")

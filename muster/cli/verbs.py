@@ -1,0 +1,104 @@
+"""The verbs of `muster`: names here, each one's code in a module that only its use imports."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+# Name -> what `--help` says of it. The command is `command` in the module `muster.cli.<name>`.
+VERBS: Final = {
+    "submit": "Submit a job; prints its id.",
+    "ps": "List jobs.",
+    "show": "Show one job: state, reason, nodes, timeline.",
+    "logs": "Print or follow what a job writes.",
+    "wait": "Wait for jobs to end; exits with their code.",
+    "cancel": "Stop jobs, or take them out of the queue.",
+    "events": "List what happened to a job.",
+    "nodes": "List the nodes.",
+    "version": "Show the versions of client and coordinator.",
+    "init": "Write the configuration and tokens of a new cluster.",
+    "coordinator": "Run the coordinator.",
+    "agent": "Run a node's agent.",
+}
+
+EXIT_CODES: Final = (
+    ("0", "done"),
+    (
+        "the job's own",
+        "code of the first failing rank (128+N: signal N): wait, submit --wait, logs --exit-status",
+    ),
+    ("2", "usage, or a job that was refused"),
+    ("121", "the job was cancelled"),
+    ("122", "infrastructure: a node was lost, a check failed"),
+    ("123", "the job never started"),
+    ("124", "the job's time limit"),
+    ("125", "client or coordinator error"),
+    ("130", "detached by Ctrl-C"),
+)
+
+
+class Verbs(click.Group):
+    """Commands that are imported when used; the list of them is printed without."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"muster.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(
+                error.command_name, possibilities=list(VERBS), ctx=ctx
+            ) from None
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def format_epilog(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def muster() -> None:
+    """Run multi-node PyTorch jobs on bare-metal nodes.
+
+    A job is named by its id, by its name (your newest job of that name), or by `last` or `-`
+    (your newest job). The coordinator and your token are found by --url and --token-file, else
+    MUSTER_URL, MUSTER_TOKEN and MUSTER_CA, else in ~/.config/muster/client.yaml, for which
+    MUSTER_CONFIG names another file.
+    """
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code. Raises what the verb raises."""
+    try:
+        with muster.make_context("muster", list(arguments)) as context:
+            code = muster.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,104 @@
+"""`muster wait`: the end of jobs, as an exit code."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import click
+
+from muster.cli.arguments import DURATION
+from muster.cli.complaints import RefusedError
+from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.reference import find_job
+from muster.cli.text import note, safe, span
+from muster.client import Client
+from muster.protocol.http import JobSummary
+from muster.protocol.outcome import EXIT_CLIENT
+from muster.protocol.states import ENDED_STATES
+
+
+@click.command("wait")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Give up after this long (1h, 90m) with exit code 125; the jobs go on.",
+)
+@click.option("--any", "first", is_flag=True, help="Until the first of them ends, with its code.")
+@connection_options
+def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool) -> int:
+    """Wait until all jobs have ended.
+
+    Exits with the first code that is not 0, in the order in which the jobs are named.
+    """
+    client = connect()
+    numbers = [find_job(client, job) for job in jobs]
+    with detaching(*numbers, doing="wait"):
+        if first and len(numbers) > 1:
+            return _told(_first_ended(client, numbers, timeout_s))
+        return wait_for_all(client, numbers, timeout_s)
+
+
+def wait_for_all(client: Client, jobs: list[int], timeout_s: float | None = None) -> int:
+    """Wait for all and tell of each; the first code that is not 0. Raises RefusedError when the
+    time is over.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    codes = []
+    for job in jobs:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        summary = client.wait(job, left)
+        if summary.state not in ENDED_STATES:
+            raise _timed_out([job], timeout_s)
+        codes.append(_told(summary))
+    return next((code for code in codes if code), 0)
+
+
+def _told(summary: JobSummary) -> int:
+    note(ending(summary))
+    return exit_code(summary)
+
+
+def ending(summary: JobSummary) -> str:
+    """How a job ended, in a sentence."""
+    reason = f": {safe(summary.reason.text)}" if summary.reason.text else ""
+    code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
+    return f"job {summary.id} {summary.state.value}{reason}{code}"
+
+
+def exit_code(summary: JobSummary) -> int:
+    """The code for the shell. An ended job has one; without it the answer cannot be trusted."""
+    return EXIT_CLIENT if summary.exit_code is None else summary.exit_code
+
+
+def _timed_out(jobs: list[int], timeout_s: float | None) -> RefusedError:
+    which = f"job {jobs[0]} has" if len(jobs) == 1 else f"none of the {len(jobs)} jobs has"
+    return RefusedError(f"{which} not ended after {span(timeout_s or 0)}; nothing was stopped")
+
+
+def _first_ended(client: Client, jobs: list[int], timeout_s: float | None) -> JobSummary:
+    """Long polls side by side, one thread each: threads end with the process."""
+    ended = [view for view in map(client.job, jobs) if view.state in ENDED_STATES]
+    if ended:
+        return min(ended, key=lambda view: view.ended_at or 0.0)
+    answers: queue.SimpleQueue[JobSummary | Exception] = queue.SimpleQueue()
+
+    def ask(job: int) -> None:
+        try:
+            answers.put(client.wait(job, timeout_s))
+        except Exception as error:  # noqa: BLE001 - handed to the main thread
+            answers.put(error)
+
+    for job in jobs:
+        threading.Thread(target=ask, args=(job,), name=f"wait {job}", daemon=True).start()
+    for _ in jobs:
+        answer = answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.state in ENDED_STATES:
+            return answer
+    raise _timed_out(jobs, timeout_s)

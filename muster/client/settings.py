@@ -1,0 +1,205 @@
+"""Where the coordinator is and with which token to speak to it.
+
+A flag beats the environment, which beats the client's file, which beats the default. A token is
+sent only to the coordinator it was given for: the one in the file goes to no other address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from muster.client.errors import SettingsError
+
+DEFAULT_URL: Final = "http://127.0.0.1:7077"
+_TOKEN_CHARS_MAX: Final = 4096
+_FILE_BYTES_MAX: Final = 65536
+_HOW_TO_GET_ONE: Final = (
+    "set MUSTER_TOKEN, name a file with --token-file, or make a new cluster with `muster init`"
+)
+
+
+class ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The client's file, `~/.config/muster/client.yaml`. `ca` is a PEM file."""
+
+    url: str | None = None
+    token: str | None = None
+    token_file: str | None = None
+    ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything needed to call the coordinator. `warnings` are sentences for the user."""
+
+    url: str
+    token: str = field(repr=False)
+    ca: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def client_file_path(environ: Mapping[str, str]) -> Path:
+    """Where the client's file is: MUSTER_CONFIG, else in the user's configuration folder."""
+    if environ.get("MUSTER_CONFIG"):
+        return Path(environ["MUSTER_CONFIG"])
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~") / ".config")
+    return Path(base).expanduser() / "muster" / "client.yaml"
+
+
+def load_settings(
+    environ: Mapping[str, str],
+    *,
+    url: str | None = None,
+    token_file: Path | None = None,
+) -> Settings:
+    """Put the settings together; `url` and `token_file` are the flags. Raises SettingsError."""
+    warnings: list[str] = []
+    path = client_file_path(environ)
+    file = _read_client_file(path, warnings, must_exist=bool(environ.get("MUSTER_CONFIG")))
+    chosen = url or environ.get("MUSTER_URL") or file.url or DEFAULT_URL
+    check_url(chosen)
+    token = _given_token(environ, token_file, warnings)
+    if token is None:
+        token = _file_token(file, path, chosen, warnings)
+    if token is None:
+        raise SettingsError("there is no token to identify you with", _HOW_TO_GET_ONE)
+    ca = environ.get("MUSTER_CA") or file.ca
+    return Settings(chosen.rstrip("/"), token, Path(ca) if ca else None, tuple(warnings))
+
+
+def check_url(text: str) -> SplitResult:
+    """Accept `http://` on this machine and `https://` anywhere. Raises SettingsError."""
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError as error:
+        raise SettingsError(f"the address {text!r} is no URL: {error}", _URL_HINT) from None
+    strange = url.path not in {"", "/"} or url.query or url.fragment or url.username is not None
+    if url.scheme not in {"http", "https"} or not url.hostname or port == 0 or strange:
+        raise SettingsError(f"the address {text!r} is not of the form https://host:port", _URL_HINT)
+    if url.scheme == "http" and not is_loopback(url.hostname):
+        raise SettingsError(
+            f"{text} is reached over the network without TLS, so your token could be read on the "
+            "way",
+            "use https://, or a tunnel that ends on this machine",
+        )
+    return url
+
+
+_URL_HINT: Final = "say where the coordinator is: --url https://host:7077, or MUSTER_URL"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, an address or a name, never leaves this machine."""
+    if host.lower() in {"localhost", "localhost."}:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _given_token(
+    environ: Mapping[str, str], token_file: Path | None, warnings: list[str]
+) -> str | None:
+    if token_file is not None:
+        return _checked(_read_token(token_file, warnings), str(token_file))
+    if environ.get("MUSTER_TOKEN"):
+        return _checked(environ["MUSTER_TOKEN"], "MUSTER_TOKEN")
+    return None
+
+
+def _file_token(file: ClientFile, path: Path, url: str, warnings: list[str]) -> str | None:
+    if file.token is None and file.token_file is None:
+        return None
+    if file.url is not None and file.url.rstrip("/") != url.rstrip("/"):
+        raise SettingsError(
+            f"the token in {path} is for {file.url} and is not sent to {url}",
+            "name a token for it with --token-file or MUSTER_TOKEN",
+        )
+    if file.token is not None:
+        return _checked(file.token, str(path))
+    other = path.parent / Path(file.token_file or "").expanduser()
+    return _checked(_read_token(other, warnings), str(other))
+
+
+def _checked(text: str, origin: str) -> str:
+    token = text.strip()
+    # It becomes a header: anything but visible ASCII would be an error there, or an injection.
+    if not token or len(token) > _TOKEN_CHARS_MAX or not all("!" <= char <= "~" for char in token):
+        raise SettingsError(
+            f"what {origin} holds is no token",
+            "a token is one word, muster_admin_... or the like",
+        )
+    return token
+
+
+def _read_client_file(path: Path, warnings: list[str], *, must_exist: bool) -> ClientFile:
+    try:
+        raw = _read_private(path, warnings)
+    except FileNotFoundError:
+        if must_exist:
+            raise SettingsError(f"{path}, named by MUSTER_CONFIG, does not exist") from None
+        return ClientFile()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    plain = _read_plain(raw)
+    return _read_yaml(path, raw) if plain is None else plain
+
+
+def _read_plain(raw: bytes) -> ClientFile | None:
+    """A file as `muster init` writes it, a quoted text a line; None for all else that YAML can be.
+
+    A JSON string is the same text in YAML, and loading YAML takes a tenth of a command's start.
+    """
+    fields: dict[str, str] = {}
+    try:
+        for line in raw.decode().splitlines():
+            if line.startswith("#") or not line:
+                continue
+            name, colon, value = line.partition(": ")
+            if not colon or name in fields:
+                return None
+            fields[name] = msgspec.json.decode(value, type=str)
+        return msgspec.convert(fields, ClientFile)
+    except ValueError:
+        return None
+
+
+def _read_yaml(path: Path, raw: bytes) -> ClientFile:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        tree = yaml.load(raw.decode(), loader)  # noqa: S506, TID251 - both are safe loaders
+        return msgspec.convert({} if tree is None else tree, ClientFile)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # Not the parser's own text, which may quote the line that holds the token.
+        where = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
+        raise SettingsError(
+            f"{path} is not a client configuration{where}",
+            "it has the keys url, token or token_file, and ca",
+        ) from None
+
+
+def _read_token(path: Path, warnings: list[str]) -> str:
+    try:
+        return _read_private(path, warnings).decode("ascii", errors="replace")
+    except OSError as error:
+        raise SettingsError(f"the token file {path} cannot be read: {error.strerror}") from error
+
+
+def _read_private(path: Path, warnings: list[str]) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            warnings.append(f"{path} holds a token and others can read it: chmod 600 {path}")
+        return file.read(_FILE_BYTES_MAX)

@@ -1,0 +1,99 @@
+"""`muster init`: files that the daemons and the client load as they are."""
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+import agent.config
+import orchestrator.config
+from muster.client import load_settings
+from muster.protocol.tokens import TokenClass, TokensFile, digest, parse
+from tests.cli.conftest import Run
+
+
+def test_the_files_are_what_the_daemons_and_the_client_read(run: Run, tmp_path: Path) -> None:
+    done = run("init", "--dir", "cluster", "--listen", "127.0.0.1:7099", "--user", "alice")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "cluster"
+    coordinator = orchestrator.config.load(file=folder / "coordinator.yaml", environ={})
+    assert (coordinator.listen.host, coordinator.listen.port) == ("127.0.0.1", 7099)
+    node = agent.config.load(file=folder / "agent.yaml", environ={})
+    client = load_settings({"HOME": str(tmp_path)})
+    assert node.coordinator == client.url == "http://127.0.0.1:7099"
+    assert client.warnings == ()
+
+    records = msgspec.convert(
+        yaml.safe_load(coordinator.tokens_path.read_text()), TokensFile
+    ).tokens
+    assert [(record.class_, record.user) for record in records] == [
+        (TokenClass.ADMIN, "alice"),
+        (TokenClass.JOIN, "alice"),
+    ]
+    assert node.token_file is not None
+    for text, record in zip(
+        (client.token, node.token_file.read_text().strip()), records, strict=True
+    ):
+        token = parse(text)
+        assert (token.class_, token.id) == (record.class_, record.id)
+        assert digest(token.secret) == record.sha256
+        assert token.secret not in coordinator.tokens_path.read_text()
+
+
+def test_secrets_are_for_their_owner_alone_and_never_shown(run: Run, tmp_path: Path) -> None:
+    done = run("init", "--dir", "cluster")
+    private = ["cluster/tokens.yaml", "cluster/join-token", ".config/muster/client.yaml"]
+    for name in private:
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert b"muster_admin_" not in done.stdout + done.stderr
+    assert b"muster_join_" not in done.stdout + done.stderr
+
+
+def test_what_to_run_next_is_on_stdout(run: Run, tmp_path: Path) -> None:
+    lines = run("init", "--dir", "cluster").stdout.decode().splitlines()
+    folder = tmp_path / "cluster"
+    assert lines[0] == f"muster coordinator --config {folder}/coordinator.yaml"
+    assert lines[1].startswith(f"muster agent --config {folder}/agent.yaml")
+    assert lines[2].startswith("muster submit")
+
+
+def test_nothing_is_replaced_without_force(run: Run, tmp_path: Path) -> None:
+    run("init", "--dir", "cluster")
+    files = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "cluster" / "agent.yaml").unlink()
+    refused = run("init", "--dir", "cluster")
+    assert refused.returncode == 125
+    assert b"nothing was written" in refused.stderr
+    assert not (tmp_path / "cluster" / "agent.yaml").exists()
+    assert run("init", "--dir", "cluster", "--force").returncode == 0
+    changed = {path for path, text in files.items() if path.read_text() != text}
+    assert {path.name for path in changed} == {"tokens.yaml", "join-token", "client.yaml"}
+
+
+def test_a_network_address_needs_tls(run: Run, tmp_path: Path) -> None:
+    refused = run("init", "--dir", "cluster", "--listen", "0.0.0.0:7077")
+    assert refused.returncode == 2
+    assert b"--tls-cert" in refused.stderr
+    assert not (tmp_path / "cluster").exists()
+
+
+def test_tls_is_passed_on_to_all_three(run: Run, tmp_path: Path) -> None:
+    for name in ("cert", "key", "ca"):
+        (tmp_path / name).touch()
+    arguments = "--tls-cert cert --tls-key key --tls-ca ca --url https://head:7077"
+    done = run("init", "--dir", "c", "--listen", "[::]:7077", *arguments.split())
+    assert done.returncode == 0, done.stderr
+    coordinator = orchestrator.config.load(file=tmp_path / "c" / "coordinator.yaml", environ={})
+    assert coordinator.tls is not None
+    assert (coordinator.listen.host, coordinator.tls.key) == ("::", tmp_path / "key")
+    node = agent.config.load(file=tmp_path / "c" / "agent.yaml", environ={})
+    assert (node.coordinator, node.tls_ca) == ("https://head:7077", tmp_path / "ca")
+    settings = load_settings({"HOME": str(tmp_path)})
+    assert (settings.url, settings.ca) == ("https://head:7077", tmp_path / "ca")
+
+
+@pytest.mark.parametrize("listen", ["7077", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:0", ":7077"])
+def test_what_is_no_address_is_refused(run: Run, listen: str) -> None:
+    assert run("init", "--dir", "cluster", "--listen", listen).returncode == 2

@@ -1,0 +1,172 @@
+"""The verbs that only look: ps, show, nodes, events, version, and how they fail."""
+
+import json
+
+import msgspec
+import pytest
+
+from muster.protocol import http as api
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
+from muster.protocol.states import JobState, TaskState
+from tests.cli.conftest import Run
+from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
+
+
+def node(name: str) -> api.NodeView:
+    return api.NodeView(
+        name=name,
+        link="connected",
+        state=api.Reason("free", "free"),
+        address="10.0.0.1",
+        pool="default",
+        gpus=8,
+        gpu_model="H100",
+        cpus=96,
+        memory_bytes=1 << 40,
+        labels={},
+        job=None,
+        attempt=None,
+        last_seen_s=2.0,
+        version="0.1.0",
+    )
+
+
+def failed_job() -> api.JobView:
+    task = api.TaskView(
+        node="gpu-03",
+        node_rank=1,
+        role="worker",
+        state=TaskState.CLEANED,
+        ranks=(api.RankView(8, ExitStatus(0)), api.RankView(9, ExitStatus(17))),
+        exit=ExitStatus(1),
+        refusal=None,
+    )
+    cause = Cause(
+        CauseCode.RANK_FAILED,
+        Outcome.USER,
+        "rank 9 on gpu-03 exited with 17",
+        "gpu-03",
+        9,
+        ExitStatus(17),
+    )
+    attempt = api.AttemptView(1, "CLOSED", (task,), cause, "gpu-01:20001", 1.0, 2.0, 3.0)
+    steps = (api.Step(1_700_000_000.0, "submitted"), api.Step(1_700_000_065.0, "started"))
+    view = job_view(attempts=(attempt,), timeline=steps)
+    return ended(view, JobState.FAILED, 17, "rank 9 on gpu-03 exited with 17")
+
+
+def test_ps_lists_what_waits_and_runs(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(1, state=JobState.SUCCEEDED, name="old"))
+    fake.put(job_view(2, name="new"))
+    done = run("ps")
+    heading, line = done.stdout.decode().splitlines()
+    assert heading.split() == ["ID", "NAME", "USER", "STATE", "NODES", "TIME", "REASON"]
+    assert line.split() == ["2", "new", "alice", "RUNNING", "2", "2m00s", "2", "nodes", "run"]
+    assert done.stderr == b""
+
+
+def test_ps_lists_ended_jobs_when_asked(run: Run, fake: FakeCoordinator) -> None:
+    for number in range(1, 5):
+        fake.put(ended(job_view(number), JobState.SUCCEEDED, 0))
+    assert run("ps").stdout == b""
+    assert len(run("ps", "-a").stdout.splitlines()) == 5
+    newest = run("ps", "-n", "2").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in newest] == [b"4", b"3"]
+    assert len(run("ps", "--state", "failed", "--state", "succeeded").stdout.splitlines()) == 5
+    assert run("ps", "-a", "--user", "bob").stdout == b""
+
+
+def test_json_is_what_the_api_gives(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(failed_job())
+    fake.script.nodes = (node("gpu-01"),)
+    assert msgspec.json.decode(run("show", "42", "--json").stdout, type=api.JobView) == failed_job()
+    assert json.loads(run("ps", "-a", "--json").stdout)["jobs"][0]["id"] == 42
+    assert json.loads(run("nodes", "--json").stdout)["nodes"][0]["name"] == "gpu-01"
+
+
+def test_show_names_the_first_failing_rank(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(failed_job())
+    text = run("show", "42").stdout.decode()
+    assert "job 42  train  FAILED, exit code 17\n" in text
+    assert "first cause: rank 9 on gpu-03 exited with 17" in text
+    assert "8-9 (9: 17)" in text
+    assert "2023-11-14T22:14:25Z   +1m05s  started" in text
+
+
+def test_a_job_goes_by_its_name_and_by_last(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(1, name="a"))
+    fake.put(job_view(2, name="a"))
+    fake.put(job_view(3, name="b"))
+    fake.put(job_view(4, name="a", user="bob"))
+    for text, number in (("a", 2), ("b", 3), ("last", 3), ("-", 3), ("4", 4)):
+        assert run("show", text).stdout.startswith(f"job {number} ".encode()), text
+    unknown = run("show", "c")
+    assert unknown.returncode == 125
+    assert b"none of your last 2000 jobs is named 'c'" in unknown.stderr
+
+
+def test_events_come_in_order_over_pages(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view())
+    fake.script.events = tuple(
+        api.EventView(seq, 1_700_000_000.0 + seq, "JobSubmitted", 42, f"step {seq}", {})
+        for seq in (3, 5)
+    )
+    lines = run("events", "42").stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["SEQ", "3", "5"]
+    assert len(json.loads(run("events", "42", "--json").stdout)["events"]) == 2
+
+
+def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
+    empty = run("nodes")
+    assert (empty.returncode, empty.stdout) == (0, b"")
+    assert b"muster agent" in empty.stderr
+    fake.script.nodes = (node("gpu-01"),)
+    assert "8 H100    96  1024GiB" in run("nodes").stdout.decode()
+
+
+def test_version_tells_of_both_sides(run: Run, fake: FakeCoordinator) -> None:
+    text = run("version").stdout.decode()
+    assert text.startswith("client ")
+    assert f"coordinator  0.1.0, protocol 1, {fake.url}" in text
+    assert "alice (admin)" in text
+    alone = run("version", MUSTER_TOKEN="")
+    assert alone.stdout.startswith(b"client ")
+    assert alone.returncode == 125
+
+
+def test_terminal_escapes_are_spelled_out(run: Run, fake: FakeCoordinator) -> None:
+    hostile = "\x1b]0;owned\x07 \x9b31m\r\nnext"
+    fake.put(job_view(name=hostile, reason=api.Reason("x", hostile)))
+    for arguments in (("ps",), ("show", "42")):
+        text = run(*arguments).stdout.decode()
+        assert not set(text) & {"\x1b", "\x07", "\x9b", "\r"}
+        assert "\\x1b]0;owned\\x07" in text
+
+
+def test_a_wrong_token_is_a_sentence(run: Run, fake: FakeCoordinator) -> None:
+    done = run("ps", MUSTER_TOKEN="muster_admin_other_x")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert done.stderr.startswith(b"muster: the token is missing, wrong or revoked")
+
+
+def test_an_unknown_job_is_a_sentence(run: Run, fake: FakeCoordinator) -> None:
+    done = run("show", "7")
+    assert (done.returncode, done.stderr) == (125, b"muster: there is no job 7\n")
+
+
+def test_a_coordinator_that_is_not_there_is_a_sentence(run: Run, fake: FakeCoordinator) -> None:
+    fake.stop()
+    done = run("ps")
+    assert done.returncode == 125
+    assert b"nothing listens there" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_flags_beat_the_environment(run: Run, fake: FakeCoordinator, tmp_path: object) -> None:
+    done = run("ps", "--url", fake.url, MUSTER_URL="http://127.0.0.1:1")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [("ps", "-n", "0"), ("ps", "--state", "x"), ("show",)])
+def test_wrong_usage_is_2(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).returncode == 2

@@ -1,0 +1,117 @@
+"""The start: what a command imports, what it says of wrong commands, and never a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TREE, Run
+from tests.client.fake_coordinator import FakeCoordinator, job_view
+
+# Each of these costs as much as a whole command may, or belongs to a daemon.
+HEAVY = {"aiohttp", "asyncio", "rich", "rich.traceback", "structlog", "tenacity", "torch"}
+DAEMONS = {"orchestrator", "agent"}
+
+LIST_IMPORTS = """
+import atexit, json, sys
+atexit.register(lambda: open(sys.argv[-1], "w").write(json.dumps(sorted(sys.modules))))
+from muster.cli.main import run
+sys.exit(run(sys.argv[1:-1]))
+"""
+
+
+def imported(run_python: Path, environ: dict[str, str], *arguments: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_IMPORTS, *arguments, str(run_python)],
+        env=environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(run_python.read_text()))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("ps",), ("ps", "--json"), ("nodes",), ("show", "42")]
+)
+def test_the_start_imports_nothing_heavy(
+    fake: FakeCoordinator, environ: dict[str, str], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    fake.put(job_view())
+    found = imported(tmp_path / "imports", environ, *arguments)
+    assert "muster.cli.verbs" in found
+    assert not found & (HEAVY | DAEMONS)
+
+
+def test_help_imports_no_verb_and_no_client(environ: dict[str, str], tmp_path: Path) -> None:
+    found = imported(tmp_path / "imports", environ, "--help")
+    assert not found & {"muster.client", "http.client", "yaml", "msgspec"}
+
+
+def test_a_submit_without_a_file_reads_no_yaml(
+    fake: FakeCoordinator, environ: dict[str, str], tmp_path: Path
+) -> None:
+    fake.put(job_view())
+    found = imported(tmp_path / "imports", environ, "submit", "--", "true")
+    assert "muster.spec.parse" in found
+    assert not found & {"yaml", "hmac"}
+
+
+def test_help_lists_the_verbs_and_the_exit_codes(run: Run) -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for word in (b"submit", b"coordinator", b"121", b"detached by Ctrl-C"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["submit", "ps", "show", "logs", "wait", "cancel", "events", "nodes", "version", "init"],
+)
+def test_every_verb_has_a_help(run: Run, verb: str) -> None:
+    done = run(verb, "--help")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"muster {verb}".encode() in done.stdout
+
+
+def test_an_unknown_verb_is_refused_with_the_nearest(run: Run) -> None:
+    done = run("cancle", "42")
+    assert done.returncode == 2
+    assert b"No such command 'cancle'. Did you mean 'cancel'?" in done.stderr
+
+
+def test_the_daemons_get_their_arguments_as_they_are(run: Run, tmp_path: Path) -> None:
+    for verb, package in (("coordinator", "orchestrator"), ("agent", "agent")):
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "__main__.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+        done = run(verb, "--help", "--config", "x y", "-v", PYTHONPATH=f"{tmp_path}:{TREE}")
+        assert done.stdout == b"['--help', '--config', 'x y', '-v']\n"
+        assert done.returncode == 7
+
+
+def test_the_folder_one_stands_in_is_no_daemon(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "__init__.py").touch()
+    (tmp_path / "agent" / "__main__.py").write_text("print('planted')")
+    assert b"planted" not in run("agent", "--help").stdout
+
+
+def test_an_error_nobody_foresaw_is_one_line(run: Run, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import muster.cli.ps as ps\n"
+        "def boom(*a, **k): raise LookupError('no \\x1b[31m such')\n"
+        "ps.connect = boom\n"
+    )
+    path = f"{broken}:{TREE}"
+    done = run("ps", PYTHONPATH=path)
+    assert done.returncode == 125
+    assert done.stderr.startswith(b"muster: unexpected LookupError: no \\x1b[31m such\n")
+    assert b"Traceback" not in done.stderr
+    assert b"Traceback" in run("ps", PYTHONPATH=path, MUSTER_DEBUG="1").stderr
