@@ -1,0 +1,257 @@
+"""A coordinator and agents on this machine, as the processes that run on real nodes.
+
+What the demo, the tests of the whole and the benchmarks stand on. Every agent has its own name,
+address in
+127.0.0.0/8 and state folder; the programs are started exactly as a person would start them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import yaml
+
+from muster.client import Client, ClientError, load_settings
+
+MUSTER = str(Path(sys.executable).with_name("muster"))
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+
+
+class ClusterError(Exception):
+    """A part of the cluster did not do what it should; says which, and what it wrote last."""
+
+
+@dataclass
+class Daemon:
+    """One process of the cluster and the file that it writes to."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.argv,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise ClusterError(f"{self.name} has not been started")
+        return self.process.pid
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """Ask it to end, wait until it has; returns its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        if self.process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise ClusterError(f"{self.name} did not stop in {STOP_TIMEOUT_S:g} s") from None
+
+    def tail(self, lines: int = 12) -> str:
+        if not self.log.exists():
+            return "(no log)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@dataclass
+class LocalCluster:
+    """`root` holds configuration, state and logs of all of it; nothing lies elsewhere."""
+
+    root: Path
+    agents: int = 3
+    env: dict[str, str] = field(default_factory=dict)
+    coordinator: Daemon = field(init=False)
+    nodes: dict[str, Daemon] = field(init=False)
+    port: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self._init()
+        logs = self.root / "logs"
+        logs.mkdir(exist_ok=True)
+        config = self.root / "config"
+        self.coordinator = Daemon(
+            "coordinator",
+            [MUSTER, "coordinator", "--config", str(config / "coordinator.yaml")],
+            self.base_env(),
+            logs / "coordinator.log",
+        )
+        self.nodes = {
+            name: Daemon(
+                name,
+                [MUSTER, "agent", "--config", str(self._agent_config(number, name))],
+                self.base_env(),
+                logs / f"{name}.log",
+            )
+            for number, name in ((n, f"node-{n}") for n in range(1, self.agents + 1))
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def base_env(self) -> dict[str, str]:
+        """Environment of every process of the cluster, and of commands that speak to it."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
+        return {**kept, "MUSTER_CONFIG": str(self.client_config), **self.env}
+
+    @property
+    def client_config(self) -> Path:
+        return self.root / "config" / "client.yaml"
+
+    def client(self) -> Client:
+        return Client.of(load_settings(self.base_env()))
+
+    def start(self) -> None:
+        """Start everything; returns when every node can take a job."""
+        self.coordinator.start()
+        for agent in self.nodes.values():
+            agent.start()
+        self.wait_for_nodes()
+
+    def wait_for_nodes(self) -> None:
+        client = self.client()
+
+        def all_free() -> bool:
+            with contextlib.suppress(ClientError):
+                free = [n for n in client.nodes().nodes if n.link == "connected"]
+                return len(free) == len(self.nodes)
+            return False
+
+        self._until(all_free, "not every node connected")
+
+    def stop(self) -> None:
+        """End every daemon, agents first; their jobs go on if they have any."""
+        failed = []
+        for daemon in (*self.nodes.values(), self.coordinator):
+            try:
+                daemon.stop()
+            except ClusterError as error:
+                failed.append(str(error))
+        if failed:
+            raise ClusterError("; ".join(failed))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.root)
+
+    def muster(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this cluster and return what it printed."""
+        done = subprocess.run(
+            [MUSTER, *args], env=self.base_env(), capture_output=True, text=True, check=False
+        )
+        if check and done.returncode != 0:
+            raise ClusterError(f"muster {' '.join(args)}: exit {done.returncode}: {done.stderr}")
+        return done
+
+    def survivors(self) -> list[str]:
+        """Processes of jobs of this cluster that still run, as `pid: command`."""
+        return [line for line, env in self._processes() if b"MUSTER_TASK=" in env]
+
+    def leftovers(self) -> list[str]:
+        """All processes of this cluster that still run: jobs, shims, templates, daemons."""
+        return [line for line, _ in self._processes()]
+
+    def _processes(self) -> Iterator[tuple[str, bytes]]:
+        mark = str(self.root).encode()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    env = (entry / "environ").read_bytes()
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    if mark in env:
+                        yield f"{entry.name}: {command.decode(errors='replace').strip()}", env
+
+    def _init(self) -> None:
+        config = self.root / "config"
+        if not config.exists():
+            listen = f"127.0.0.1:{self.port}"
+            done = subprocess.run(
+                [MUSTER, "init", "--dir", str(config), "--listen", listen],
+                env=self.base_env(),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise ClusterError(f"muster init failed: {done.stderr}")
+
+    def _agent_config(self, number: int, name: str) -> Path:
+        """A file for each: whoever restarts an agent by hand needs nothing else."""
+        made: dict[str, object] = yaml.safe_load((self.root / "config" / "agent.yaml").read_text())
+        settings = {
+            **made,
+            "node": name,
+            "address": f"127.0.0.{10 + number}",
+            "state_dir": str(self.root / "state" / name),
+            "shared_host": True,
+            "gpus": 0,
+            "python": sys.executable,
+            # On a machine of one's own a job may do what its owner may.
+            "allow_root_jobs": os.geteuid() == 0,
+        }
+        path = self.root / "config" / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(settings, sort_keys=False))
+        return path
+
+    def _until(self, reached: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not reached():
+            for daemon in (self.coordinator, *self.nodes.values()):
+                if daemon.process is not None and daemon.process.poll() is not None:
+                    raise ClusterError(
+                        f"{daemon.name} ended with code {daemon.process.returncode}; "
+                        f"the end of its log:\n{daemon.tail()}"
+                    )
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{what} in {START_TIMEOUT_S:g} s\n{self.coordinator.tail()}")
+            time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

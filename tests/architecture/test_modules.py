@@ -1,0 +1,88 @@
+"""Every module of the product: named for its subject, documented, of a readable size, and whole."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import TREE, module_name, parse, source_files
+
+LINES_MAX = 500
+NO_SUBJECT = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools"}
+
+FILES = source_files()
+
+
+def test_the_files_are_found() -> None:
+    names = {module_name(file) for file in FILES}
+    assert {"muster.daemon.config", "orchestrator.core", "agent.shim"} <= names
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_it_says_why_it_exists(file: Path) -> None:
+    assert ast.get_docstring(parse(file)), f"{file} has no module docstring"
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_it_has_one_subject(file: Path) -> None:
+    lines = len((TREE / file).read_text(encoding="utf-8").splitlines())
+    assert lines <= LINES_MAX, f"{file} has {lines} lines: it holds more than one subject"
+    assert not NO_SUBJECT.intersection(file.with_suffix("").parts), (
+        f"{file} is named for no subject"
+    )
+
+
+IMPORT_EACH_ALONE = """
+import importlib, os, sys
+failed = 0
+for name in sys.argv[1:]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            os._exit(1)
+        os._exit(0)
+    failed |= os.waitpid(pid, 0)[1]
+sys.exit(bool(failed))
+"""
+
+
+def import_each_alone(names: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
+    """Import each module in a process that has imported nothing of ours, warnings being errors."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT_EACH_ALONE, *names],
+        cwd=tree,
+        env={"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def importable() -> list[str]:
+    # `__main__` starts a daemon; the bootstrap is a program for the job's interpreter.
+    return [
+        name
+        for name in map(module_name, FILES)
+        if not name.endswith("__main__") and not name.startswith("agent.bootstrap")
+    ]
+
+
+def test_every_module_imports_alone() -> None:
+    done = import_each_alone(importable(), TREE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_import_cycle_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "first.py").write_text("from second import b\na = 1\n")
+    (tmp_path / "second.py").write_text("from first import a\nb = 1\n")
+    (tmp_path / "fine.py").write_text("")
+    done = import_each_alone(["fine", "first"], tmp_path)
+    assert done.returncode == 1
+    assert "first: ImportError" in done.stdout
+    assert "fine:" not in done.stdout

@@ -1,0 +1,29 @@
+"""One cluster of real daemons for the tests of a file; a fresh one where a test asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.local_cluster import LocalCluster
+from tests.cluster.jobs import until
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes. Whatever a test did to it, no process of a job is left at its end."""
+    made = LocalCluster(tmp_path_factory.mktemp("cluster"), agents=3)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Two nodes for a test that kills daemons."""
+    made = LocalCluster(tmp_path / "cluster", agents=2)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")

@@ -1,0 +1,50 @@
+"""Jobs for tests with real daemons, and waiting for what they do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from examples.local_cluster import LocalCluster
+
+PATIENCE_S = 60.0
+
+
+def submit(cluster: LocalCluster, tmp_path: Path, **job: Any) -> str:
+    """Submit a job of plain commands, in a folder of its own, and return its id."""
+    spec = {"name": "test", "launcher": "none", "workdir": str(tmp_path), **job}
+    file = tmp_path / f"job-{time.monotonic_ns()}.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    return cluster.muster("submit", "-f", str(file)).stdout.strip()
+
+
+def wait(cluster: LocalCluster, job: str) -> int:
+    """Wait for the end of a job; its exit code as `muster wait` returns it."""
+    return cluster.muster("wait", "--timeout", "60s", job, check=False).returncode
+
+
+def until(reached: Callable[[], bool], what: str) -> None:
+    """Wait for something that sends no event, a file or a process of another program."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not in {PATIENCE_S:g} s: {what}"
+        time.sleep(0.01)
+
+
+def await_file(path: Path) -> str:
+    """Wait until a job has written `path` whole: it ends with a newline."""
+    until(lambda: path.exists() and path.read_text().endswith("\n"), f"{path} written")
+    return path.read_text()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

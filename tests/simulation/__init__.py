@@ -1,0 +1,1 @@
+"""The deterministic simulator: the real cores under a virtual clock, all else made up."""

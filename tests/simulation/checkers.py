@@ -1,0 +1,311 @@
+"""What must be true, on the nodes as well as in the books. Asked at every change of either.
+
+I1 to I10 are the invariants of the design: nothing acknowledged is lost (I1), ends are final (I2),
+one attempt runs at a time (I3), nothing runs on after the end (I4), a node has one owner (I5), no
+decision hangs on the wall clock (I9, by comparing runs), and all of it comes to an end (I10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus
+from muster.protocol.states import TaskState
+from muster.spec.types import JobSpec
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core.invariants import check
+from orchestrator.core.job import JobPhase
+from orchestrator.core.node import LinkState
+from orchestrator.core.state import Attempt, State
+from orchestrator.core.task import OVER
+from tests.simulation.disk import Disk
+from tests.simulation.shim import Shim
+from tests.simulation.world import Violation, World
+
+COMPARE_EVERY = 150  # commits
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_QUIET = (f.NodeHeard, f.NodeSynced)
+
+
+@dataclass
+class Checkers:
+    """Watches one run. Every method raises Violation where something is wrong."""
+
+    world: World
+    machines: dict[NodeName, str] = field(default_factory=dict)  # the host each node is on
+    durable: State = field(default_factory=State)
+    submits: dict[str, JobId] = field(default_factory=dict)  # acknowledged, by name
+    cancels: set[JobId] = field(default_factory=set)  # acknowledged before the end
+    on_node: dict[NodeName, dict[TaskId, Shim]] = field(default_factory=dict)
+    of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
+    ready: set[TaskId] = field(default_factory=set)
+    arranged: set[TaskId] = field(default_factory=set)
+    listened: set[TaskId] = field(default_factory=set)
+    succeeded_tasks: set[TaskId] = field(default_factory=set)
+    failures: dict[tuple[JobId, int, int], ExitStatus] = field(default_factory=dict)
+    causes: dict[tuple[JobId, int], Cause] = field(default_factory=dict)
+    ends: dict[JobId, Cause] = field(default_factory=dict)
+    epoch: int = 0
+    commits: int = 0
+
+    def fail(self, text: str) -> NoReturn:
+        raise Violation(text)
+
+    # --- the truth on the nodes -----------------------------------------------------------
+
+    def occupied(self, shim: Shim) -> None:
+        """A process of the job exists on the node, be it only its setup."""
+        self.world.log(f"{shim.node} {shim.task} occupied")
+        here = self.on_node.setdefault(shim.node, {})
+        for other in here.values():
+            if not other.wedged and (other.job, other.attempt) != (shim.job, shim.attempt):
+                self.fail(f"I5: {shim.node} runs processes of {other.task} and of {shim.task}")
+        here[shim.task] = shim
+        siblings = self.of_job.setdefault(shim.job, {})
+        for other in siblings.values():
+            if not other.wedged and other.attempt != shim.attempt:
+                self.fail(f"I3: {other.task} on {other.node} still runs as {shim.task} begins")
+        siblings[shim.task] = shim
+        if self.durable.jobs[shim.job].phase is JobPhase.ENDED:
+            self.fail(f"I4: {shim.task} begins on {shim.node} although its job has ended")
+
+    def vacated(self, shim: Shim) -> None:
+        self.world.log(f"{shim.node} {shim.task} vacated")
+        self.on_node[shim.node].pop(shim.task, None)
+        self.of_job[shim.job].pop(shim.task, None)
+
+    def task_created(self, node: NodeName, task: TaskId) -> None:
+        """An agent makes ready for a task: that was decided, and is on disk."""
+        if self._task(task) is None:
+            self.fail(f"I1: {node} prepares {task}, of which nothing is on disk")
+
+    def plan_taken(self, node: NodeName, task: TaskId) -> None:
+        if task not in self.ready:
+            self.fail(f"gang: {node} is given a plan for {task}, which is not ready there")
+        self.arranged.add(task)
+
+    def prepared(self, shim: Shim) -> None:
+        self.ready.add(shim.task)
+
+    def listens(self, shim: Shim) -> None:
+        self.listened.add(shim.task)
+
+    def program_started(self, shim: Shim) -> None:
+        """The program of a task runs: all of its gang stood ready, and the books say so."""
+        self.world.met["program_started"] += 1
+        self.world.log(f"{shim.node} {shim.task} runs")
+        attempt = self._attempt(shim.job, shim.attempt)
+        if attempt is None or attempt.released_at is None:
+            self.fail(f"gang: {shim.task} runs, and that its gang may start is not on disk")
+        for task in attempt.tasks:
+            if task.id not in self.arranged:
+                self.fail(f"gang: {shim.task} runs, and {task.id} has no plan yet")
+        job = self.durable.jobs[shim.job]
+        if job.phase is JobPhase.ENDED:
+            self.fail(f"I4: {shim.task} runs although its job has ended")
+        if job.spec.launcher.value == "torchrun":
+            self._check_meeting(shim, attempt)
+
+    def _check_meeting(self, shim: Shim, attempt: Attempt) -> None:
+        if shim.rank > 0:
+            if attempt.tasks[0].id not in self.listened:
+                self.fail(f"order: {shim.task} runs, and its launcher does not listen yet")
+            return
+        host = self.machines[shim.node]
+        for node, tasks in self.on_node.items():
+            if self.machines[node] != host:
+                continue
+            for other in tasks.values():
+                clash = other.listen_port == shim.listen_port and other.running
+                if clash and other is not shim:
+                    self.fail(f"ports: {other.task} and {shim.task} meet at {shim.listen_port}")
+
+    def succeeded(self, shim: Shim) -> None:
+        self.succeeded_tasks.add(shim.task)
+
+    def failed(self, shim: Shim, rank: int, status: ExitStatus) -> None:
+        """A rank has failed of itself; what we stop does not count."""
+        self.failures[shim.job, shim.attempt, rank] = status
+
+    def removed(self, node: NodeName, task: TaskId) -> None:
+        """A task's folder goes, and its record with it: the end is on disk elsewhere."""
+        state = self._task(task)
+        if state is not None and state not in OVER:
+            self.fail(f"I1: {node} removes {task}, which is {state.value} on disk")
+
+    # --- the books ------------------------------------------------------------------------
+
+    def turned(self, state: State, facts: list[f.Fact]) -> None:
+        """A turn of the coordinator is done; its facts are not on disk yet."""
+        loud = False
+        for fact in facts:
+            if isinstance(fact, _QUIET):
+                continue
+            loud = True
+            if isinstance(fact, f.AttemptPlaced):
+                self._placed(state, fact)
+        if not loud:
+            return
+        wrong = check(state)
+        if wrong:
+            self.fail(f"books: {wrong[0]}")
+        self._idle(state)
+
+    def _placed(self, state: State, fact: f.AttemptPlaced) -> None:
+        job = state.jobs[fact.job]
+        mine = (-job.spec.priority, job.id)
+        ahead = [name for priority, name in state.queues[job.spec.pool] if (priority, name) < mine]
+        if ahead:
+            self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
+        if job.cancel is not None:
+            self.fail(f"I1: job {job.id} is placed although it was cancelled")
+        if len(fact.nodes) != job.spec.nodes:
+            self.fail(f"gang: job {job.id} wants {job.spec.nodes} nodes and gets {fact.nodes}")
+
+    def _idle(self, state: State) -> None:
+        """Nodes that the first job of a queue could have are not left idle."""
+        for queue in state.queues.values():
+            if queue:
+                job = state.jobs[queue[0][1]]
+                if _fits(state, job.spec, job.avoid):
+                    self.fail(f"queue: job {job.id} waits although it fits")
+
+    def synced(self, facts: list[f.Durable], durable: State) -> None:
+        """These facts are on disk now; `durable` is what all that is there amounts to."""
+        self.durable = durable
+        for fact in facts:
+            match fact:
+                case f.StopRequested(job, attempt, cause):
+                    self._once(self.causes, (job, attempt), cause)
+                    self._check_blame(job, attempt, cause)
+                case f.JobEnded(job, cause):
+                    self._once(self.ends, job, cause)
+                    for shim in self.of_job.get(job, {}).values():
+                        if not shim.wedged:
+                            self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
+                case f.EpochStarted(epoch):
+                    if epoch <= self.epoch:
+                        self.fail(f"epoch {epoch} follows epoch {self.epoch}")
+                    self.epoch = epoch
+                case _:
+                    pass
+
+    def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
+        """What is said to have happened did."""
+        if cause.code is CauseCode.COMPLETED:
+            for task in self.durable.jobs[job].attempts[attempt - 1].tasks:
+                if task.id not in self.succeeded_tasks:
+                    self.fail(f"truth: job {job} has completed, {task.id} has not")
+        elif cause.code is CauseCode.RANK_FAILED:
+            seen = None if cause.rank is None else self.failures.get((job, attempt, cause.rank))
+            if seen is None or seen != cause.exit:
+                self.fail(f"truth: {job}.{attempt} blames {cause.text!r}, what happened is {seen}")
+
+    def settled(self, state: State, disk: Disk) -> None:
+        """A commit is done: now and then, see whether the disk holds the state."""
+        self.commits += 1
+        if self.commits % COMPARE_EVERY == 0 and not disk.staged:
+            self.compare(state, disk.replay())
+
+    def compare(self, state: State, replayed: State) -> None:
+        for name, wanted, found in (
+            ("epoch", state.epoch, replayed.epoch),
+            ("next job", state.next_job, replayed.next_job),
+            ("jobs", state.jobs, replayed.jobs),
+            ("keys", state.keys, replayed.keys),
+            ("queues", _filled(state.queues), _filled(replayed.queues)),
+            ("ports", _filled(state.ports), _filled(replayed.ports)),
+            ("nodes", _lasting(state), _lasting(replayed)),
+        ):
+            if wanted != found:
+                self.fail(f"replay: {name} are {found} on disk and {wanted} in memory")
+
+    def restarted(self, state: State) -> None:
+        """A new process has read the disk: all that was promised is there."""
+        for name, job in self.submits.items():
+            if job not in state.jobs or state.jobs[job].spec.name != name:
+                self.fail(f"I1: {name} was acknowledged as job {job}, and that is lost")
+        for job in self.cancels:
+            known = state.jobs[job]
+            if known.cancel is None and known.phase is not JobPhase.ENDED:
+                self.fail(f"I1: the cancel of job {job} was acknowledged and is lost")
+        for job, cause in self.ends.items():
+            if state.jobs[job].cause != cause:
+                self.fail(f"I2: job {job} ended of {cause}, and now of {state.jobs[job].cause}")
+
+    # --- what users were told -------------------------------------------------------------
+
+    def answered(self, result: a.Result) -> None:
+        """An answer leaves: what it promises is on disk at this moment."""
+        match result:
+            case a.Submitted(job, _):
+                if job not in self.durable.jobs:
+                    self.fail(f"I1: job {job} is acknowledged and not on disk")
+            case a.Cancelled(job, already_ended):
+                known = self.durable.jobs[job]
+                if known.phase is not JobPhase.ENDED and (already_ended or known.cancel is None):
+                    self.fail(f"I1: the cancel of job {job} is acknowledged and not on disk")
+            case a.Declined():
+                pass
+
+    def greeted(self, epoch: int) -> None:
+        """An agent is told the epoch: no other process will ever be in it."""
+        if epoch != self.durable.epoch:
+            self.fail(f"epoch: {epoch} is told, {self.durable.epoch} is on disk")
+
+    def submit_acked(self, name: str, job: JobId) -> None:
+        if self.submits.setdefault(name, job) != job:
+            self.fail(f"I1: {name} is job {self.submits[name]} and job {job}")
+
+    def cancel_acked(self, job: JobId, *, already_ended: bool) -> None:
+        if not already_ended:
+            self.cancels.add(job)
+
+    # --- parts ----------------------------------------------------------------------------
+
+    def _once(self, known: dict[_Key, Cause], key: _Key, cause: Cause) -> None:
+        first = known.setdefault(key, cause)
+        if first != cause:
+            self.fail(f"I2: {key} ended of {first.text!r}, and then of {cause.text!r}")
+
+    def _attempt(self, job: JobId, number: int) -> Attempt | None:
+        return self.durable.attempt(job, number)
+
+    def _task(self, task: TaskId) -> TaskState | None:
+        job, number, rank = parse_task_id(task)
+        attempt = self.durable.attempt(job, number)
+        if attempt is None or rank >= len(attempt.tasks):
+            return None
+        return attempt.tasks[rank].state
+
+
+def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
+    """Whether a whole gang could be had now, judged without the scheduler."""
+    able = [
+        node
+        for node in state.nodes.values()
+        if node.inventory.pool == spec.pool and node.inventory.gpus >= (spec.resources.gpu or 0)
+    ]
+    there = (LinkState.CONNECTED, LinkState.SUSPECT)
+    liked = [node for node in able if node.name not in avoid and node.link in there]
+    if len(liked) < spec.nodes:
+        liked = able
+    free = [n for n in liked if n.holder is None and n.link is LinkState.CONNECTED]
+    return len(free) >= spec.nodes
+
+
+def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return {key: value for key, value in table.items() if value}
+
+
+def _lasting(state: State) -> list[tuple[object, ...]]:
+    """Of the nodes, what is in the journal."""
+    return [
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holder)
+        for n in state.nodes.values()
+    ]

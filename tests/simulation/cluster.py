@@ -1,0 +1,246 @@
+"""A whole simulated cluster from one seed: some time of trouble, then peace, then the reckoning."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from muster.protocol.ids import NodeName
+from muster.protocol.messages import Inventory
+from muster.spec.types import JobSpec
+from orchestrator.core.job import JobPhase
+from orchestrator.core.limits import Limits
+from tests.simulation.checkers import Checkers
+from tests.simulation.clients import Client, Rudeness
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.disk import Disk
+from tests.simulation.faults import Swarm
+from tests.simulation.jobs import draw_temper, make_job
+from tests.simulation.machine import Machine
+from tests.simulation.network import Cut, Network
+from tests.simulation.node import Node
+from tests.simulation.programs import Programs
+from tests.simulation.world import Violation, World
+
+TROUBLE_S = 1200.0
+BOUND_S = 4 * 3600.0
+"""I10: once nothing fails any more, every job has ended within so long. A dozen jobs may have to
+run one after the other, each up to five times, for at most 440 s and the timeouts around them."""
+SETTLE_S = 600.0
+"""And so long after the last job, nothing at all is left of any."""
+LIMIT_SLACK_S = 150.0
+"""Of a time limit: a launcher may listen late, and each start has its own timeout."""
+
+
+class Cluster:
+    """Everything there is in one run."""
+
+    def __init__(self, seed: int, *, wall_jumps: bool = True, verbose: bool = False) -> None:
+        self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
+        rng = self.world.rng
+        self.network = Network(self.world)
+        self.programs = Programs(self.world)
+        self.checkers = Checkers(self.world)
+        lease_s = rng.choice((30.0, 60.0, 120.0))
+        self.limits = Limits(
+            lease_s=lease_s,
+            lease_margin_s=30.0,
+            prepare_timeout_s=120.0,
+            arrange_timeout_s=30.0,
+            start_timeout_s=60.0,
+        )
+        self.disk = Disk()
+        self.coordinator = Coordinator(
+            self.world, self.network, self.disk, self.limits, self.checkers
+        )
+        self.coordinator.crashed = self._restart_coordinator
+        self.nodes: list[Node] = []
+        self._peace_at = 0.0
+        self.gone: Node | None = None
+        pools = self._make_nodes()
+        self.clients = self._make_clients(pools)
+        self.swarm = Swarm(self)
+
+    def run(self) -> World:
+        """Live through it all. Raises Violation, or what a core raised."""
+        world = self.world
+        self.coordinator.start()
+        world.run(TROUBLE_S)
+        self._make_peace()
+        self._peace_at = world.now
+        deadline = world.now + BOUND_S
+        while not self._ended():
+            if world.now >= deadline:
+                raise Violation(f"I10: {BOUND_S:g} s after the last fault, {self._unended()}")
+            self._check_limits(world.now)
+            world.run(world.now + 20.0)
+        deadline = world.now + SETTLE_S
+        while (left := self._left()) is not None:
+            if world.now >= deadline:
+                raise Violation(f"I4: {SETTLE_S:g} s after the last job, {left}")
+            world.run(world.now + 10.0)
+        self._reckon()
+        world.log(f"the end: {world.steps} steps")
+        return world
+
+    def power_on(self, node: Node) -> None:
+        if node is not self.gone and not node.machine.powered:
+            node.machine.power_on()
+            node.start()
+
+    # --- making ---------------------------------------------------------------------------
+
+    def _make_nodes(self) -> dict[str, int]:
+        rng = self.world.rng
+        names = ["default", "big", "small"][: rng.choice((1, 1, 2, 3))]
+        pools: dict[str, int] = dict.fromkeys(names, 0)
+        count = max(rng.randint(2, 8), len(names))
+        shared = rng.random() < 0.25  # two agents on each host
+        for number in range(count):
+            pool = names[number % len(names)]
+            pools[pool] += 1
+            host = number // 2 if shared else number
+            inventory = Inventory(
+                address=f"10.0.0.{host}",
+                machine_id=f"host-{host}",
+                gpus=rng.choice((2, 4)),
+                pool=pool,
+                shared_host=shared,
+            )
+            name = NodeName(f"n{number}")
+            self.network.cuts[name] = Cut()
+            machine = Machine(self.world, self.checkers, self.programs, name, inventory)
+            machine.rate = rng.uniform(0.999, 1.001)
+            machine.beside = [
+                n.machine for n in self.nodes if n.machine.inventory.machine_id == f"host-{host}"
+            ]
+            for other in machine.beside:
+                other.beside.append(machine)
+            node = Node(self.world, self.network, self.coordinator, machine, self.checkers)
+            self.checkers.machines[name] = inventory.machine_id
+            self.nodes.append(node)
+            self.world.at(rng.uniform(0.0, 20.0), node.start)
+        return pools
+
+    def _make_clients(self, pools: dict[str, int]) -> list[Client]:
+        rng, world = self.world.rng, self.world
+        temper = draw_temper(world)
+        rudeness = Rudeness(
+            answer_lost=rng.choice((0.0, 0.3)),
+            cancels=rng.choice((0.0, 0.2, 0.5)),
+            cancels_twice=rng.choice((0.0, 0.4)),
+            forces=rng.choice((0.0, 0.3)),
+        )
+        clients = []
+        for number in range(rng.randint(3, 14)):
+            spec = make_job(world, self.programs, temper, number, pools)
+            client = Client(world, self.coordinator, self.checkers, spec, rudeness)
+            clients.append(client)
+            world.at(rng.uniform(0.0, TROUBLE_S * rng.random()), client.submit)
+        return clients
+
+    # --- peace ----------------------------------------------------------------------------
+
+    def _restart_coordinator(self) -> None:
+        rng = self.world.rng
+        down_s = rng.choice((rng.uniform(0.05, 2.0), rng.uniform(1.0, 60.0)))
+        if rng.random() < 0.1:
+            down_s = self.limits.lease_s * rng.uniform(0.8, 2.0)
+        self.world.at(down_s, self.coordinator.start)
+
+    def _make_peace(self) -> None:
+        self.world.log("peace")
+        self.swarm.stop()
+        self.coordinator.thaw()
+        self._choose_gone()
+        for node in self.nodes:
+            if node is not self.gone:
+                node.thaw()
+                self.power_on(node)
+                node.start()
+        for client in self.clients:
+            program = self.programs.by_name[client.spec.name]
+            endless = program.never_ends and client.spec.time_limit_s is None
+            if endless or not self._can_ever_run(client.spec):
+                self._cancel_in_the_end(client)
+
+    def _choose_gone(self) -> None:
+        """A node may be off for good: the others have to go on without it."""
+        if self.world.chance(0.2):
+            node = self.world.rng.choice(self.nodes)
+            self.world.log(f"{node.name} is gone for good")
+            self.world.met["node_gone"] += 1
+            if node.machine.powered:
+                node.crash(power=True)
+                node.machine.power_off()
+            self.gone = node
+
+    def _can_ever_run(self, spec: JobSpec) -> bool:
+        here = [n for n in self.nodes if n is not self.gone]
+        pool = [n for n in here if n.machine.inventory.pool == spec.pool]
+        return len(pool) >= spec.nodes
+
+    def _cancel_in_the_end(self, client: Client) -> None:
+        if client.job is None:
+            self.world.at(10.0, partial(self._cancel_in_the_end, client))
+        else:
+            client.cancel()
+
+    def _check_limits(self, now: float) -> None:
+        """In peace a time limit holds, but for the time it takes to stop."""
+        for tasks in self.checkers.on_node.values():
+            for shim in tasks.values():
+                spec = self.coordinator.state.jobs[shim.job].spec
+                began = shim.started_at
+                if not shim.running or began is None or spec.time_limit_s is None:
+                    continue
+                over_s = now - max(began, self._peace_at) - spec.time_limit_s - spec.stop.grace_s
+                if over_s > LIMIT_SLACK_S:
+                    raise Violation(f"limit: {shim.task} runs {over_s:.0f} s longer than it may")
+
+    def _ended(self) -> bool:
+        return self.coordinator.up and self._unended() is None
+
+    def _unended(self) -> str | None:
+        for client in self.clients:
+            if not client.content:
+                return f"{client.spec.name} waits for its answer"
+        for job in self.coordinator.state.jobs.values():
+            if job.phase is not JobPhase.ENDED:
+                attempt = job.current
+                told = (
+                    "" if attempt is None else f", attempt {attempt.number} {attempt.phase.value}"
+                )
+                return f"job {job.id} is {job.phase.value}{told}"
+        return None
+
+    def _left(self) -> str | None:
+        for node in self.nodes:
+            if node is self.gone:
+                continue
+            for task in node.machine.folders:
+                return f"the folder of {task} is on {node.name}"
+            if node.state is None or node.state.tasks:
+                return f"the agent of {node.name} holds tasks"
+        for name, known in self.coordinator.state.nodes.items():
+            gone = self.gone is not None and name == self.gone.name
+            if known.holder is not None or (known.session is None) != gone:
+                return f"{name} is held by {known.holder}, {known.link.value}"
+        if any(self.coordinator.state.ports.values()):
+            return f"ports are leased: {self.coordinator.state.ports}"
+        if self.disk.staged:
+            return "facts are not on disk"
+        return None
+
+    def _reckon(self) -> None:
+        state = self.coordinator.state
+        self.checkers.compare(state, self.disk.replay())
+        self.checkers.restarted(state)
+        if len(state.jobs) != len(self.clients):
+            raise Violation(f"I1: {len(self.clients)} jobs were submitted, {len(state.jobs)} known")
+        for client in self.clients:
+            if client.job is None or state.jobs[client.job].spec != client.spec:
+                raise Violation(f"I1: {client.spec.name} is job {client.job}, which is another")
+        for job in state.jobs.values():
+            assert job.cause is not None
+            self.world.met[f"job_{job.cause.outcome.value}"] += 1
+            self.world.met[f"cause_{job.cause.code.value}"] += 1

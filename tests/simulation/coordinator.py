@@ -1,0 +1,314 @@
+"""The coordinator's process made up around its real core: inbox, journal, timers, sessions.
+
+Facts first, then one sync, then the actions: as in the real shell, and it can die in between.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from muster.protocol.ids import SessionId
+from muster.protocol.instant import Instant
+from muster.protocol.messages import Hello, Report, Welcome
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.core.turn import turn
+from tests.simulation.checkers import Checkers
+from tests.simulation.disk import Disk
+from tests.simulation.network import Connection, Network
+from tests.simulation.world import World
+
+LAZY_FLUSH_S = 0.2
+Answered = Callable[[a.Result], None]
+
+
+class Moment(enum.Enum):
+    """When, of a commit, a crash is to come."""
+
+    BEFORE_SYNC = "before_sync"
+    BEFORE_ACTIONS = "before_actions"
+    BETWEEN_ACTIONS = "between_actions"
+
+
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """Die at the next commit that holds a fact of this type."""
+
+    fact: type[f.Durable]
+    moment: Moment
+    power: bool = False
+
+
+class Coordinator:
+    """Up, down or stopped (SIGSTOP)."""
+
+    def __init__(
+        self, world: World, network: Network, disk: Disk, limits: Limits, checkers: Checkers
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.disk = disk
+        self.limits = limits
+        self.checkers = checkers
+        self.state = State()
+        self.up = False
+        self.frozen = False
+        self.doom: Doom | None = None
+        self.slow_disk = 0.0
+        self.crashed: Callable[[], None] = lambda: None
+        self._life = 0
+        self._clock_offset = 0.0
+        self._inbox: list[tuple[s.Stimulus, Instant]] = []
+        self._busy = False
+        self._deferred: list[Callable[[], None]] = []
+        self._flush_at: float | None = None
+        self._timers: dict[a.Timer, float] = {}
+        self._sessions: dict[SessionId, Connection] = {}
+        self._next_session = 1
+        self._requests: dict[a.RequestId, Answered] = {}
+        self._next_request = 1
+
+    # --- its life -------------------------------------------------------------------------
+
+    @property
+    def listening(self) -> bool:
+        return self.up and not self.frozen
+
+    def start(self) -> None:
+        if self.up:
+            return
+        self.up = True
+        self._life += 1
+        self._clock_offset = self.world.rng.uniform(0.0, 1e6)
+        self._inbox.clear()
+        self._timers.clear()
+        self._sessions.clear()
+        self._requests.clear()
+        self._busy, self._flush_at = False, None
+        self.state = self.disk.replay()
+        self.world.log(f"coordinator starts, epoch {self.state.epoch + 1}")
+        self.checkers.restarted(self.state)
+        self.put(s.CoordinatorStarted(self.state.epoch + 1, "sim"))
+
+    def crash(self, *, power: bool = False) -> None:
+        if not self.up:
+            return
+        self.up = self.frozen = False
+        self.network.coordinator_frozen = False
+        self.doom = None
+        self._deferred.clear()
+        lost = self.disk.crash()
+        self.world.log(f"coordinator dies, {lost} facts unsynced")
+        self.world.met["unsynced_facts_lost"] += lost
+        for connection in list(self.network.connections):
+            connection.close_coordinator(tell=not power)
+        self.crashed()
+
+    def freeze(self) -> None:
+        self.frozen = True
+        self.network.coordinator_frozen = True
+
+    def thaw(self) -> None:
+        if not self.frozen:
+            return
+        self.frozen = False
+        deferred, self._deferred = self._deferred, []
+        self.network.coordinator_frozen = False
+        if self.world.chance(0.5):
+            self.network.flow()
+        for call in deferred:
+            call()
+        self.network.flow()
+
+    def now(self) -> Instant:
+        return Instant(self.world.now + self._clock_offset, self.world.wall())
+
+    # --- what comes in --------------------------------------------------------------------
+
+    def accept(self, connection: Connection, peer: str) -> None:
+        connection.on_report = partial(self._hear, connection, peer, None)
+        connection.on_coordinator_end = lambda: None
+
+    def ask(self, make: Callable[[a.RequestId], s.Stimulus], answered: Answered) -> None:
+        """A request of a user; there is no answer if the process dies first."""
+        if not self.listening:
+            return
+        request = a.RequestId(self._next_request)
+        self._next_request += 1
+        self._requests[request] = answered
+        self.put(make(request))
+
+    def put(self, stimulus: s.Stimulus) -> None:
+        self._inbox.append((stimulus, self.now()))
+        if not self._busy:
+            self._step()
+
+    def _hear(
+        self, connection: Connection, peer: str, session: SessionId | None, report: Report
+    ) -> None:
+        if not self.up:
+            return
+        match report:
+            case Hello():
+                if session is not None:
+                    return
+                session = SessionId(self._next_session)
+                self._next_session += 1
+                self._sessions[session] = connection
+                connection.on_report = partial(self._hear, connection, peer, session)
+                connection.on_coordinator_end = partial(self._gone, session)
+                self.put(s.HelloReceived(session, report, peer))
+            case _:
+                if session is not None:
+                    self.put(s.ReportReceived(session, report))
+
+    def _gone(self, session: SessionId) -> None:
+        if self._sessions.pop(session, None) is not None and self.up:
+            self.put(s.SessionEnded(session))
+
+    # --- deciding -------------------------------------------------------------------------
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.world.at(delay_s, partial(self._arrive, self._life, call))
+
+    def _arrive(self, life: int, call: Callable[[], None]) -> None:
+        if not self.up or self._life != life:
+            return
+        if self.frozen:
+            self._deferred.append(partial(self._arrive, life, call))
+        else:
+            call()
+
+    def _step(self, *, flush: bool = False) -> None:
+        """Judge everything that has come in, stage the facts, and sync before acting."""
+        while self._inbox or flush:
+            batch, self._inbox = self._inbox, []
+            actions: list[a.Action] = []
+            sync = flush
+            flush = False
+            for stimulus, received in batch:
+                self.world.steps += 1
+                done = turn(self.state, stimulus, received, self.limits)
+                actions += done.actions
+                sync |= self._stage(done.facts, received)
+                self.checkers.turned(self.state, done.facts)
+            if sync and self.disk.staged:
+                self._commit(actions)
+                return
+            if self.disk.staged and self._flush_at is None:
+                self._flush_at = self.world.now
+                self._later(LAZY_FLUSH_S, partial(self._flush, self._flush_at))
+            for action in actions:
+                self._perform(action)
+
+    def _stage(self, facts: list[f.Fact], received: Instant) -> bool:
+        sync = False
+        for fact in facts:
+            durability = f.durability(fact)
+            if durability is not f.Durability.EPHEMERAL:
+                self.world.log(f"fact {type(fact).__name__} {_brief(fact)}")
+                self.disk.stage(fact, received.wall)  # type: ignore[arg-type]
+                sync = sync or durability is f.Durability.SYNC
+        return sync
+
+    def _flush(self, at: float) -> None:
+        if self._flush_at == at and not self._busy:
+            self._step(flush=True)
+
+    def _commit(self, actions: list[a.Action]) -> None:
+        self._busy = True
+        self._flush_at = None
+        rng = self.world.rng
+        if self.world.chance(self.slow_disk):
+            self.world.met["slow_sync"] += 1
+            takes_s = rng.uniform(0.05, 4.0)
+        else:
+            takes_s = rng.uniform(0.0001, 0.001)
+        doom = self.doom
+        if doom is not None and not any(isinstance(x, doom.fact) for x, _ in self.disk.staged):
+            doom = None
+        self._later(takes_s, partial(self._committed, actions, doom))
+
+    def _committed(self, actions: list[a.Action], doom: Doom | None) -> None:
+        if doom is not None:
+            self._meet(doom, actions)
+            return
+        self.checkers.synced(self.disk.sync(), self.disk.shadow)
+        self._busy = False
+        for action in actions:
+            self._perform(action)
+        self.checkers.settled(self.state, self.disk)
+        if not self._busy:
+            self._step()
+
+    def _meet(self, doom: Doom, actions: list[a.Action]) -> None:
+        self.world.met[f"crash_{doom.moment.value}"] += 1
+        self.world.met[f"crash_at_{doom.fact.__name__}"] += 1
+        if doom.moment is not Moment.BEFORE_SYNC:
+            self.checkers.synced(self.disk.sync(), self.disk.shadow)
+        if doom.moment is Moment.BETWEEN_ACTIONS and actions:
+            self._busy = True  # what an action brings in at once is not judged any more
+            for action in actions[: self.world.rng.randrange(len(actions))]:
+                self._perform(action)
+        self.crash(power=doom.power)
+
+    # --- acting ---------------------------------------------------------------------------
+
+    def _perform(self, action: a.Action) -> None:
+        match action:
+            case a.Send(_, session, command):
+                connection = self._sessions.get(session)
+                if connection is not None:
+                    if isinstance(command, Welcome):
+                        self.checkers.greeted(command.epoch)
+                    connection.send_command(command)
+            case a.RefuseSession(session, refused):
+                connection = self._sessions.get(session)
+                if connection is not None:
+                    self.world.met["session_refused"] += 1
+                    connection.send_command(refused)
+                    self._close(session)
+            case a.CloseSession(session, _):
+                self._close(session)
+            case a.SetTimer(timer, at):
+                self._timers[timer] = at
+                delay_s = max(0.0, at - self.now().mono)
+                self._later(delay_s, partial(self._timer, timer, at))
+            case a.Answer(request, result):
+                answered = self._requests.pop(request, None)
+                self.checkers.answered(result)
+                if answered is not None:
+                    answered(result)
+            case _:
+                assert_never(action)
+
+    def _close(self, session: SessionId) -> None:
+        connection = self._sessions.get(session)
+        if connection is not None:
+            connection.close_coordinator()
+            self._later(0.0, partial(self._gone, session))
+
+    def _timer(self, timer: a.Timer, at: float) -> None:
+        if self._timers.get(timer) == at:
+            del self._timers[timer]
+            self.put(s.TimerFired(timer))
+
+
+def _brief(fact: f.Fact) -> str:
+    """Enough to follow the story."""
+    words = [
+        str(value)
+        for name in ("job", "attempt", "rank", "node", "nodes", "epoch", "master_port")
+        if (value := getattr(fact, name, None)) is not None
+    ]
+    cause = getattr(fact, "cause", None)
+    if cause is not None:
+        words += [cause.code.value, cause.text]
+    return " ".join(words)

@@ -1,0 +1,51 @@
+"""The coordinator's journal: what was synced outlives a crash, what was only staged does not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from orchestrator.core import facts as f
+from orchestrator.core.evolve import apply
+from orchestrator.core.state import State
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(f.Durable)
+
+
+class Disk:
+    """Durable facts with the wall time at which they were recorded.
+
+    `shadow` is the state that replaying what is synced leads to, kept up to date.
+    """
+
+    def __init__(self) -> None:
+        self.synced: list[tuple[bytes, float]] = []
+        self.staged: list[tuple[f.Durable, float]] = []
+        self.shadow = State()
+
+    def stage(self, fact: f.Durable, at: float) -> None:
+        self.staged.append((fact, at))
+
+    def sync(self) -> list[f.Durable]:
+        """Everything staged is now durable; returns it."""
+        done = self.staged
+        self.staged = []
+        for fact, at in done:
+            self.synced.append((_encoder.encode(fact), at))
+            apply(self.shadow, fact, at)
+        return [fact for fact, _ in done]
+
+    def crash(self) -> int:
+        """Lose what is not synced; returns how many facts that were."""
+        lost = len(self.staged)
+        self.staged = []
+        return lost
+
+    def replay(self) -> State:
+        """The state that a new process reads from here."""
+        state = State()
+        for data, at in self.synced:
+            apply(state, _decoder.decode(data), at)
+        return state

@@ -1,0 +1,281 @@
+"""The swarm: each seed switches a random part of all faults on, each at its own rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from agent.core import actions as a
+from orchestrator.core import facts as f
+from tests.simulation.coordinator import Doom, Moment
+from tests.simulation.impostor import Impostor
+from tests.simulation.node import Node, NodeDoom
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+# The moments that matter: what is decided there must not be half done.
+WINDOWS: Final[tuple[type[f.Durable], ...]] = (
+    f.AttemptPlaced,
+    f.AttemptPlaced,
+    f.AttemptArranged,
+    f.AttemptStarted,
+    f.AttemptStarted,
+    f.StopRequested,
+    f.TaskExited,
+    f.TaskCleaned,
+    f.AttemptClosed,
+    f.JobEnded,
+    f.JobSubmitted,
+    f.CancelRequested,
+    f.RetryScheduled,
+    f.TaskLost,
+    f.NodeRegistered,
+    f.EpochStarted,
+)
+STEPS: Final = (a.CreateTask, a.TellShim, a.WriteHostfile, a.RemoveTask, a.SendReport)
+
+KINDS: Final = {
+    "coordinator_crash": 400.0,
+    "coordinator_power": 900.0,
+    "coordinator_doom": 60.0,
+    "coordinator_freeze": 600.0,
+    "agent_crash": 150.0,
+    "agent_doom": 60.0,
+    "agent_freeze": 300.0,
+    "agent_stumble": 300.0,
+    "node_reboot": 500.0,
+    "node_power": 600.0,
+    "folder_loss": 900.0,
+    "shim_kill": 300.0,
+    "impostor": 150.0,
+    "reset": 60.0,
+    "half_open": 200.0,
+    "partition": 200.0,
+    "partition_up": 300.0,
+    "partition_down": 300.0,
+    "partition_all": 600.0,
+}
+"""Every kind, with the mean seconds between two of it."""
+
+
+class Swarm:
+    """The faults of one run. Each happens again and again, at random, until `stop`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.active = True
+        rng = self.world.rng
+        share = rng.choice((0.05, 0.15, 0.3, 0.3, 0.5))
+        self.chosen = {
+            kind: mean_s * rng.choice((0.5, 1.0, 3.0))
+            for kind, mean_s in KINDS.items()
+            if rng.random() < share
+        }
+        frames, node_faults = cluster.network.faults, rng.random() < share
+        frames.lost = rng.choice((0.002, 0.02)) if rng.random() < share else 0.0
+        frames.repeated = rng.choice((0.01, 0.1)) if rng.random() < share else 0.0
+        frames.delayed = rng.choice((0.002, 0.02)) if rng.random() < share else 0.0
+        frames.slow = rng.choice((0.01, 0.2)) if rng.random() < share else 0.0
+        cluster.coordinator.slow_disk = 0.05 if rng.random() < share else 0.0
+        for node in cluster.nodes:
+            node.spawn_fails = 0.15 if node_faults and rng.random() < 0.5 else 0.0
+            node.dawdles = 0.05 if rng.random() < share else 0.0
+        for kind in self.chosen:
+            self._next(kind)
+
+    def stop(self) -> None:
+        """No fault is begun any more, and those that last are undone."""
+        self.active = False
+        cluster = self.cluster
+        cluster.coordinator.slow_disk = 0.0
+        cluster.coordinator.doom = None
+        for node in cluster.nodes:
+            node.spawn_fails = node.dawdles = 0.0
+            node.doom = None
+        cluster.network.heal()
+
+    def _next(self, kind: str) -> None:
+        self.world.at(
+            self.world.rng.expovariate(1.0 / self.chosen[kind]), partial(self._strike, kind)
+        )
+
+    def _strike(self, kind: str) -> None:
+        if not self.active:
+            return
+        strike: Callable[[], bool] = getattr(self, f"_{kind}")
+        if strike():
+            self.world.met[kind] += 1
+            self.world.log(f"FAULT {kind}")
+        self._next(kind)
+
+    def _anyone(self) -> Node:
+        return self.world.rng.choice(self.cluster.nodes)
+
+    def _busy(self) -> Node:
+        """A node that has something to lose, if one can be found at once."""
+        node = self._anyone()
+        return node if node.machine.folders else self._anyone()
+
+    def _lasting(self) -> float:
+        """Seconds: mostly short, sometimes about as long as a lease, sometimes far longer."""
+        rng, lease_s = self.world.rng, self.cluster.limits.lease_s
+        return rng.choice(
+            (rng.uniform(0.5, 10.0), rng.uniform(10.0, 40.0), lease_s * rng.uniform(0.7, 1.8))
+        )
+
+    # --- the coordinator ------------------------------------------------------------------
+
+    def _coordinator_crash(self) -> bool:
+        return self._crash(power=False)
+
+    def _coordinator_power(self) -> bool:
+        return self._crash(power=True)
+
+    def _crash(self, *, power: bool) -> bool:
+        if not self.cluster.coordinator.up:
+            return False
+        self.cluster.coordinator.crash(power=power)
+        return True
+
+    def _coordinator_doom(self) -> bool:
+        rng = self.world.rng
+        power = rng.random() < 0.2
+        self.cluster.coordinator.doom = Doom(rng.choice(WINDOWS), rng.choice(list(Moment)), power)
+        return self.cluster.coordinator.up
+
+    def _coordinator_freeze(self) -> bool:
+        coordinator = self.cluster.coordinator
+        if not coordinator.listening:
+            return False
+        coordinator.freeze()
+        self.world.at(self._lasting(), coordinator.thaw)
+        return True
+
+    # --- the nodes ------------------------------------------------------------------------
+
+    def _agent_crash(self) -> bool:
+        node = self._anyone()
+        if not node.up:
+            return False
+        node.crash()
+        rng = self.world.rng
+        self.world.at(rng.choice((rng.uniform(0.05, 2.0), self._lasting())), node.start)
+        return True
+
+    def _agent_freeze(self) -> bool:
+        node = self._anyone()
+        if not node.up or node.frozen:
+            return False
+        node.freeze()
+        self.world.at(self._lasting(), node.thaw)
+        return True
+
+    def _agent_doom(self) -> bool:
+        """Stop or die in the middle of something."""
+        rng = self.world.rng
+        node = self._anyone()
+        if not node.up:
+            return False
+        freeze_s = rng.choice((0.0, self.cluster.limits.lease_s * rng.uniform(1.0, 2.0)))
+        node.doom = NodeDoom(rng.choice(STEPS), freeze_s)
+        return True
+
+    def _agent_stumble(self) -> bool:
+        """Stopped for less than a lease, and cut off as soon as it goes on."""
+        node = self._busy()
+        if not node.up or node.frozen:
+            return False
+        lease_s = self.cluster.limits.lease_s
+        node.freeze()
+        self.world.at(lease_s * self.world.rng.uniform(0.3, 0.9), partial(self._cut_off, node))
+        return True
+
+    def _cut_off(self, node: Node) -> None:
+        node.thaw()
+        if self.active:
+            self.cluster.network.cut(node.name, self.cluster.limits.lease_s * 2, up=True, down=True)
+
+    def _node_reboot(self) -> bool:
+        return self._power(self._busy(), self.world.rng.uniform(2.0, 60.0))
+
+    def _node_power(self) -> bool:
+        """Off for so long that the others have to go on without it."""
+        return self._power(self._busy(), self.cluster.limits.lease_s * 3)
+
+    def _folder_loss(self) -> bool:
+        """The node comes back with an empty disk."""
+        node = self._busy()
+        if not self._power(node, self.world.rng.uniform(2.0, 90.0)):
+            return False
+        node.machine.folders.clear()
+        return True
+
+    def _power(self, node: Node, off_s: float) -> bool:
+        if not node.machine.powered:
+            return False
+        node.crash(power=True)
+        node.machine.power_off()
+        self.world.at(off_s, partial(self.cluster.power_on, node))
+        return True
+
+    def _shim_kill(self) -> bool:
+        node = self._anyone()
+        alive = [t for t, x in node.machine.folders.items() if x.shim and not x.shim.dead]
+        if not alive:
+            return False
+        node.machine.kill_shim(self.world.rng.choice(alive))
+        return True
+
+    def _impostor(self) -> bool:
+        """Best while the true agent is away."""
+        cluster = self.cluster
+        if not cluster.coordinator.listening:
+            return False
+        away = [n for n in cluster.nodes if n.connection is None and n.known]
+        node = self.world.rng.choice(away or cluster.nodes)
+        if not node.known:
+            return False
+        stays_s = self.world.rng.choice((1.0, 30.0, 200.0))
+        Impostor(self.world, cluster.network, cluster.coordinator, node, stays_s)
+        return True
+
+    # --- the network ----------------------------------------------------------------------
+
+    def _reset(self) -> bool:
+        connections = list(self.cluster.network.connections)
+        if not connections:
+            return False
+        self.world.rng.choice(connections).reset()
+        return True
+
+    def _half_open(self) -> bool:
+        connections = list(self.cluster.network.connections)
+        if not connections:
+            return False
+        connection = self.world.rng.choice(connections)
+        both = self.world.rng.random() < 0.5
+        way = self.world.rng.random() < 0.5
+        connection.up.silent |= both or way
+        connection.down.silent |= both or not way
+        return True
+
+    def _partition(self) -> bool:
+        self.cluster.network.cut(self._busy().name, self._lasting(), up=True, down=True)
+        return True
+
+    def _partition_up(self) -> bool:
+        self.cluster.network.cut(self._busy().name, self._lasting(), up=True, down=False)
+        return True
+
+    def _partition_down(self) -> bool:
+        self.cluster.network.cut(self._busy().name, self._lasting(), up=False, down=True)
+        return True
+
+    def _partition_all(self) -> bool:
+        for_s = self._lasting()
+        for node in self.cluster.nodes:
+            self.cluster.network.cut(node.name, for_s, up=True, down=True)
+        return True

@@ -1,0 +1,94 @@
+"""The jobs of a run: specs as users write them, and the programs behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from muster.spec.types import Argv, JobSpec, Launcher, Resources, Retry, Shell, Stop
+from tests.simulation.programs import Program, Programs
+from tests.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How badly the jobs of a run behave: which vices there are, each in some jobs."""
+
+    refuse: bool
+    start_fails: bool
+    rank_fails: bool
+    endless: bool
+    stubborn: bool
+    unkillable: bool
+    leftovers: bool
+    slow_setup: bool
+
+
+def draw_temper(world: World) -> Temper:
+    coin = world.rng.random
+    return Temper(
+        refuse=coin() < 0.4,
+        start_fails=coin() < 0.3,
+        rank_fails=coin() < 0.6,
+        endless=coin() < 0.4,
+        stubborn=coin() < 0.4,
+        unkillable=coin() < 0.15,
+        leftovers=coin() < 0.3,
+        slow_setup=coin() < 0.3,
+    )
+
+
+def make_job(
+    world: World, programs: Programs, temper: Temper, number: int, pools: dict[str, int]
+) -> JobSpec:
+    """One job that fits into the pools given (nodes by name), and what its program will do."""
+    rng = world.rng
+    pool = rng.choice(list(pools))
+    nodes = rng.randint(1, max(1, pools[pool] - rng.choice((0, 0, 1, 2))))
+    program = _program(world, temper)
+    limit_s = rng.choice((None, None, 30.0, 200.0))
+    if program.never_ends and rng.random() < 0.7:
+        limit_s = rng.uniform(5.0, 300.0)
+    name = f"job-{number}"
+    programs.by_name[name] = program
+    programs.nodes[name] = nodes
+    return JobSpec(
+        name=name,
+        run=Argv(("train.py",)),
+        nodes=nodes,
+        resources=Resources(gpu=rng.choice((None, None, 1))),
+        nproc_per_node=2,
+        setup=Shell("true") if rng.random() < 0.3 else None,
+        launcher=rng.choice((Launcher.TORCHRUN, Launcher.TORCHRUN, Launcher.NONE)),
+        time_limit_s=limit_s,
+        stop=Stop(grace_s=rng.choice((0.0, 1.0, 5.0, 30.0))),
+        retry=Retry(
+            infra=rng.randrange(4), user=rng.choice((0, 0, 1)), backoff_s=rng.uniform(0.0, 20.0)
+        ),
+        priority=rng.choice((50, 50, 50, 10, 90)),
+        pool=pool,
+    )
+
+
+def _program(world: World, temper: Temper) -> Program:
+    rng = world.rng
+
+    def some(vice: bool, share: float, probability: float) -> float:
+        return probability if vice and rng.random() < share else 0.0
+
+    lasts = rng.choice(((0.0, 0.5), (1.0, 30.0), (20.0, 120.0), (60.0, 400.0)))
+    return Program(
+        run_s=lasts,
+        setup_s=(1.0, 90.0) if some(temper.slow_setup, 0.4, 1.0) else (0.01, 1.0),
+        listen_s=rng.choice(((0.01, 0.1), (0.5, 8.0))),
+        refuses=some(temper.refuse, 0.4, 0.15),
+        refuses_all=some(temper.refuse, 0.1, 1.0) > 0,
+        refusal_code=rng.choice(("no_folder", "setup_failed", "no_space")),
+        gate_dies=some(temper.start_fails, 0.3, 0.2),
+        start_fails=some(temper.start_fails, 0.3, 0.2),
+        fails=some(temper.rank_fails, 0.5, 0.6),
+        fails_alone=rng.random() < 0.3,
+        never_ends=some(temper.endless, 0.3, 1.0) > 0,
+        ignores_term=some(temper.stubborn, 0.4, 1.0) > 0,
+        unkillable=some(temper.unkillable, 0.3, 0.3),
+        leftovers=some(temper.leftovers, 0.4, 0.4),
+    )

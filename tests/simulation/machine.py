@@ -1,0 +1,147 @@
+"""One node's hardware: folders that survive everything but their loss, shims, ports, a boot id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from agent.core.shim import ShimPhase, ShimStatus
+from agent.core.stimuli import TaskFound, TaskPaths
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.messages import Inventory
+from tests.simulation.programs import Programs
+from tests.simulation.shim import Shim, Truth
+from tests.simulation.world import World
+
+PORTS = range(20_000, 20_012)
+
+
+@dataclass(slots=True)
+class Folder:
+    """A task's folder: its manifest and its shim (or what that left)."""
+
+    paths: TaskPaths
+    ports: tuple[int, ...]
+    shim: Shim | None = None
+    record: ShimStatus | None = None
+
+
+@dataclass(slots=True)
+class Machine:
+    """`reported` is where the agent that is attached, if there is one, hears of its shims."""
+
+    world: World
+    truth: Truth
+    programs: Programs
+    node: NodeName
+    inventory: Inventory
+    rate: float = 1.0  # how fast its monotonic clock runs
+    beside: list[Machine] = field(default_factory=list)  # machines that are the same host
+    boots: int = 1
+    powered: bool = True
+    folders: dict[TaskId, Folder] = field(default_factory=dict)
+    reported: Callable[[TaskId, ShimStatus], None] | None = None
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.node}-boot-{self.boots}"
+
+    def free_ports(self, count: int) -> tuple[int, ...]:
+        """Ports on which nothing listens now, as found by binding them."""
+        if count == 0:
+            return ()
+        taken = {
+            folder.shim.listen_port
+            for machine in [self, *self.beside]
+            for folder in machine.folders.values()
+            if folder.shim is not None and folder.shim.listening and folder.shim.occupied
+        }
+        free = [port for port in PORTS if port not in taken]
+        return tuple(sorted(self.world.rng.sample(free, min(count, len(free)))))
+
+    def make_folder(self, task: TaskId, ports: int) -> Folder:
+        base = f"/tasks/{task}"
+        paths = TaskPaths(base, f"{base}/scratch", f"{base}/output", f"{base}/hostfile")
+        folder = self.folders[task] = Folder(paths, self.free_ports(ports))
+        return folder
+
+    def start_shim(self, task: TaskId) -> None:
+        shim = Shim(
+            self.world, self.truth, self.programs, self.node, self.rate, task, self._changed
+        )
+        self.folders[task].shim = shim
+        shim.company()
+        self._changed(shim)
+
+    def attach(self, reported: Callable[[TaskId, ShimStatus], None]) -> list[TaskFound]:
+        """An agent starts: what earlier lives left, and from now on what changes."""
+        self.reported = reported
+        found = []
+        for task, folder in self.folders.items():
+            shim = folder.shim
+            if shim is None or (shim.dead and folder.record is None):
+                self._bury(task, folder)
+            elif not shim.dead:
+                shim.company()
+            status = folder.record if shim is None or shim.dead else shim.document()
+            assert status is not None
+            found.append(TaskFound(task, status, folder.paths, folder.ports))
+        return found
+
+    def detach(self) -> None:
+        self.reported = None
+        for folder in self.folders.values():
+            if folder.shim is not None and not folder.shim.dead:
+                folder.shim.alone()
+
+    def remove(self, task: TaskId) -> None:
+        folder = self.folders.pop(task, None)
+        if folder is not None and folder.shim is not None:
+            folder.shim.dead = True
+
+    def kill_shim(self, task: TaskId) -> None:
+        """kill -9 of a shim: the agent ends what it owned; without an agent its unit does."""
+        folder = self.folders[task]
+        if folder.shim is None or folder.shim.dead or folder.record is not None:
+            return
+        folder.shim.killed()
+        self.world.at(0.02, partial(self._sweep, task))
+
+    def power_off(self) -> None:
+        self.powered = False
+        self.reported = None
+        for folder in self.folders.values():
+            if folder.shim is not None:
+                folder.shim.power_off()
+
+    def power_on(self) -> None:
+        self.powered = True
+        self.boots += 1
+
+    def _sweep(self, task: TaskId) -> None:
+        folder = self.folders.get(task)
+        if folder is None or not self.powered or folder.record is not None:
+            return
+        self._bury(task, folder)
+        assert folder.record is not None
+        self._report(task, folder.record)
+
+    def _bury(self, task: TaskId, folder: Folder) -> None:
+        if folder.shim is not None:
+            folder.shim.bury()
+            folder.record = folder.shim.record
+        if folder.record is None:
+            folder.record = ShimStatus(task=task, phase=ShimPhase.CLEANED, stopped_by="shim_lost")
+
+    def _changed(self, shim: Shim) -> None:
+        folder = self.folders.get(shim.task)
+        if folder is None or folder.shim is not shim:
+            return
+        if shim.record is not None:
+            folder.record = shim.record
+        self._report(shim.task, shim.document())
+
+    def _report(self, task: TaskId, status: ShimStatus) -> None:
+        if self.reported is not None:
+            self.reported(task, status)

@@ -1,0 +1,62 @@
+"""Planted bugs: each breaks a core in one place, and the simulator has to find it.
+
+A checker that no planted bug sets off is not known to work. `ours` holds the bugs that the
+simulator found in the cores themselves, so that they cannot come back unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.simulation.cluster import Cluster
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted bug. `breaks` is what may be violated, as violations begin; `seed` is one that
+    has found it."""
+
+    name: str
+    patch: Patch
+    breaks: tuple[str, ...]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`tried` seeds were needed, the last of them included."""
+
+    seed: int
+    tried: int
+    text: str
+
+
+def run_seed(seed: int) -> str | None:
+    """What is wrong in this run, if anything; the wall clock may change nothing (I9)."""
+    jumping, steady = Cluster(seed), Cluster(seed, wall_jumps=False)
+    try:
+        jumping.run()
+        if seed % 5 == 0:
+            steady.run()
+            if steady.world.digest != jumping.world.digest:
+                return "I9: with another wall clock the run is another"
+    except Exception as error:  # noqa: BLE001 - what a broken core raises is a finding, too
+        return f"{error}" if isinstance(error, AssertionError) else f"raised: {error!r}"
+    return None
+
+
+def hunt(mutant: Mutant, seeds: range) -> Found | None:
+    """Plant the bug, and run seeds until one finds it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutant.patch(monkeypatch)
+        order = [mutant.seed, *(seed for seed in seeds if seed != mutant.seed)]
+        for tried, seed in enumerate(order, 1):
+            text = run_seed(seed)
+            if text is not None:
+                return Found(seed, tried, text)
+    return None

@@ -1,0 +1,294 @@
+"""Planted bugs of what the coordinator records and when, and of what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.protocol.messages import TaskReport
+from orchestrator.core import commands, decide, evolve, follow, launch, placement, policy
+from orchestrator.core import facts as f
+from orchestrator.core import turn as turns
+from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.faults import from_report
+from orchestrator.core.placement import Waiting, busy, place
+from orchestrator.core.policy import after_attempt
+from orchestrator.core.reports import news
+from orchestrator.core.state import Attempt, Job, Node, State, Task
+from orchestrator.core.task import OVER
+from tests.simulation import checkers
+from tests.simulation.mutants import Mutant, Patch
+
+
+def _durable(kind: type[f.Fact], durability: f.Durability) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = f.durability
+        monkeypatch.setattr(
+            f, "durability", lambda fact: durability if isinstance(fact, kind) else real(fact)
+        )
+
+    return patch
+
+
+def _put(module: Any, name: str, value: Any) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, name, value)
+
+    return patch
+
+
+def _wrap(module: Any, name: str, wrapper: Callable[[Any], Any]) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, name, wrapper(getattr(module, name)))
+
+    return patch
+
+
+def _unseen(planted: Patch) -> Patch:
+    """As planted, and nobody looks into the books: what comes of it has to show on the nodes."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        planted(monkeypatch)
+        monkeypatch.setattr(checkers, "check", lambda _: [])
+
+    return patch
+
+
+def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = AttemptPhase.STOPPING
+    again = frozenset({stopping, AttemptPhase.CLOSED})
+    monkeypatch.setitem(ATTEMPT_TRANSITIONS, stopping, again)
+
+    def take(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
+        found = news(task, report)
+        cause = from_report(task, report)
+        attempt = state.jobs[task.job].attempts[task.attempt - 1]
+        if cause is None or task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
+            return found
+        return [f.StopRequested(task.job, task.attempt, cause), *found]
+
+    monkeypatch.setattr(decide, "_take_report", take)
+
+
+def _cancel_forgotten(job: Job, attempt: Attempt) -> f.JobEnded | f.RetryScheduled:
+    return after_attempt(replace(job, cancel=None), attempt)
+
+
+def _freed_early(real: Any) -> Any:
+    def apply_attempt(state: State, fact: Any, at: float) -> None:
+        real(state, fact, at)
+        if isinstance(fact, f.StopRequested):
+            for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
+                state.nodes[task.node].holder = None
+
+    return apply_attempt
+
+
+def _skips_the_head(state: State) -> f.AttemptPlaced | None:
+    for queue in state.queues.values():
+        for _, name in reversed(queue):
+            job = state.jobs[name]
+            nodes = place(state, job)
+            if not isinstance(nodes, Waiting):
+                return f.AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
+    return None
+
+
+def _ignores_the_retried(real: Any) -> Any:
+    def next_placement(state: State) -> f.AttemptPlaced | None:
+        placed: f.AttemptPlaced | None = real(state)
+        return None if placed is not None and placed.attempt > 1 else placed
+
+    return next_placement
+
+
+def _appends(state: State, job: Job) -> None:
+    state.queues.setdefault(job.spec.pool, []).append((-job.spec.priority, job.id))
+
+
+def _changes_in_memory(real: Any) -> Any:
+    def after(job: Job, attempt: Attempt) -> f.JobEnded | f.RetryScheduled:
+        decided: f.JobEnded | f.RetryScheduled = real(job, attempt)
+        job.avoid |= {attempt.tasks[0].node}
+        return decided
+
+    return after
+
+
+def _not_busy(node: Node) -> str | None:
+    return busy(replace(node, holder=None))
+
+
+def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | None:
+    return launch.choose_meeting(replace(state, ports={}), attempt)
+
+
+def _any_arranged(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.ARRANGING:
+        return []
+    return [f.AttemptStarted(attempt.job, attempt.number)]
+
+
+def _closes_early(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.STOPPING:
+        return []
+    if not any(task.state in OVER for task in attempt.tasks):
+        return []
+    return [f.AttemptClosed(attempt.job, attempt.number)]
+
+
+def _completes_early(real: Any) -> Any:
+    def all_exited(attempt: Attempt) -> list[f.Fact]:
+        ended = [t for t in attempt.tasks if t.exit is not None and t.exit.ok]
+        return real(replace(attempt, tasks=ended)) if ended else []
+
+    return all_exited
+
+
+def _keyless(real: Any) -> Any:
+    return lambda state, stimulus: real(state, replace(stimulus, key=""))
+
+
+def _blames_the_stopped(real: Any) -> Any:
+    def cause(task: Task, report: TaskReport) -> Any:
+        return real(task, msgspec.structs.replace(report, stopped_by=""))
+
+    return cause
+
+
+def _endless_budget(real: Any) -> Any:
+    return lambda job, attempt, cause: real(replace(job, infra_used=0, user_used=0), attempt, cause)
+
+
+LAZY, EPHEMERAL = f.Durability.LAZY, f.Durability.EPHEMERAL
+
+MUTANTS = (
+    Mutant(
+        "a submit is acknowledged before it is on disk", _durable(f.JobSubmitted, LAZY), ("I1",)
+    ),
+    Mutant("a cancel is, too", _durable(f.CancelRequested, LAZY), ("I1",), seed=7),
+    Mutant(
+        "nodes are told of a placement that is not on disk",
+        _durable(f.AttemptPlaced, LAZY),
+        ("I1",),
+        seed=1,
+    ),
+    Mutant("gates open before that is on disk", _durable(f.AttemptStarted, LAZY), ("gang",)),
+    Mutant(
+        "an exit is forgotten on the node before it is on disk",
+        _durable(f.TaskCleaned, LAZY),
+        ("I1",),
+        seed=1,
+    ),
+    Mutant(
+        "an epoch is told before it is on disk", _durable(f.EpochStarted, LAZY), ("epoch",), seed=2
+    ),
+    Mutant("exits never reach the disk", _durable(f.TaskExited, EPHEMERAL), ("replay",)),
+    Mutant(
+        "something is changed without a fact",
+        _wrap(follow, "after_attempt", _changes_in_memory),
+        ("replay",),
+    ),
+    Mutant("idempotency keys are ignored", _wrap(decide, "_submit", _keyless), ("I1",), seed=6),
+    Mutant("a later cause takes the place of the first", _cause_overwritten, ("I2",), seed=1),
+    Mutant(
+        "a cancelled job is tried again",
+        _put(follow, "after_attempt", _cancel_forgotten),
+        ("I1",),
+        seed=7,
+    ),
+    Mutant(
+        "nodes are free when the stop is requested",
+        _wrap(evolve, "_apply_attempt", _freed_early),
+        ("books",),
+    ),
+    Mutant(
+        "a gang is closed when its first task is clean",
+        _put(follow, "_closed", _closes_early),
+        ("books",),
+        seed=1,
+    ),
+    Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
+    Mutant(
+        "a port that is leased is given again",
+        _put(follow, "choose_meeting", _first_port),
+        ("books",),
+        seed=1,
+    ),
+    Mutant(
+        "the gates open when the first has its plan",
+        _put(follow, "_all_arranged", _any_arranged),
+        ("books", "gang"),
+        seed=1,
+    ),
+    Mutant(
+        "workers start with the launcher",
+        _put(commands, "may_start", lambda *_: True),
+        ("order",),
+        seed=1,
+    ),
+    Mutant(
+        "the last of the queue comes first",
+        _put(turns, "next_placement", _skips_the_head),
+        ("queue",),
+        seed=1,
+    ),
+    Mutant("priorities are ignored", _put(evolve, "_enqueue", _appends), ("books",), seed=1),
+    Mutant(
+        "a job's second attempt is never placed",
+        _wrap(turns, "next_placement", _ignores_the_retried),
+        ("queue",),
+        seed=1,
+    ),
+    Mutant(
+        "success is declared when the first node is done",
+        _wrap(follow, "_all_exited", _completes_early),
+        ("truth",),
+        seed=1,
+    ),
+    Mutant(
+        "ranks that we stopped are blamed",
+        _wrap(decide, "from_report", _blames_the_stopped),
+        ("truth",),
+        seed=1,
+    ),
+    Mutant(
+        "budgets of retries have no end",
+        _wrap(policy, "_retry", _endless_budget),
+        ("books",),
+        seed=1,
+    ),
+    Mutant(
+        "nodes are free when the stop is requested, and the books are not read",
+        _unseen(_wrap(evolve, "_apply_attempt", _freed_early)),
+        ("I5",),
+        seed=1,
+    ),
+    Mutant(
+        "a gang is closed when its first task is clean, and the books are not read",
+        _unseen(_put(follow, "_closed", _closes_early)),
+        ("I3", "I4", "I5"),
+        seed=1,
+    ),
+    Mutant(
+        "a node that is held counts as free, and the books are not read",
+        _unseen(_put(placement, "busy", _not_busy)),
+        ("I5",),
+    ),
+    Mutant(
+        "a port that is leased is given again, and the books are not read",
+        _unseen(_put(follow, "choose_meeting", _first_port)),
+        ("ports",),
+        seed=39,
+    ),
+    Mutant(
+        "the gates open when the first has its plan, and the books are not read",
+        _unseen(_put(follow, "_all_arranged", _any_arranged)),
+        ("gang",),
+        seed=1,
+    ),
+)

@@ -1,0 +1,7 @@
+"""All planted bugs."""
+
+from __future__ import annotations
+
+from tests.simulation.mutants import books, links, ours
+
+EVERY = (*books.MUTANTS, *links.MUTANTS, *ours.MUTANTS)

@@ -1,0 +1,219 @@
+"""Planted bugs of leases, connections and timers, and in what becomes of a lost command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.core import decide as agent_decide
+from agent.core import facts as agent_facts
+from agent.core import follow as agent_follow
+from agent.core.shim import ShimLease
+from muster.protocol.instant import Instant
+from muster.protocol.link import Link
+from muster.protocol.messages import TaskReport
+from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
+from orchestrator.core import decide, evolve, follow, timers
+from orchestrator.core import facts as f
+from orchestrator.core.decision import Decision
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _put, _wrap
+
+
+def _short_lease(real: Any) -> Any:
+    """The coordinator's idea of a lease ends with the agent's, and has no margin."""
+
+    def apply_link(state: State, fact: Any) -> None:
+        real(state, fact)
+        if isinstance(fact, f.NodeConnected | f.NodeHeard):
+            state.nodes[fact.node].lease_until -= 29.0
+
+    return apply_link
+
+
+def _no_lease_after_restart(real: Any) -> Any:
+    def started(state: State, epoch: int, now: Instant, limits: Limits) -> Decision:
+        decision: Decision = real(state, epoch, now, limits)
+        decision.facts = [
+            msgspec.structs.replace(fact, lease_until=now.mono)
+            if isinstance(fact, f.LeaseExtended)
+            else fact
+            for fact in decision.facts
+        ]
+        return decision
+
+    return started
+
+
+def _lost_when_silent(real: Any) -> Any:
+    def apply_link(state: State, fact: Any) -> None:
+        real(state, fact)
+        if isinstance(fact, f.NodeDisconnected):
+            node = state.nodes[fact.node]
+            node.lease_until = min(node.lease_until, node.heard_at + 20.0)
+
+    return apply_link
+
+
+def _lease_from_the_answer(real: Any) -> Any:
+    def command(state: Any, said: Any, now: Instant) -> Any:
+        decision = real(state, said, now)
+        decision.facts = [
+            agent_facts.LeaseGranted(now.mono + state.lease_s)
+            if isinstance(fact, agent_facts.LeaseGranted) and state.lease_s
+            else fact
+            for fact in decision.facts
+        ]
+        return decision
+
+    return command
+
+
+def _wall_timers(real: Any) -> Any:
+    def phase_timers(attempt: Any, now: Instant, limits: Limits) -> list[a.Action]:
+        late = now.wall % 60.0
+        return [replace(action, at=action.at + late) for action in real(attempt, now, limits)]
+
+    return phase_timers
+
+
+def _says_clean_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (agent_decide, agent_follow):
+        real: Any = module.report
+
+        def report(state: Any, held: Any, now: Instant, real: Any = real) -> TaskReport:
+            told: TaskReport = real(state, held, now)
+            if told.state is TaskState.EXITED:
+                return msgspec.structs.replace(told, state=TaskState.CLEANED)
+            return told
+
+        monkeypatch.setattr(module, "report", report)
+
+
+def _nothing_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (decide, follow):
+        monkeypatch.setattr(module, "owed", lambda *_: [])
+
+
+def _accepts_gaps(link: Link, seq: int) -> bool:
+    new = seq > link.received
+    link.received = max(seq, link.received)
+    return new
+
+
+def _cancel_only_noted(real: Any) -> Any:
+    def cancel(state: State, stimulus: Any) -> Decision:
+        decision: Decision = real(state, stimulus)
+        decision.facts = [x for x in decision.facts if not isinstance(x, f.StopRequested)]
+        return decision
+
+    return cancel
+
+
+def _waits_for_all(real: Any) -> Any:
+    """The gang of a failed rank is stopped when all of it has ended."""
+
+    def cause(task: Any, report: TaskReport) -> Any:
+        return real(task, report) if report.exit is not None and report.exit.ok else None
+
+    return cause
+
+
+MUTANTS = (
+    Mutant(
+        "a shim's lease never ends",
+        _put(agent_follow, "_lease", lambda *_: ShimLease(1e8)),
+        ("I3", "I4", "I5"),
+        seed=7,
+    ),
+    Mutant(
+        "the coordinator waits no longer than the agent",
+        _wrap(evolve, "_apply_link", _short_lease),
+        ("I3", "I4", "I5"),
+        seed=3,
+    ),
+    Mutant(
+        "a new coordinator grants no lease",
+        _wrap(decide, "_started", _no_lease_after_restart),
+        ("I3", "I4", "I5"),
+        seed=18,
+    ),
+    Mutant(
+        "a node is lost when it is silent",
+        _wrap(evolve, "_apply_link", _lost_when_silent),
+        ("I3", "I4", "I5"),
+        seed=3,
+    ),
+    Mutant(
+        "a lease counts from the answer",
+        _wrap(agent_decide, "_command", _lease_from_the_answer),
+        ("I3", "I4", "I5"),
+        seed=7,
+    ),
+    Mutant("a task is called clean when it has exited", _says_clean_at_exit, ("I3", "I4", "I5")),
+    Mutant(
+        "a timer looks at the wall clock",
+        _wrap(follow, "phase_timers", _wall_timers),
+        ("I9",),
+        seed=10,
+    ),
+    Mutant(
+        "a lost command is not said again",
+        _put(follow, "_synced", lambda *_: Decision()),
+        ("I10", "I4"),
+        seed=3,
+    ),
+    Mutant(
+        "a gap between frames goes unnoticed",
+        _put(Link, "accept", _accepts_gaps),
+        ("I10", "I4"),
+        seed=69,
+    ),
+    Mutant(
+        "an agent never doubts a silent coordinator",
+        _put(agent_decide, "SILENT_BEATS", 10**9),
+        ("I10", "I4"),
+        seed=1,
+    ),
+    Mutant(
+        "the coordinator never doubts a silent node",
+        _put(timers, "_node", lambda *_: Decision()),
+        ("I10", "I4"),
+        seed=2,
+    ),
+    Mutant(
+        "timers are not set again after a restart",
+        _put(decide, "restart_timers", lambda *_: []),
+        ("I10",),
+        seed=6,
+    ),
+    Mutant(
+        "a task that its node has lost is waited for",
+        _put(decide, "tasks_on", lambda *_: []),
+        ("I10",),
+        seed=47,
+    ),
+    Mutant("nobody tells a node to forget", _nothing_owed, ("I10", "I4"), seed=1),
+    Mutant(
+        "statuses that crossed are taken as they come",
+        _put(agent_decide, "_stale", lambda *_: False),
+        ("I10", "I4"),
+        seed=5,
+    ),
+    Mutant(
+        "a cancel is noted and nothing is stopped",
+        _wrap(decide, "_cancel", _cancel_only_noted),
+        ("I10",),
+        seed=4,
+    ),
+    Mutant("a failed rank stops nobody", _wrap(decide, "from_report", _waits_for_all), ("I10",)),
+    Mutant(
+        "a time limit is never set", _put(follow, "_limit", lambda *_: []), ("limit", "I10"), seed=3
+    ),
+)

@@ -1,0 +1,116 @@
+"""The bugs that the simulator found in the cores, planted again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.core import follow as agent_follow
+from agent.core import task as agent_task
+from agent.core.shim import ShimLease, ShimPhase
+from muster.protocol.states import TaskState
+from orchestrator.core import decide, follow, placement, scheduler
+from orchestrator.core.decision import Decision
+from orchestrator.core.launch import choose_meeting
+from orchestrator.core.node import LinkState
+from orchestrator.core.placement import Waiting
+from orchestrator.core.state import Attempt, Job, Node, State
+from orchestrator.core.task import reached
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _put, _wrap
+
+
+def _arranges_holes(real: Any) -> Any:
+    def prepared(state: State, attempt: Attempt) -> Decision:
+        if all(reached(task.state, TaskState.PREPARED) for task in attempt.tasks):
+            meeting = choose_meeting(state, attempt)
+            return Decision([meeting]) if meeting is not None else Decision()
+        decision: Decision = real(state, attempt)
+        return decision
+
+    return prepared
+
+
+def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for phase in (ShimPhase.PREPARED, ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.STUCK):
+        ways = agent_task.PHASES[phase] - {ShimPhase.REFUSED}
+        monkeypatch.setitem(agent_task.PHASES, phase, ways)
+
+
+def _long_grace(real: Any) -> Any:
+    return lambda until, now: ShimLease(real(until, now).ttl_s, grace_s=30.0)
+
+
+def _begins_late(real: Any) -> Any:
+    """Prepare a new shim whatever has become of the lease."""
+
+    def drive(state: Any, held: Any, now: Any) -> Any:
+        until = state.lease_until
+        if until is None or until > now.mono:
+            return real(state, held, now)
+        state.lease_until = now.mono + 0.001
+        actions = real(state, held, now)
+        state.lease_until = until
+        return actions
+
+    return drive
+
+
+def _waits_for_the_lost(real: Any) -> Any:
+    def place(state: State, job: Job) -> tuple[str, ...] | Waiting:
+        fitting = [n for n in state.nodes.values() if placement.unfit(job.spec, n) is None]
+        kept = [n for n in fitting if n.name not in job.avoid]
+        if len(kept) >= job.spec.nodes and any(placement.busy(n) for n in kept):
+            free = [n for n in kept if placement.busy(n) is None]
+            if len(free) < job.spec.nodes:
+                return Waiting("waits for a node that it does not avoid", ())
+        found: tuple[str, ...] | Waiting = real(state, job)
+        return found
+
+    return place
+
+
+def _only_connected(node: Node) -> bool:
+    return node.link is LinkState.CONNECTED
+
+
+def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = _waits_for_the_lost(placement.place)
+    for module in (placement, scheduler):
+        monkeypatch.setattr(module, "place", place)
+
+
+MUTANTS = (
+    Mutant(
+        "a gang is arranged around one that refused",
+        _wrap(follow, "_prepared", _arranges_holes),
+        ("task", "books"),
+        seed=3,
+    ),
+    Mutant(
+        "a refusal goes unheard where something came before it",
+        _deaf_to_refusals,
+        ("I10", "I4"),
+        seed=11,
+    ),
+    Mutant(
+        "what outlives its lease has all of the margin to do so",
+        _wrap(agent_follow, "_lease", _long_grace),
+        ("I3", "I4", "I5"),
+        seed=38,
+    ),
+    Mutant(
+        "a task is begun on a lease that is over",
+        _wrap(agent_follow, "_drive", _begins_late),
+        ("I3", "I4", "I5"),
+        seed=7,
+    ),
+    Mutant(
+        "a clone takes the name of an agent that is cut off",
+        _put(decide, "_name_taken", _only_connected),
+        ("I3", "I4", "I5"),
+        seed=25,
+    ),
+    Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=2),
+)

@@ -1,0 +1,28 @@
+"""Every planted bug is found within a few seeds: proof that the checkers check."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutants import Mutant, hunt, run_seed
+from tests.simulation.mutants.every import EVERY
+
+SEEDS = range(40)
+"""Tried where the seed that once found the bug does so no more: the simulator has changed.
+`python -m tests.simulation.mutants` finds new ones."""
+
+
+@pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found(mutant: Mutant) -> None:
+    found = hunt(mutant, SEEDS)
+    assert found is not None, "no seed has found it"
+    assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"
+
+
+@pytest.mark.parametrize("seed", sorted({mutant.seed for mutant in EVERY}))
+def test_without_the_bug_its_seed_is_clean(seed: int) -> None:
+    assert run_seed(seed) is None
+
+
+def test_no_bug_is_planted_twice() -> None:
+    assert len({mutant.name for mutant in EVERY}) == len(EVERY)
