@@ -1,0 +1,186 @@
+"""Submit to the first all-reduce of two nodes, beside two torchruns started by hand.
+
+Pairs are run in the order ours, theirs, theirs, ours, so that a machine that grows slower or
+faster favours nobody. Every run starts new processes; torch's files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch.cluster import Connection, Wrong, cluster, job_of, settle
+from benchmarks.launch.samples import Aim, Row
+from examples.local_cluster import LocalCluster, free_port
+
+NODES = 2
+_PROGRAM = Path(__file__).parent / "programs" / "first_all_reduce.py"
+_HAND_S = 120.0
+_HOSTS = ("127.0.0.11", "127.0.0.12")
+
+
+def measure(pairs: int) -> tuple[list[Row], list[str]]:
+    """Ours and by hand in turns, and what we ourselves add, taken from the job's history."""
+    ours = Row("all-reduce", "submit -> first all-reduce, 2 nodes x 1 rank, gloo", "ours", "s")
+    hand = Row("all-reduce", "two torchruns by hand, same arguments", "peer", "s")
+    ratio = Row("all-reduce", "ours / by hand, paired", "ours", "ratio", Aim(1.0))
+    added = Row("all-reduce", "of it our own path, torch's import taken out", "ours", aim=Aim(50.0))
+    parts = [Row("all-reduce", f"  {name}", "ours") for name in _PARTS]
+    boot = Row("all-reduce", "  (bootstrap's import of torch, slower node)", "ours")
+    listen = Row("all-reduce", "  (torchrun's way to its port, launcher)", "ours")
+    with cluster(NODES) as local, contextlib.closing(Connection(local)) as connection:
+        _by_hand(local)
+        _ours(local, connection)
+        for _, ours_first in zip(range(pairs), itertools.cycle((True, False)), strict=False):
+            if ours_first:
+                took, job = _ours(local, connection)
+                theirs = _by_hand(local)
+            else:
+                theirs = _by_hand(local)
+                took, job = _ours(local, connection)
+            ours.add(took)
+            hand.add(theirs)
+            ratio.add(took / theirs)
+            times = _Times(connection.events(job))
+            for row, part in zip(parts, times.parts(), strict=True):
+                row.add(part * 1e3)
+            added.add(sum(times.parts()) * 1e3)
+            boot.add(times.boot_s * 1e3)
+            listen.add(times.listening_s * 1e3)
+    return [ours, hand, ratio, added, *parts, boot, listen], []
+
+
+_PARTS = (
+    "submit received -> prepared everywhere, less the import",
+    "prepared -> plan on every node -> released, on record",
+    "released -> launcher's torchrun running",
+    "launcher's port listens -> worker's torchrun running",
+)
+
+
+class _Times:
+    """The moments of one job, as the coordinator recorded them (wall seconds)."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self._at: dict[tuple[str, int], float] = {}
+        boots: dict[int, float] = {}
+        for event in events:
+            rank = event["fields"].get("rank", -1)
+            self._at[event["kind"], rank] = event["at"]
+            if event["kind"] == "TaskPrepared":
+                boots[rank] = event["fields"]["prepared"]["boot_s"]
+        # Whichever node was ready last is the one that the gang waited for.
+        slower = max(boots, key=lambda rank: self._at["TaskPrepared", rank])
+        self.boot_s = boots[slower]
+        self._prepared = self._at["TaskPrepared", slower]
+
+    @property
+    def listening_s(self) -> float:
+        return self._at["TaskListening", 0] - self._at["TaskStarted", 0]
+
+    def parts(self) -> tuple[float, ...]:
+        """Seconds, in the order of `_PARTS`; the launcher's own way to its port is in none."""
+        released = self._at["AttemptStarted", -1]
+        return (
+            self._prepared - self._at["JobSubmitted", -1] - self.boot_s,
+            released - self._prepared,
+            self._at["TaskStarted", 0] - released,
+            self._at["TaskStarted", 1] - self._at["TaskListening", 0],
+        )
+
+
+def _ours(local: LocalCluster, connection: Connection) -> tuple[float, int]:
+    """Seconds to the slower rank's first sum, and the job."""
+    settle(local)
+    with _moments() as folder:
+        body = job_of(
+            nodes=NODES, nproc_per_node=1, run=[str(_PROGRAM)], env={"BENCH_MOMENTS": str(folder)}
+        )
+        began = time.time()
+        job = connection.submit(body)
+        connection.wait(job)
+        return _last(folder) - began, job
+
+
+def _by_hand(local: LocalCluster) -> float:
+    """Seconds from the instant at which both commands are started."""
+    settle(local)
+    with _moments() as folder:
+        port = free_port()
+        began = time.time()
+        nodes = [
+            subprocess.Popen(
+                _torchrun(rank, port, folder / f"logs-{rank}"),
+                env={**_environment(port), "BENCH_MOMENTS": str(folder)},
+                cwd="/tmp",  # noqa: S108 - where ours runs too
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for rank in range(NODES)
+        ]
+        try:
+            codes = [node.wait(_HAND_S) for node in nodes]
+        finally:
+            for node in nodes:
+                # Its ranks go with it: torchrun ends them on SIGTERM.
+                node.terminate()
+                node.wait()
+        if any(codes):
+            raise Wrong(f"torchrun by hand ended with {codes}")
+        return _last(folder) - began
+
+
+def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
+    """The arguments that the coordinator gives (orchestrator/core/launch.py)."""
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *("--nnodes", str(NODES)),
+        *("--node-rank", str(rank)),
+        *("--nproc-per-node", "1"),
+        *("--rdzv-backend", "static"),
+        *("--master-addr", _HOSTS[0]),
+        *("--master-port", str(port)),
+        *("--rdzv-id", "by-hand"),
+        *("--max-restarts", "0"),
+        *("--redirects", "3"),
+        *("--log-dir", str(logs)),
+        *("--local-addr", _HOSTS[rank]),
+        str(_PROGRAM),
+    ]
+
+
+def _environment(port: int) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        "MASTER_ADDR": _HOSTS[0],
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+@contextlib.contextmanager
+def _moments() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="muster-moments-") as folder:
+        yield Path(folder)
+
+
+def _last(folder: Path) -> float:
+    moments = [float(path.read_text()) for path in folder.glob("rank-*")]
+    if len(moments) != NODES:
+        raise Wrong(f"{len(moments)} of {NODES} ranks came to their all-reduce")
+    return max(moments)

@@ -1,0 +1,113 @@
+"""The table and the document: what was measured, on what, with which versions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launch.samples import Row
+
+_PACKAGES = ("aiohttp", "msgspec", "click", "torch")
+
+
+def machine() -> dict[str, str]:
+    """Where and when this ran, and with what."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cpu": f"{os.cpu_count()} x {_cpu_model()}",
+        "memory": _memory(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": " ".join(f"{name} {version}" for name, version in versions.items()),
+        "load before": "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg()),
+    }
+
+
+def table(where: dict[str, str], rows: list[Row], notes: list[str]) -> str:
+    """Everything for a person, as lines of Markdown."""
+    lines = [f"{name}: {value}" for name, value in where.items()]
+    head = ("figure", "what", "who", "unit", "n", "median", "p95", "least - most", "aim", "")
+    cells = [head, *(_cells(row) for row in rows if row.samples)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+    rule = tuple("-" * width for width in widths)
+    lines.append("")
+    lines.extend(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in (head, rule, *cells[1:])
+    )
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    return "\n".join(lines)
+
+
+def write_json(path: Path, where: dict[str, str], rows: list[Row], notes: list[str]) -> None:
+    """The same with every sample, for a program."""
+    figures: list[dict[str, Any]] = [
+        {
+            "figure": row.figure,
+            "what": row.what,
+            "who": row.who,
+            "unit": row.unit,
+            "aim": str(row.aim) if row.aim else None,
+            "met": row.aim.met(row.median) if row.aim else None,
+            "median": row.median,
+            "p95": row.p95,
+            "samples": row.samples,
+        }
+        for row in rows
+        if row.samples
+    ]
+    document = {"machine": where, "figures": figures, "notes": notes}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    least, most = row.spread
+    met = "" if row.aim is None else ("met" if row.aim.met(row.median) else "NOT MET")
+    return (
+        row.figure,
+        row.what,
+        row.who,
+        row.unit,
+        str(len(row.samples)),
+        _number(row.median),
+        _number(row.p95),
+        f"{_number(least)} - {_number(most)}",
+        str(row.aim or ""),
+        met,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "-"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory() -> str:
+    kib = int(Path("/proc/meminfo").read_text().split(None, 2)[1])
+    return f"{kib / 1024**2:.0f} GiB"
+
+
+def output_of(*argv: str) -> str:
+    """The first line that a program prints, for versions."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return next(iter((done.stdout or done.stderr).splitlines()), "").strip()
