@@ -26,6 +26,7 @@ from muster.client import Client, ClientError, load_settings
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
 START_TIMEOUT_S = 30.0
+START_AGENT_S = 2.0
 STOP_TIMEOUT_S = 15.0
 
 
@@ -247,7 +248,8 @@ class LocalCluster:
         return {"address": f"127.0.0.{10 + number}", "shared_host": True}
 
     def _until(self, reached: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        patience_s = START_TIMEOUT_S + START_AGENT_S * len(self.nodes)
+        deadline = time.monotonic() + patience_s
         while not reached():
             for daemon in (self.coordinator, *self.nodes.values()):
                 if daemon.process is not None and daemon.process.poll() is not None:
@@ -256,7 +258,7 @@ class LocalCluster:
                         f"the end of its log:\n{daemon.tail()}"
                     )
             if time.monotonic() > deadline:
-                raise ClusterError(f"{what} in {START_TIMEOUT_S:g} s\n{self.coordinator.tail()}")
+                raise ClusterError(f"{what} in {patience_s:g} s\n{self.coordinator.tail()}")
             time.sleep(0.02)
 
 

@@ -5,8 +5,8 @@
         a.exec("ping", "-c1", b.address)
         b.power_off()
 
-Needs root, util-linux and iproute2. Nothing is made in the network namespace of whoever makes it,
-and nothing is left when it ends, or is killed: see keeper.py.
+Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is made in the network
+namespace of whoever makes it, and nothing is left when it ends, or is killed: see keeper.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent.shim.cgroup import own_cgroup
 from examples.rig import keeper
 from examples.rig.machine import NETWORK, Machine, RigError, run
 
-TOOLS = ("ip", "mount", "nsenter", "setpriv", "tc", "umount", "unshare")
+TOOLS = ("ip", "mount", "nsenter", "openssl", "setpriv", "tc", "umount", "unshare")
 USER = 1
 FIRST_NODE = 11
 
@@ -38,7 +38,7 @@ def missing() -> str:
         return "machines in namespaces need the superuser: run this as root"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
-        return f"{', '.join(absent)} missing: install iproute2 and util-linux"
+        return f"{', '.join(absent)} missing: install iproute2, util-linux and openssl"
     probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], check=False)
     return "" if probe.returncode == 0 else "this machine does not let root make namespaces"
 

@@ -16,7 +16,7 @@ import examples
 from agent.shim.cgroup import own_cgroup
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.machine import Machine
-from examples.rig.rig import Rig, cgroup_name
+from examples.rig.rig import Rig, cgroup_name, missing
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, submit, until, wait
 
@@ -25,9 +25,15 @@ pytestmark = pytest.mark.root
 PI = Path(next(iter(examples.__path__))) / "pi"
 
 
+def needs_a_rig() -> None:
+    if why := missing():
+        pytest.skip(why)
+
+
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Two machines and nothing on them."""
+    needs_a_rig()
     with Rig(tmp_path_factory.mktemp("rig")) as made:
         for name in ("node-1", "node-2"):
             made.add(name)
@@ -215,6 +221,7 @@ def _in_namespace(namespace: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+    needs_a_rig()
     made = NamespaceCluster(tmp_path_factory.mktemp("cluster"), agents=3)
     with made:
         yield made
@@ -295,6 +302,7 @@ def _names(environ: Path, root: Path) -> bool:
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_nothing_is_left(tmp_path: Path, end: str) -> None:
+    needs_a_rig()
     root = tmp_path / "world"
     before = traces(root)
     with subprocess.Popen(
