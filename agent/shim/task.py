@@ -81,6 +81,12 @@ class Task(Outcome):
     def cgroup_path(self) -> str | None:
         return None if self._cgroup is None else self._cgroup.path
 
+    def close(self) -> None:
+        """Nothing is left of the task, and nobody speaks of it."""
+        self._children.close()
+        if self._cgroup is not None:
+            self._cgroup.close()
+
     # --- commands -----------------------------------------------------------------------------
 
     def handle(self, document: dict[str, object]) -> None:
