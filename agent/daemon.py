@@ -39,6 +39,7 @@ from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
 from agent.probe import host
+from agent.probe.network import NetworkProbe
 from agent.process.template import Template
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
@@ -61,7 +62,12 @@ class Agent:
     """Everything that one agent is made of, wired; `run` is its life."""
 
     def __init__(
-        self, config: AgentConfig, identity: Identity, owner: Owner | None, clock: Clock
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        owner: Owner | None,
+        clock: Clock,
+        network: NetworkProbe,
     ) -> None:
         """Needs a running loop. Raises DaemonError for what the configuration gets wrong."""
         self._clock = clock
@@ -80,6 +86,7 @@ class Agent:
             lambda task: self._inbox.post(LogsStored(task)),
         )
         self._template = Template()
+        self._network = network
         self._config = config
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
@@ -88,7 +95,13 @@ class Agent:
         folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
             self._tasks = Tasks(
-                folders, self._template, self._logs, config.ports, self._inbox.post, owner
+                folders,
+                self._template,
+                self._logs,
+                config.ports,
+                self._network,
+                self._inbox.post,
+                owner,
             )
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
@@ -207,20 +220,22 @@ async def serve(
     with lock_directory(config.state_dir), _alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
-        identity = await asyncio.to_thread(identify, config)
-        agent = Agent(config, identity, owner, SystemClock())
+        network = NetworkProbe(config.address, config.interface)
+        identity = await asyncio.to_thread(identify, config, network)
+        agent = Agent(config, identity, owner, SystemClock(), network)
         await agent.run(stop, Notifier(environ))
 
 
-def identify(config: AgentConfig) -> Identity:
+def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
     """Who this agent is. May wait for a name server. Raises DaemonError."""
     host.check_labels(config)
+    interfaces = host.interfaces(config, network)
     return Identity(
         node=check_node_name(config.node),
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),
         version=version(),
-        inventory=host.inventory(config),
+        inventory=host.inventory(config, interfaces),
         run_as=config.run_as or "",
         allow_root_jobs=config.allow_root_jobs,
     )

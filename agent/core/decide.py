@@ -40,8 +40,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if task not in state.tasks:
                 return Decision()
             return Decision([f.TaskFailed(task, m.Refusal("spawn_failed", text, node_fault=True))])
-        case s.TaskPlaced(task, paths, ports):
-            return Decision([f.TaskHoused(task, paths, ports)] if task in state.tasks else [])
+        case s.TaskPlaced(task, paths, ports, interfaces):
+            if interfaces == state.identity.inventory.interfaces:
+                interfaces = None
+            housed = f.TaskHoused(task, paths, ports, interfaces)
+            return Decision([housed] if task in state.tasks else [])
         case s.LogsStored(task):
             return Decision([f.LogsKept(task)] if task in state.tasks else [])
         case s.TaskRemoved(task):

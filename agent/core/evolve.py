@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
+
+import msgspec
 
 from agent.core import facts as f
 from agent.core.state import HeldTask, State
+from muster.protocol.interfaces import Interface
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -47,7 +51,14 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
         case f.TaskGone(task):
             state.tasks.pop(task, None)
         case _:
+            if isinstance(fact, f.TaskHoused) and fact.interfaces is not None:
+                _renew_network(state, fact.interfaces)
             _apply_held(state.tasks[fact.task], fact)
+
+
+def _renew_network(state: State, interfaces: tuple[Interface, ...]) -> None:
+    inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
+    state.identity = replace(state.identity, inventory=inventory)
 
 
 def _apply_held(
@@ -62,8 +73,8 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskHoused(_, paths, ports):
-            held.paths, held.ports = paths, ports
+        case f.TaskHoused(_, paths, ports, interfaces):
+            held.paths, held.ports, held.interfaces = paths, ports, interfaces
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

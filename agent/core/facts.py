@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
 
 
@@ -61,9 +62,12 @@ class TaskAdopted:
 
 @dataclass(frozen=True, slots=True)
 class TaskHoused:
+    """`interfaces` are there where they are others than the agent has said so far."""
+
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this agent is; the same for the whole of its life.
+    """Who this agent is; the same for the whole of its life, but for the network it has.
 
     `run_as` is the user jobs run as ("" is the agent's own).
     """
@@ -34,6 +35,7 @@ class HeldTask:
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
+    interfaces: tuple[Interface, ...] | None = None  # where they had changed when it came
     status: ShimStatus | None = None
     status_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made

@@ -98,6 +98,7 @@ def read(messages: Messages) -> Network:
 
 
 def _dump(sock: socket.socket, kind: int, body: bytes) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
     for _ in range(_TRIES):
         sock.send(_HEADER.pack(_HEADER.size + len(body), kind, _DUMP, 1, 0) + body)
         found, whole = _answer(sock)

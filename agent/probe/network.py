@@ -65,9 +65,13 @@ def pin(
 ) -> tuple[Interface, ...]:
     """Mark what is to be used, whatever else there is; an address stands alone on its interface.
 
-    One that no interface has is reported without: a translation may lead here.
+    An address that no interface has is reported without one: a translation may lead here. An
+    interface that has lost its addresses is reported without any, or others would be taken.
     """
     if address is None:
+        if interface is not None and not any(one.name == interface for one in found):
+            gone = Interface(interface, InterfaceKind.VIRTUAL, (), running=False)
+            found = (*found[: INTERFACES_MAX - 1], gone)
         return tuple(
             msgspec.structs.replace(one, pinned=True) if one.name == interface else one
             for one in found

@@ -15,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -25,9 +26,10 @@ PROTOCOL_MAX = 1
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node has, as its agent found or was told it.
 
-    `address` is the IP address under which other nodes reach this one, `interface` the network
-    interface that has it ("" if not known). `machine_id` names the host:
-    agents of one host share its ports. `python` is the default interpreter of jobs.
+    `address` is the IP address on the way to the coordinator, or the one its configuration names.
+    `interfaces` are all that a gang could meet on; an agent that reports none is reached at
+    `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
+    default interpreter of jobs.
     """
 
     address: str
@@ -41,6 +43,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     python: str = ""
     shared_host: bool = False
+    interfaces: tuple[Interface, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,6 +68,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
+    `interfaces` are there where they are others than the inventory said.
     """
 
     address: str
@@ -78,6 +82,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     interface: str = ""
     fingerprint: Fingerprint = Fingerprint()
     boot_s: float = 0.0
+    interfaces: tuple[Interface, ...] | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -157,7 +157,8 @@ def test_primary_addresses_come_first_and_link_local_ones_not_at_all() -> None:
 
 def test_an_interface_without_an_address_or_a_usable_name_is_left_out() -> None:
     odd = Link(3, "a,b", 1, UP)
-    assert list(found(ETH, odd, **{"a,b": "10.0.0.1/24"})) == []
+    network = Network((ETH, odd), (LinkAddress(3, "10.0.0.1/24"),))
+    assert interfaces_of(network) == ()
 
 
 def test_one_that_is_down_says_so() -> None:
@@ -211,6 +212,11 @@ def test_a_pinned_interface() -> None:
     )
     assert [i.name for i in pin(both, None, "eth1") if i.pinned] == ["eth1"]
     assert pin(both, None, None) == both
+
+
+def test_a_pinned_interface_that_is_gone_is_not_replaced_by_another() -> None:
+    both = pin(tuple(found(ETH, eth0="10.0.0.5/16").values()), None, "ib0")
+    assert [(i.name, i.addresses, i.running) for i in both if i.pinned] == [("ib0", (), False)]
 
 
 @pytest.mark.parametrize(
