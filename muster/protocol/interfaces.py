@@ -85,3 +85,11 @@ def usable_address(text: str) -> bool:
     if _PREFIX.fullmatch(text[text.find("/") :]) is None or "%" in text:
         return False
     return not (found.ip.is_unspecified or found.ip.is_multicast or found.ip.is_link_local)
+
+
+class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one node of a gang is reached; `interface` is "" where no interface has the address."""
+
+    node: str
+    address: str
+    interface: str = ""

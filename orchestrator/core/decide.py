@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec import structs
+
 from muster.protocol.ids import BadId, JobId, SessionId, TaskId, check_node_name
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import problem
 from muster.protocol.messages import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -64,7 +67,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
     """A new process: nothing is known of the connections, and every lease begins anew."""
-    decision = Decision([f.EpochStarted(started.epoch, state.cluster or started.cluster)])
+    cluster = state.cluster or started.cluster
+    decision = Decision([f.EpochStarted(started.epoch, cluster, started.networks)])
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holder is not None:
@@ -201,6 +205,9 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
         check_node_name(hello.node)
     except BadId as error:
         return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    unusable = problem(hello.inventory.interfaces)
+    if unusable is not None:
+        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(
@@ -253,9 +260,23 @@ def _report(
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(_take_report(state, task, report))
+            return Decision(
+                [*_changed_network(state, task, report), *_take_report(state, task, report)]
+            )
         case _:
             assert_never(report)
+
+
+def _changed_network(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
+    """A node that finds its interfaces changed says so once, with the task that made it look."""
+    prepared = report.prepared
+    if prepared is None or prepared.interfaces is None or task.prepared is not None:
+        return []
+    node = state.nodes[task.node]
+    if prepared.interfaces == node.inventory.interfaces or problem(prepared.interfaces):
+        return []
+    inventory = structs.replace(node.inventory, interfaces=prepared.interfaces)
+    return [f.NodeRegistered(node.name, node.agent_id, node.boot_id, node.version, inventory)]
 
 
 def _take_report(state: State, task: Task, report: TaskReport) -> list[f.Fact]:

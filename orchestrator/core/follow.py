@@ -17,8 +17,8 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.launch import choose_meeting
 from orchestrator.core.limits import Limits
+from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.policy import after_attempt
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
@@ -161,14 +161,9 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
     if any(t.prepared is None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
     meeting = choose_meeting(state, attempt)
-    if meeting is not None:
-        return Decision([meeting])
-    launcher = attempt.tasks[0]
-    text = f"{launcher.node} has no free port left in its range for the rendezvous"
-    cause = Cause(
-        CauseCode.ARRANGE_FAILED, Outcome.INFRA, text, node=launcher.node, node_fault=True
-    )
-    return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+    if isinstance(meeting, Cause):
+        return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
+    return Decision([meeting])
 
 
 def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:

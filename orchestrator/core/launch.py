@@ -15,9 +15,9 @@ from muster.spec.types import (
     nproc_on_node,
     ranks_on_node,
 )
-from orchestrator.core.facts import AttemptArranged
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.meeting import endpoint
+from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
@@ -50,26 +50,11 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     )
 
 
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | None:
-    """Where the gang meets: the launcher's address and one of its ports that nobody has leased.
-
-    None if all the ports that it offered are taken.
-    """
-    launcher = attempt.tasks[0]
-    prepared = _prepared(launcher)
-    machine = state.nodes[launcher.node].inventory.machine_id
-    taken = state.ports.get(machine, set())
-    for port in prepared.ports:
-        if port not in taken:
-            return AttemptArranged(attempt.job, attempt.number, prepared.address, port)
-    return None
-
-
 def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
+    hosts = tuple((t.node, endpoint(attempt, t).address) for t in attempt.tasks)
     return ArrangeTask(
         task=task.id,
         argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
@@ -113,7 +98,7 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--log-dir",
         prepared.log_dir,
         "--local-addr",
-        prepared.address,
+        endpoint(attempt, task).address,
         *words(spec.run),
     )
 
@@ -133,7 +118,7 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
         "MUSTER_NUM_NODES": str(len(attempt.tasks)),
         "MUSTER_GPUS_PER_NODE": str(gpus[task.rank]),
         "MUSTER_NUM_GPUS": str(sum(gpus)),
-        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in attempt.tasks),
+        "MUSTER_NODE_IPS": "\n".join(endpoint(attempt, t).address for t in attempt.tasks),
         "MUSTER_NODE_NAMES": "\n".join(t.node for t in attempt.tasks),
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
@@ -156,21 +141,18 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     elif max(per_node) > 1 and "OMP_NUM_THREADS" not in spec.env:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         ours["OMP_NUM_THREADS"] = "1"
-    return {**_base_env(spec), **_sockets(prepared), **spec.env, **ours}
+    return {**_base_env(spec), **_sockets(endpoint(attempt, task).interface), **spec.env, **ours}
 
 
-def _sockets(prepared: Prepared) -> dict[str, str]:
+def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
     Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
     is an exact match, gloo knows only exact names.
     """
-    if not prepared.interface:
+    if not interface:
         return {}
-    return {
-        "GLOO_SOCKET_IFNAME": prepared.interface,
-        "NCCL_SOCKET_IFNAME": f"={prepared.interface}",
-    }
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _base_env(spec: JobSpec) -> dict[str, str]:
