@@ -20,10 +20,12 @@ import structlog
 from agent.config import AgentConfig
 from agent.core.actions import (
     Action,
+    ArrangeNetwork,
     CloseLink,
     CreateTask,
     KeepCluster,
     RemoveTask,
+    RestoreNetwork,
     SendReport,
     SetTimer,
     TellShim,
@@ -38,6 +40,7 @@ from agent.folders import Folders, Owner, owner_named
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
+from agent.network import Network
 from agent.probe import host
 from agent.process.template import Template
 from agent.tasks import Tasks
@@ -90,6 +93,7 @@ class Agent:
             self._tasks = Tasks(
                 folders, self._template, self._logs, config.ports, self._inbox.post, owner
             )
+            self._network = Network(self._inbox.post)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             try:
@@ -146,6 +150,10 @@ class Agent:
                 self._tasks.tell(action.task, action.command)
             case WriteHostfile():
                 self._tasks.write_hostfile(action.task, action.text)
+            case ArrangeNetwork():
+                self._network.arrange(action.task, action.plan)
+            case RestoreNetwork():
+                self._network.restore(action.task)
             case RemoveTask():
                 _log.info("task_removed", task=action.task)
                 self._tasks.remove(action.task)

@@ -27,7 +27,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `address` is the IP address under which other nodes reach this one, `interface` the network
     interface that has it ("" if not known). `machine_id` names the host:
-    agents of one host share its ports. `python` is the default interpreter of jobs.
+    agents of one host share its ports. `python` is the default interpreter of jobs. `hostname` is
+    what the node calls itself, which may differ from its name in the cluster.
     """
 
     address: str
@@ -41,6 +42,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     python: str = ""
     shared_host: bool = False
+    hostname: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +99,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
     rank that
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
+    `warnings` are sentences for a person, about what was found while the gang was arranged.
     """
 
     task: TaskId
@@ -109,6 +112,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     first_failed: int | None = None
     running_s: float = 0.0
     stopped_by: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -185,7 +189,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
     """The gang's plan for this node: its command, its environment and who the others are.
 
-    `hosts` maps names to addresses in node-rank order. `listen_port` is set on the node whose
+    `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
+    of one node has no table. `listen_port` is set on the node whose
     rank 0 opens the rendezvous port: the others start once it listens.
     """
 

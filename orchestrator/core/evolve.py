@@ -213,8 +213,9 @@ def _apply_task(
             task.prepared = prepared
         case f.TaskRefused(_, _, _, refusal):
             task.refusal = refusal
-        case f.TaskArranged():
+        case f.TaskArranged(_, _, _, warnings):
             _task_to(task, TaskState.ARRANGED)
+            task.warnings = warnings
         case f.TaskListening():
             task.listening = True
         case f.TaskStarted():

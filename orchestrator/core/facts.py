@@ -109,9 +109,12 @@ class AttemptArranged(_Fact, frozen=True):
 
 
 class TaskArranged(_Fact, frozen=True):
+    """`warnings` are sentences for a person."""
+
     job: JobId
     attempt: int
     rank: int
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptStarted(_Fact, frozen=True):

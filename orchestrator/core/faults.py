@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from muster.protocol.messages import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
+from muster.protocol.states import TaskState
 from orchestrator.core.state import Task
 
 
@@ -45,6 +46,8 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
             exit=report.exit,
             refusal=report.refusal.code,
         )
+    if report.refusal is not None and report.state is TaskState.PREPARED:
+        return from_refusal(task, report.refusal, CauseCode.ARRANGE_FAILED)
     rank = failed_rank(report)
     if rank is not None and rank.exit is not None:
         return Cause(
@@ -68,10 +71,12 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
     return None
 
 
-def from_refusal(task: Task, refusal: Refusal) -> Cause:
+def from_refusal(
+    task: Task, refusal: Refusal, code: CauseCode = CauseCode.PREPARE_REFUSED
+) -> Cause:
     """Why a gang is rolled back whose node refused."""
     return Cause(
-        CauseCode.PREPARE_REFUSED,
+        code,
         Outcome.INFRA,
         f"{task.node} refused: {refusal.text}",
         node=task.node,

@@ -69,7 +69,8 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
+    gang = attempt.tasks if len(attempt.tasks) > 1 else []
+    hosts = tuple((t.node, _prepared(t).address) for t in gang)
     return ArrangeTask(
         task=task.id,
         argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
