@@ -20,10 +20,13 @@ import structlog
 from agent.config import AgentConfig
 from agent.core.actions import (
     Action,
+    ArrangeNetwork,
     CloseLink,
     CreateTask,
     KeepCluster,
+    LetGo,
     RemoveTask,
+    RestoreNetwork,
     SendReport,
     SetTimer,
     TellShim,
@@ -38,6 +41,8 @@ from agent.folders import Folders, Owner, owner_named
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
+from agent.network import Network
+from agent.ports import check_range
 from agent.probe import host
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
@@ -86,7 +91,7 @@ class Agent:
             lambda task: self._inbox.post(LogsStored(task)),
         )
         self._template = Template()
-        self._network = network
+        self._probe = network
         self._config = config
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
@@ -99,10 +104,11 @@ class Agent:
                 self._template,
                 self._logs,
                 config.ports,
-                self._network,
+                self._probe,
                 self._inbox.post,
                 owner,
             )
+            self._network = Network(self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             try:
@@ -159,6 +165,12 @@ class Agent:
                 self._tasks.tell(action.task, action.command)
             case WriteHostfile():
                 self._tasks.write_hostfile(action.task, action.text)
+            case ArrangeNetwork():
+                self._network.arrange(action.task, action.plan)
+            case LetGo():
+                self._network.let_go(action.task)
+            case RestoreNetwork():
+                self._network.restore(action.task)
             case RemoveTask():
                 _log.info("task_removed", task=action.task)
                 self._tasks.remove(action.task)
@@ -220,6 +232,7 @@ async def serve(
     with lock_directory(config.state_dir), _alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
+        _check_ports(config)
         network = NetworkProbe(config.address, config.interface)
         identity = await asyncio.to_thread(identify, config, network)
         agent = Agent(config, identity, owner, SystemClock(), network)
@@ -294,6 +307,18 @@ def _alone(config: AgentConfig) -> socket.socket:
             "configuration of both to try things out"
         ) from error
     return claim
+
+
+def _check_ports(config: AgentConfig) -> None:
+    first, last = config.ports.first, config.ports.last
+    usable = check_range(first, last)
+    if usable < last - first + 1:
+        _log.warning(
+            "ports_left_out",
+            usable=usable,
+            why=f"of the ports {first} to {last} some are in the kernel's own range "
+            "(net.ipv4.ip_local_port_range), from which any program gets ports",
+        )
 
 
 def _warn_of_root(config: AgentConfig) -> None:

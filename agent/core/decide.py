@@ -8,6 +8,7 @@ from agent.core import actions as a
 from agent.core import facts as f
 from agent.core import stimuli as s
 from agent.core.decision import Decision
+from agent.core.network import NetworkPhase
 from agent.core.shim import ShimPhase
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
@@ -45,6 +46,15 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                 interfaces = None
             housed = f.TaskHoused(task, paths, ports, interfaces)
             return Decision([housed] if task in state.tasks else [])
+        case s.NetworkArranged(task, warnings):
+            return _network(state, task, f.NetworkReady(task, warnings))
+        case s.NetworkRefused(task, refusal):
+            return _network(state, task, f.NetworkDenied(task, refusal))
+        case s.NetworkRestored(task):
+            held = state.tasks.get(task)
+            if held is None or held.network is NetworkPhase.NONE:
+                return Decision()
+            return Decision([f.NetworkFreed(task)])
         case s.LogsStored(task):
             return Decision([f.LogsKept(task)] if task in state.tasks else [])
         case s.TaskRemoved(task):
@@ -76,6 +86,14 @@ def _hello(state: State, now: Instant) -> m.Hello:
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
     """Of two statuses that crossed, the one that is further on holds."""
     return held.status is not None and not later(held.status.phase, phase)
+
+
+def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied) -> Decision:
+    """Of a task that was ended meanwhile, or was told otherwise, it is no news."""
+    held = state.tasks.get(task)
+    if held is None or held.network is not NetworkPhase.ARRANGING:
+        return Decision()
+    return Decision([fact])
 
 
 def _heartbeat(state: State, now: Instant) -> Decision:
@@ -152,11 +170,15 @@ def _about_task(
             return said
         case m.ArrangeTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
-            if not at_gate or held.stop is not None or held.started:
+            if not at_gate or held.stop is not None or held.arrange == command:
+                return said
+            if held.arrange is not None and held.started:
                 return said
             return Decision([f.PlanTaken(held.id, command)])
         case m.StartTask():
-            if task_state(held) is not TaskState.ARRANGED or held.stop is not None or held.started:
+            at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
+            planned = at_gate and held.arrange is not None
+            if not planned or held.stop is not None or held.started:
                 return said
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():

@@ -8,6 +8,7 @@ from typing import assert_never
 import msgspec
 
 from agent.core import facts as f
+from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
 from muster.protocol.interfaces import Interface
 
@@ -44,7 +45,12 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             state.tasks[task] = HeldTask(task, prepare=prepare)
         case f.TaskAdopted(task, status, paths, ports, at):
             state.tasks[task] = HeldTask(
-                task, paths=paths, ports=ports, status=status, status_at=at
+                task,
+                paths=paths,
+                ports=ports,
+                status=status,
+                status_at=at,
+                network=NetworkPhase.LEFT,
             )
         case f.Buried(task):
             state.buried.add(task)
@@ -67,6 +73,9 @@ def _apply_held(
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
+    | f.NetworkReady
+    | f.NetworkDenied
+    | f.NetworkFreed
     | f.GateOpened
     | f.StopTaken
     | f.Forgotten
@@ -80,7 +89,17 @@ def _apply_held(
         case f.TaskFailed(_, refusal):
             held.failure = refusal
         case f.PlanTaken(_, arrange):
-            held.arrange = arrange
+            held.arrange, held.denied, held.warnings = arrange, None, ()
+            if needed(arrange):
+                _network_to(held, NetworkPhase.ARRANGING)
+        case f.NetworkReady(_, warnings):
+            _network_to(held, NetworkPhase.READY)
+            held.warnings = warnings
+        case f.NetworkDenied(_, refusal):
+            _network_to(held, NetworkPhase.REFUSED)
+            held.denied = refusal
+        case f.NetworkFreed():
+            _network_to(held, NetworkPhase.NONE)
         case f.GateOpened():
             held.started = True
         case f.StopTaken(_, stop):
@@ -91,3 +110,9 @@ def _apply_held(
             held.logs_stored = True
         case _:
             assert_never(fact)
+
+
+def _network_to(held: HeldTask, phase: NetworkPhase) -> None:
+    if phase not in NETWORK_TRANSITIONS[held.network]:
+        raise AssertionError(f"network of {held.id}: {held.network.value} to {phase.value}")
+    held.network = phase

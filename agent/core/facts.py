@@ -92,7 +92,26 @@ class PlanTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkReady:
+    task: TaskId
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDenied:
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFreed:
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class GateOpened:
+    """The coordinator has said so; where the network is still being arranged, it opens then."""
+
     task: TaskId
 
 
@@ -132,6 +151,9 @@ TaskFact = (
     | ShimSeen
     | TaskFailed
     | PlanTaken
+    | NetworkReady
+    | NetworkDenied
+    | NetworkFreed
     | GateOpened
     | StopTaken
     | Buried

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import NodeName, TaskId
@@ -40,7 +41,10 @@ class HeldTask:
     status_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
-    started: bool = False  # the gate was opened
+    network: NetworkPhase = NetworkPhase.NONE
+    denied: Refusal | None = None  # the network could not be arranged
+    warnings: tuple[str, ...] = ()
+    started: bool = False  # the gate is to be open
     stop: StopTask | None = None
     forgotten: bool = False
     logs_stored: bool = False

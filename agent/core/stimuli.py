@@ -8,7 +8,7 @@ from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
-from muster.protocol.messages import Command
+from muster.protocol.messages import Command, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,29 @@ class TaskPlaced:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkArranged:
+    """The task's peers can be reached by name; `warnings` are sentences for a person."""
+
+    task: TaskId
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRefused:
+    """They cannot."""
+
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRestored:
+    """Nothing of the task is left in this node's network."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class LogsStored:
     """The coordinator has every log byte of the task on disk."""
 
@@ -106,6 +129,9 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
+    | NetworkArranged
+    | NetworkRefused
+    | NetworkRestored
     | LogsStored
     | TaskRemoved
     | TimerFired

@@ -28,6 +28,7 @@ _LISTEN = "listen"
 _CLOSING = "closing"
 _LAST_WORDS = "last-words"
 LAST_WORDS_S = 0.5
+TEXT_CHARS_MAX = 1024
 LISTEN_POLL_S = 0.003
 LISTEN_WATCH_S = 600.0
 RECORD_RETRY_S = 1.0
@@ -239,6 +240,9 @@ class Task(Outcome):
                 self.ranks.told_ended(message)
             case "closing":
                 self._close_ranks()
+            case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
+                text = str(message.get("text"))[:TEXT_CHARS_MAX]
+                self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
             case _:
                 # Of a newer bootstrap.
                 pass
@@ -287,6 +291,9 @@ class Task(Outcome):
         """The program, or torchrun, has ended; what it left behind gets a little time."""
         self._main_pid = None
         status = self.status
+        if how.failed:
+            # A launcher that was killed may have had no time to say which process is which rank.
+            self.ranks.recognise(self._tree.members())
         if self._start_seen and status.exit is None:
             status.exit = how
         status.ended_at = status.ended_at or now()

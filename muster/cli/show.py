@@ -83,6 +83,9 @@ def _print_attempt(attempt: AttemptView) -> None:
         print(f"  first cause: {safe(attempt.cause.text)}")  # it names the rank and the node
     if attempt.tasks:
         print_table(_TASKS, [_task_row(task) for task in attempt.tasks])
+    for task in attempt.tasks:
+        for warning in task.warnings:
+            print(f"  warning: {safe(task.node)}: {safe(warning)}")
 
 
 def _task_row(task: TaskView) -> list[str]:

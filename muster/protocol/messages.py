@@ -12,6 +12,8 @@ ignored.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -22,6 +24,11 @@ from muster.protocol.states import TaskState
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
+PORT_TAKEN: Final = "port_taken"
+"""Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
+UNREACHABLE: Final = "launcher_unreachable"
+"""Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
+
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node has, as its agent found or was told it.
@@ -29,7 +36,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `address` is the IP address on the way to the coordinator, or the one its configuration names.
     `interfaces` are all that a gang could meet on; an agent that reports none is reached at
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
-    default interpreter of jobs.
+    default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
+    name in the cluster.
     """
 
     address: str
@@ -43,6 +51,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     python: str = ""
     shared_host: bool = False
+    hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
 
 
@@ -102,6 +111,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
     rank that
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
+    `warnings` are sentences for a person, about what was found while the gang was arranged.
     """
 
     task: TaskId
@@ -114,6 +124,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     first_failed: int | None = None
     running_s: float = 0.0
     stopped_by: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -187,11 +198,28 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     ports: int = 0
 
 
+class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a gang is to prove, before its start, that it meets.
+
+    The agent of the task `launcher`, on `node`, holds the port at `address`; the others connect to
+    it from `source`, their own address, until it answers with that task's id, for `timeout_s`.
+    """
+
+    launcher: TaskId
+    node: str
+    address: str
+    port: int
+    source: str = ""
+    timeout_s: float = 10.0
+
+
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
     """The gang's plan for this node: its command, its environment and who the others are.
 
-    `hosts` maps names to addresses in node-rank order. `listen_port` is set on the node whose
-    rank 0 opens the rendezvous port: the others start once it listens.
+    `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
+    of one node has no table. `listen_port` is set on the node whose
+    rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
+    as no process of the gang can have been started.
     """
 
     task: TaskId
@@ -201,6 +229,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     hostfile: str
     listen_port: int | None = None
     grace_s: float = 30.0
+    meeting: Meeting | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -207,6 +207,7 @@ def _task_view(task: Task) -> h.TaskView:
         ranks=tuple(h.RankView(r.rank, r.exit) for r in task.ranks),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
+        warnings=task.warnings,
     )
 
 

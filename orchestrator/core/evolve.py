@@ -130,10 +130,13 @@ def _apply_job(
             job = state.jobs[job_id]
             _job_to(job, JobPhase.BACKOFF)
             job.retry_after_s, job.avoid = delay_s, frozenset(avoid)
-            if budget == "user":
-                job.user_used += 1
-            else:
-                job.infra_used += 1
+            match budget:
+                case "user":
+                    job.user_used += 1
+                case "infra":
+                    job.infra_used += 1
+                case _:
+                    pass
         case f.JobRequeued(job_id):
             job = state.jobs[job_id]
             _job_to(job, JobPhase.QUEUED)
@@ -214,8 +217,9 @@ def _apply_task(
             task.prepared = prepared
         case f.TaskRefused(_, _, _, refusal):
             task.refusal = refusal
-        case f.TaskArranged():
+        case f.TaskArranged(_, _, _, warnings):
             _task_to(task, TaskState.ARRANGED)
+            task.warnings = warnings
         case f.TaskListening():
             task.listening = True
         case f.TaskStarted():

@@ -117,9 +117,12 @@ class AttemptArranged(_Fact, frozen=True):
 
 
 class TaskArranged(_Fact, frozen=True):
+    """`warnings` are sentences for a person."""
+
     job: JobId
     attempt: int
     rank: int
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptStarted(_Fact, frozen=True):
@@ -192,7 +195,10 @@ class AttemptClosed(_Fact, frozen=True):
 
 
 class RetryScheduled(_Fact, frozen=True):
-    """Another attempt will follow after `delay_s`, not on `avoid` where others will do."""
+    """Another attempt will follow after `delay_s`, not on `avoid` where others will do.
+
+    `budget` is the one that pays: user, infra, or free where it costs the job nothing.
+    """
 
     job: JobId
     budget: str

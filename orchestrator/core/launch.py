@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
+from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.types import (
     Argv,
     Command,
@@ -15,6 +15,7 @@ from muster.spec.types import (
     nproc_on_node,
     ranks_on_node,
 )
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.state import Attempt, Job, Task
@@ -54,7 +55,8 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    hosts = tuple((t.node, endpoint(attempt, t).address) for t in attempt.tasks)
+    gang = attempt.tasks if len(attempt.tasks) > 1 else []
+    hosts = tuple((t.node, endpoint(attempt, t).address) for t in gang)
     return ArrangeTask(
         task=task.id,
         argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
@@ -65,6 +67,22 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
         ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
+        meeting=_meeting(attempt, task),
+    )
+
+
+def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
+    """None for a gang of one, and where the launcher's program may listen already: that has another
+    greeting than its agent."""
+    if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
+        return None
+    launcher = attempt.tasks[0]
+    return Meeting(
+        launcher.id,
+        launcher.node,
+        attempt.master_addr,
+        attempt.master_port,
+        endpoint(attempt, task).address,
     )
 
 

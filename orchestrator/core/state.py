@@ -45,6 +45,7 @@ class Task:
     state: TaskState = TaskState.ASSIGNED
     prepared: Prepared | None = None
     refusal: Refusal | None = None
+    warnings: tuple[str, ...] = ()
     listening: bool = False
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()

@@ -7,8 +7,15 @@ import pytest
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
-from muster.protocol.messages import ArrangeTask, TaskReport
-from muster.protocol.outcome import CauseCode, Outcome
+from muster.protocol.messages import (
+    PORT_TAKEN,
+    UNREACHABLE,
+    ArrangeTask,
+    Meeting,
+    Refusal,
+    TaskReport,
+)
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core.actions import Declined
@@ -194,3 +201,129 @@ def test_endpoints_are_in_the_journal() -> None:
         Endpoint("n1", "10.0.0.1", "e1"),
         Endpoint("n2", "10.0.0.2", "e2"),
     )
+
+
+def arranging(size: int, spare: int = 0) -> Cluster:
+    """A gang that stands ready, on nodes n1 and so on, and others beside it."""
+    cluster = joined(*(f"10.0.0.{n}/24" for n in range(1, size + spare + 1)))
+    cluster.submit(spec(nodes=size))
+    for rank in range(size):
+        cluster.prepare(task(1, 1, rank))
+    return cluster
+
+
+def refuse(cluster: Cluster, rank: int, code: str) -> None:
+    no = Refusal(code, f"{code} as told", node_fault=code == UNREACHABLE)
+    cluster.report(task(1, 1, rank), TaskState.PREPARED, prepared=prepared(), refusal=no)
+
+
+def roll_back(cluster: Cluster, size: int) -> Cause:
+    cause = cluster.job(1).attempts[-1].cause
+    assert cause is not None, "the gang is not stopped"
+    number = len(cluster.job(1).attempts)
+    for rank in range(size):
+        cluster.clean(task(1, number, rank))
+    cluster.beat(40.0)
+    return cause
+
+
+def test_all_but_the_launcher_are_to_reach_it_from_their_own_addresses() -> None:
+    cluster = arranging(2)
+    assert plan(cluster, "n1").meeting == Meeting(
+        task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.1"
+    )
+    assert plan(cluster, "n2").meeting == Meeting(
+        task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.2"
+    )
+
+
+def test_a_gang_of_one_has_nobody_to_meet() -> None:
+    assert plan(arranging(1), "n1").meeting is None
+
+
+def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> None:
+    cluster = arranging(2)
+    for rank in (0, 1):
+        cluster.report(task(1, 1, rank), TaskState.ARRANGED, prepared=prepared())
+    again = TaskReport(task(1, 1, 1), TaskState.PREPARED, prepared=prepared())
+    cluster.leave("n2")
+    cluster.join("n2", tasks=(again,), interfaces=eth("e2", "10.0.0.2/24"), machine_id="m2")
+    assert plan(cluster, "n2").meeting is None
+
+
+def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:
+    cluster = arranging(3, spare=1)
+    cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
+    refuse(cluster, 2, UNREACHABLE)
+    assert cluster.job(1).attempts[0].cause is None
+    cluster.report(task(1, 1, 1), TaskState.ARRANGED, prepared=prepared())
+    cause = roll_back(cluster, 3)
+    assert (cause.node, cause.refusal) == ("n3", UNREACHABLE)
+    assert cause.text == "n3 refused: launcher_unreachable as told"
+    assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n1", "n2", "n4"]
+
+
+def test_a_launcher_that_none_reaches_is_left_out() -> None:
+    cluster = arranging(3, spare=1)
+    for rank in (1, 2):
+        refuse(cluster, rank, UNREACHABLE)
+    cause = roll_back(cluster, 3)
+    assert (cause.node, cause.node_fault) == ("n1", True)
+    assert cause.text == (
+        "none of the gang reaches its launcher; n2 says: launcher_unreachable as told"
+    )
+    assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n2", "n3", "n4"]
+
+
+def test_of_a_pair_that_does_not_meet_both_are_left_out() -> None:
+    cluster = arranging(2, spare=2)
+    refuse(cluster, 1, UNREACHABLE)
+    roll_back(cluster, 2)
+    assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n3", "n4"]
+
+
+def test_a_worker_that_says_nothing_is_not_waited_for() -> None:
+    cluster = arranging(3)
+    refuse(cluster, 1, UNREACHABLE)
+    cluster.pass_time(1.5)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.node == "n1"
+
+
+def test_a_port_that_was_taken_costs_the_job_nothing_and_nobody_is_left_out() -> None:
+    cluster = arranging(2, spare=2)
+    refuse(cluster, 0, PORT_TAKEN)
+    cause = roll_back(cluster, 2)
+    assert cause.text == "n1 refused: port_taken as told"
+    job = cluster.job(1)
+    assert [t.node for t in job.attempts[1].tasks] == ["n1", "n2"]
+    assert (job.infra_used, job.user_used, job.avoid) == (0, 0, frozenset())
+
+
+def test_a_port_that_was_taken_at_the_last_instant_costs_nothing_either() -> None:
+    cluster = arranging(1)
+    cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
+    no = Refusal(PORT_TAKEN, "port 20000 is taken")
+    cluster.report(
+        task(1, 1, 0), TaskState.EXITED, prepared=prepared(), refusal=no, exit=ExitStatus(1)
+    )
+    cause = roll_back(cluster, 1)
+    assert (cause.code, cause.outcome) == (CauseCode.START_FAILED, Outcome.INFRA)
+    assert len(cluster.job(1).attempts) == 2
+    assert (cluster.job(1).infra_used, cluster.job(1).user_used) == (0, 0)
+
+
+def test_ports_that_are_always_taken_end_a_job_at_last() -> None:
+    cluster = arranging(1)
+    job = cluster.job(1)
+    while job.cause is None:
+        number = len(job.attempts)
+        if number > 1:
+            cluster.prepare(task(1, number, 0))
+        no = Refusal(PORT_TAKEN, "port 20000 is taken")
+        cluster.report(task(1, number, 0), TaskState.PREPARED, prepared=prepared(), refusal=no)
+        cluster.clean(task(1, number, 0))
+        cluster.beat(40.0)
+    assert (len(job.attempts), job.infra_used) == (9, 3)
+    assert job.cause.exit_code == 122
