@@ -44,6 +44,7 @@ from agent.logs.shipper import LogShipper
 from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
+from agent.probe.changes import watch
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
 from agent.tasks import Tasks
@@ -111,6 +112,7 @@ class Agent:
             self._network = Network(self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
+            owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             try:
                 await self._template.start()
                 await self._tasks.adopt()

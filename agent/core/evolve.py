@@ -10,12 +10,14 @@ import msgspec
 from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
-from muster.protocol.interfaces import Interface
 
 
 def apply(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.LinkOpened | f.LinkClosed | f.Welcomed | f.Heard | f.LeaseGranted):
         _apply_link(state, fact)
+    elif isinstance(fact, f.NetworkChanged):
+        inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
+        state.identity = replace(state.identity, inventory=inventory)
     else:
         _apply_task(state, fact)
 
@@ -25,6 +27,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
+            state.told = state.identity.inventory.interfaces
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
@@ -57,14 +60,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
         case f.TaskGone(task):
             state.tasks.pop(task, None)
         case _:
-            if isinstance(fact, f.TaskHoused) and fact.interfaces is not None:
-                _renew_network(state, fact.interfaces)
             _apply_held(state.tasks[fact.task], fact)
-
-
-def _renew_network(state: State, interfaces: tuple[Interface, ...]) -> None:
-    inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
-    state.identity = replace(state.identity, inventory=inventory)
 
 
 def _apply_held(

@@ -44,6 +44,11 @@ class LeaseGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -144,6 +149,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
+NodeFact = NetworkChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
@@ -161,4 +167,4 @@ TaskFact = (
     | LogsKept
     | TaskGone
 )
-Fact = LinkFact | TaskFact
+Fact = LinkFact | NodeFact | TaskFact

@@ -30,7 +30,15 @@ LEASE_S_MIN: Final = 0.001
 
 def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
     match fact:
-        case f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Buried() | f.TaskGone():
+        case (
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.Heard()
+            | f.Buried()
+            | f.NetworkChanged()
+            | f.TaskGone()
+        ):
             return []
         case f.LeaseGranted(until):
             lease = _lease(until, now)

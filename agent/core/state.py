@@ -62,5 +62,6 @@ class State:
     heard_at: float = 0.0
     dialled_at: float = 0.0
     lease_until: float | None = None
+    told: tuple[Interface, ...] = ()  # the interfaces, in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -80,6 +80,13 @@ class TaskPlaced:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkSeen:
+    """The node's interfaces, read again because something of them has changed."""
+
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkArranged:
     """The task's peers can be reached by name; `warnings` are sentences for a person."""
 
@@ -129,6 +136,7 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
+    | NetworkSeen
     | NetworkArranged
     | NetworkRefused
     | NetworkRestored

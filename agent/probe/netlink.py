@@ -23,6 +23,7 @@ _ADDRESS: Final = struct.Struct("=BBBBI")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _NUMBER: Final = struct.Struct("=I")
 _TYPE_MASK: Final = 0x3FFF
+_CHANGES: Final = 0x001 | 0x010 | 0x100  # of links, of IPv4 and of IPv6 addresses
 # Attributes of a link, and of an address.
 _IFNAME, _MTU, _LOWER, _MASTER, _LINKINFO, _EXT_MASK, _PEER_NETNS = 3, 4, 5, 10, 18, 29, 37
 _INFO_KIND: Final = 1
@@ -64,6 +65,21 @@ class Network:
 
     links: tuple[Link, ...]
     addresses: tuple[LinkAddress, ...]
+
+
+def subscribe() -> socket.socket:
+    """A socket that becomes readable when a link or an address changes. Raises OSError."""
+    sock = socket.socket(
+        socket.AF_NETLINK,
+        socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK,
+        socket.NETLINK_ROUTE,
+    )
+    try:
+        sock.bind((0, _CHANGES))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 Messages = tuple[tuple[int, bytes], ...]

@@ -146,9 +146,13 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer."""
+    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
+
+    `interfaces` are there where they have changed since Hello.
+    """
 
     sent_s: float
+    interfaces: tuple[Interface, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat

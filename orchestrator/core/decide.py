@@ -10,9 +10,9 @@ from typing import assert_never
 
 from msgspec import structs
 
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId, check_node_name
+from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId, check_node_name
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import problem
+from muster.protocol.interfaces import Interface, problem
 from muster.protocol.messages import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -251,32 +251,32 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s):
+        case Heartbeat(sent_s, interfaces):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until)
-            return Decision([heard], [a.Send(name, session, HeartbeatAck(sent_s))])
+            changed = _changed_network(state, name, interfaces)
+            return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(
-                [*_changed_network(state, task, report), *_take_report(state, task, report)]
-            )
+            told = report.prepared.interfaces if report.prepared and not task.prepared else None
+            changed = _changed_network(state, name, told)
+            return Decision([*changed, *_take_report(state, task, report)])
         case _:
             assert_never(report)
 
 
-def _changed_network(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
-    """A node that finds its interfaces changed says so once, with the task that made it look."""
-    prepared = report.prepared
-    if prepared is None or prepared.interfaces is None or task.prepared is not None:
+def _changed_network(
+    state: State, name: NodeName, interfaces: tuple[Interface, ...] | None
+) -> list[f.Fact]:
+    """A node whose interfaces have changed says so, by itself or with the task that it prepares."""
+    node = state.nodes[name]
+    if interfaces is None or interfaces == node.inventory.interfaces or problem(interfaces):
         return []
-    node = state.nodes[task.node]
-    if prepared.interfaces == node.inventory.interfaces or problem(prepared.interfaces):
-        return []
-    inventory = structs.replace(node.inventory, interfaces=prepared.interfaces)
-    return [f.NodeRegistered(node.name, node.agent_id, node.boot_id, node.version, inventory)]
+    inventory = structs.replace(node.inventory, interfaces=interfaces)
+    return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
 
 
 def _take_report(state: State, task: Task, report: TaskReport) -> list[f.Fact]:

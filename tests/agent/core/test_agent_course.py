@@ -326,3 +326,17 @@ def test_a_network_that_is_as_it_was_is_not_told_again(
     assert said is not None
     assert said.interfaces is None
     assert agent.state.identity.inventory.interfaces == ETH0
+
+
+def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1))]
+    assert agent.turn(s.NetworkSeen(ETH1)) == []
+    agent.turn(s.LinkDown())
+    agent.turn(s.LinkUp())
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)

@@ -246,6 +246,31 @@ def test_this_machine_has_its_loopback_and_asks_the_kernel_once() -> None:
 
 
 @pytest.mark.root
+def test_a_change_is_noticed_when_it_has_settled() -> None:
+    program = """
+import asyncio, subprocess
+from agent.probe.changes import watch
+from agent.probe.network import NetworkProbe
+def ip(*words): subprocess.run(["ip", *words], check=True)
+async def story():
+    heard = asyncio.Queue()
+    watching = asyncio.create_task(watch(NetworkProbe(), heard.put_nowait, 0.2))
+    await asyncio.sleep(0)
+    ip("link", "set", "lo", "up")
+    ip("addr", "add", "10.7.0.1/24", "dev", "lo")
+    async with asyncio.timeout(20):
+        while "10.7.0.1/24" not in (seen := await heard.get()).interfaces[0].addresses:
+            pass
+    watching.cancel()
+    print("seen")
+asyncio.run(story())
+"""
+    command = ["unshare", "--net", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "seen\n", done.stderr
+
+
+@pytest.mark.root
 def test_a_namespace_is_read_as_it_is_and_read_again_when_it_changes() -> None:
     program = """
 import json, subprocess

@@ -11,6 +11,7 @@ from muster.protocol.messages import (
     PORT_TAKEN,
     UNREACHABLE,
     ArrangeTask,
+    Heartbeat,
     Meeting,
     Refusal,
     TaskReport,
@@ -22,6 +23,7 @@ from orchestrator.core.actions import Declined
 from orchestrator.core.display import job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
+from orchestrator.core.stimuli import ReportReceived
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 
@@ -327,3 +329,19 @@ def test_ports_that_are_always_taken_end_a_job_at_last() -> None:
         cluster.beat(40.0)
     assert (len(job.attempts), job.infra_used) == (9, 3)
     assert job.cause.exit_code == 122
+
+
+def test_a_node_that_gets_its_network_back_is_used_without_being_asked() -> None:
+    cluster = joined("10.0.0.1/24", "10.0.0.2/24")
+    cluster.submit(spec(nodes=2))
+    cluster.prepare(task(1, 1, 0))
+    cluster.prepare(task(1, 1, 1), interfaces=eth("e2", "10.9.0.2/24"))
+    roll_back(cluster, 2)
+    assert len(cluster.job(1).attempts) == 1
+    session = cluster.state.nodes[NodeName("n2")].session
+    assert session is not None
+    back = Heartbeat(cluster.mono, eth("e2", "10.0.0.2/24"))
+    for _ in range(2):
+        cluster.turn(ReportReceived(session, back))
+    assert len(cluster.job(1).attempts) == 2
+    assert sum(isinstance(fact, f.NodeRegistered) for fact in cluster.facts) == 4
