@@ -39,6 +39,7 @@ def inventory(config: AgentConfig, root: Path = _ROOT) -> Inventory:
         labels=config.labels,
         python=default_python(config),
         shared_host=config.shared_host,
+        hostname=socket.gethostname(),
     )
 
 

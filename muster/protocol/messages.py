@@ -80,6 +80,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     interface: str = ""
     fingerprint: Fingerprint = Fingerprint()
     boot_s: float = 0.0
+    hostname: str = ""
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):

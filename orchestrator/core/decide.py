@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
 from muster.protocol.ids import BadId, JobId, SessionId, TaskId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.messages import (
@@ -199,8 +200,19 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
         )
     try:
         check_node_name(hello.node)
-    except BadId as error:
+        check_name(hello.node)
+    except (BadId, BadHost) as error:
         return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    try:
+        check_address(hello.inventory.address)
+    except BadHost as error:
+        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    if breaks_line(hello.inventory.hostname):
+        return Refused(
+            "bad_hostname",
+            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
+            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+        )
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(
