@@ -47,7 +47,8 @@ class _InPlace(Exception):
 
 
 class HostsFile:
-    """One file, which is ours to change a part of. Its methods wait: call them from one thread."""
+    """One file, which is ours to change a part of; a link stays a link, and what it leads to is
+    changed. Its methods wait: call them from one thread."""
 
     def __init__(self, path: Path, backup: Path) -> None:
         """`backup` keeps what the file was before the last change."""
@@ -78,20 +79,15 @@ class HostsFile:
             ) from error
         raise HostsFileError(f"{self._path} is replaced by others without end; what does that?")
 
-    def read(self) -> bytes:
-        """The present text; nothing where there is no file. Raises HostsFileError."""
-        try:
-            return self._path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise HostsFileError(f"{self._path} cannot be read: {error.strerror}") from error
-
     # --- one try --------------------------------------------------------------------------------
 
     def _changed(self, change: Change, slipped: list[_Slip]) -> bool:
         """False where it has to be tried again: the file is another one by now."""
-        path = self._real()
+        path = self._path.resolve()
+        if not path.exists():
+            if not change(b""):
+                return True
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         with _opened(path) as fd:
             if not linux.lock(fd, time.monotonic() + LOCK_S):
                 raise HostsFileError(
@@ -171,7 +167,7 @@ class HostsFile:
     def _recover(self) -> None:
         """An agent that was killed between the exchange and the comparison has left the latter to
         us."""
-        path = self._real()
+        path = self._path.resolve()
         self._aside(path, ".next").unlink(missing_ok=True)
         aside = self._aside(path)
         if not os.path.lexists(aside):
@@ -183,13 +179,6 @@ class HostsFile:
             if merged != ours and self._bring_in(path, base, theirs, merged):
                 self._settle(path, ours, merged, [])
         aside.unlink(missing_ok=True)
-
-    def _real(self) -> Path:
-        """A link stays a link: it is what it leads to that is changed. A missing file is made."""
-        path = self._path.resolve()
-        if not path.exists():
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        return path
 
     def _aside(self, path: Path, more: str = "") -> Path:
         return path.with_name(f".{path.name}.muster{more}")
