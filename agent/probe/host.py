@@ -43,6 +43,7 @@ def inventory(
         labels=config.labels,
         python=default_python(config),
         shared_host=config.shared_host,
+        hostname=socket.gethostname(),
         interfaces=interfaces,
     )
 

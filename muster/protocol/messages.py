@@ -91,6 +91,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     interface: str = ""
     fingerprint: Fingerprint = Fingerprint()
     boot_s: float = 0.0
+    hostname: str = ""
     interfaces: tuple[Interface, ...] | None = None
 
 

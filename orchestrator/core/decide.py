@@ -10,6 +10,7 @@ from typing import assert_never
 
 from msgspec import structs
 
+from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
@@ -203,11 +204,22 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
         )
     try:
         check_node_name(hello.node)
-    except BadId as error:
+        check_name(hello.node)
+    except (BadId, BadHost) as error:
         return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
     unusable = problem(hello.inventory.interfaces)
     if unusable is not None:
         return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
+    try:
+        check_address(hello.inventory.address)
+    except BadHost as error:
+        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    if breaks_line(hello.inventory.hostname):
+        return Refused(
+            "bad_hostname",
+            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
+            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+        )
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(

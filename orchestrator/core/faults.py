@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.protocol.hosts import BadHost, check_address
 from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
@@ -38,6 +39,17 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
         )
     if report.stopped_by:
         return None
+    if report.prepared is not None and task.prepared is None:
+        try:
+            check_address(report.prepared.address)
+        except BadHost as error:
+            return Cause(
+                CauseCode.ARRANGE_FAILED,
+                Outcome.INFRA,
+                f"{task.node} reports an address that no peer can use: {error}",
+                node=task.node,
+                node_fault=True,
+            )
     if report.refusal is not None and report.exit is not None:
         return Cause(
             CauseCode.START_FAILED,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
+from muster.protocol.hosts import usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.types import (
     Argv,
@@ -55,13 +57,11 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    gang = attempt.tasks if len(attempt.tasks) > 1 else []
-    hosts = tuple((t.node, endpoint(attempt, t).address) for t in gang)
     return ArrangeTask(
         task=task.id,
         argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
         env=_environment(job, attempt, task),
-        hosts=hosts,
+        hosts=host_table(attempt),
         hostfile="".join(
             f"{t.node} slots={ranks_on_node(spec, _prepared(t).gpus)}\n" for t in attempt.tasks
         ),
@@ -84,6 +84,30 @@ def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
         attempt.master_port,
         endpoint(attempt, task).address,
     )
+
+
+def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """Every name of the gang's nodes with the address under which its peers reach it: the node's
+    name, then what it calls itself, where that is another one and nobody else's here.
+
+    A gang of one node needs none.
+    """
+    if len(attempt.tasks) == 1:
+        return ()
+    own = {task.node: _hostname(task) for task in attempt.tasks}
+    claims = Counter(name.lower() for name in [*own, *own.values()])
+    table = []
+    for task in attempt.tasks:
+        address = endpoint(attempt, task).address
+        table.append((str(task.node), address))
+        if own[task.node] and claims[own[task.node].lower()] == 1:
+            table.append((own[task.node], address))
+    return tuple(table)
+
+
+def _hostname(task: Task) -> str:
+    name = _prepared(task).hostname
+    return name if usable_name(name) and name.lower() != task.node else ""
 
 
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
