@@ -73,6 +73,13 @@ class ArrangeNetwork:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """Before the gate opens: the port that ArrangeNetwork holds is the program's to listen on."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreNetwork:
     """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
     (answered by NetworkRestored)."""
@@ -103,6 +110,7 @@ Action = (
     | TellShim
     | WriteHostfile
     | ArrangeNetwork
+    | LetGo
     | RestoreNetwork
     | RemoveTask
     | SetTimer

@@ -15,6 +15,7 @@ from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface
 from muster.protocol.states import TaskState
 
 SILENT_BEATS = 3
@@ -41,8 +42,15 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if task not in state.tasks:
                 return Decision()
             return Decision([f.TaskFailed(task, m.Refusal("spawn_failed", text, node_fault=True))])
-        case s.TaskPlaced(task, paths, ports):
-            return Decision([f.TaskHoused(task, paths, ports)] if task in state.tasks else [])
+        case s.TaskPlaced(task, paths, ports, interfaces):
+            changed = _changed(state, interfaces)
+            if task not in state.tasks:
+                return Decision(changed)
+            return Decision(
+                [*changed, f.TaskHoused(task, paths, ports, interfaces if changed else None)]
+            )
+        case s.NetworkSeen(interfaces):
+            return _network_seen(state, interfaces, now)
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -78,6 +86,19 @@ def _hello(state: State, now: Instant) -> m.Hello:
         epoch_seen=state.epoch,
         cluster=state.cluster,
     )
+
+
+def _changed(state: State, interfaces: tuple[Interface, ...] | None) -> list[f.Fact]:
+    known = state.identity.inventory.interfaces
+    return [] if interfaces is None or interfaces == known else [f.NetworkChanged(interfaces)]
+
+
+def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant) -> Decision:
+    changed = _changed(state, interfaces)
+    if not changed or not state.welcomed:
+        # Before the welcome it waits for it: see _welcome.
+        return Decision(changed)
+    return Decision(changed, [a.SendReport(m.Heartbeat(now.mono, interfaces))])
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
@@ -142,6 +163,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
     )
+    interfaces = state.identity.inventory.interfaces
+    if interfaces != state.told:
+        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces)))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

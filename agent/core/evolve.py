@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
+
+import msgspec
 
 from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
@@ -12,6 +15,9 @@ from agent.core.state import HeldTask, State
 def apply(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.LinkOpened | f.LinkClosed | f.Welcomed | f.Heard | f.LeaseGranted):
         _apply_link(state, fact)
+    elif isinstance(fact, f.NetworkChanged):
+        inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
+        state.identity = replace(state.identity, inventory=inventory)
     else:
         _apply_task(state, fact)
 
@@ -21,6 +27,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
+            state.told = state.identity.inventory.interfaces
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
@@ -71,8 +78,8 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskHoused(_, paths, ports):
-            held.paths, held.ports = paths, ports
+        case f.TaskHoused(_, paths, ports, interfaces):
+            held.paths, held.ports, held.interfaces = paths, ports, interfaces
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

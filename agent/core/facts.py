@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
 
 
@@ -43,6 +44,11 @@ class LeaseGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -61,9 +67,12 @@ class TaskAdopted:
 
 @dataclass(frozen=True, slots=True)
 class TaskHoused:
+    """`interfaces` are there where they are others than the agent has said so far."""
+
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
+NodeFact = NetworkChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
@@ -157,4 +167,4 @@ TaskFact = (
     | LogsKept
     | TaskGone
 )
-Fact = LinkFact | TaskFact
+Fact = LinkFact | NodeFact | TaskFact

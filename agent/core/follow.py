@@ -30,7 +30,15 @@ LEASE_S_MIN: Final = 0.001
 
 def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
     match fact:
-        case f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Buried() | f.TaskGone():
+        case (
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.Heard()
+            | f.Buried()
+            | f.NetworkChanged()
+            | f.TaskGone()
+        ):
             return []
         case f.LeaseGranted(until):
             lease = _lease(until, now)
@@ -121,11 +129,9 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
     if task_state(held) is not TaskState.ARRANGED:
         return []
     arrange = held.arrange
-    return [
-        a.TellShim(
-            held.id, ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
-        )
-    ]
+    start = ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
+    holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
+    return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]
 
 
 def _restore(held: HeldTask) -> list[a.Action]:

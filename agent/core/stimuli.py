@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
 from muster.protocol.ids import TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
 
 
@@ -67,11 +68,22 @@ class ShimFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlaced:
-    """The folders of the task exist, and these ports were free."""
+    """The folders of the task exist, and these ports were free.
+
+    `interfaces` are the node's as they are now; None where they were not looked at.
+    """
 
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSeen:
+    """The node's interfaces, read again because something of them has changed."""
+
+    interfaces: tuple[Interface, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,7 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
+    | NetworkSeen
     | NetworkArranged
     | NetworkRefused
     | NetworkRestored

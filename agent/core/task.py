@@ -154,6 +154,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         fingerprint=_fingerprint(status.fingerprint),
         boot_s=status.boot_s or 0.0,
         hostname=state.identity.inventory.hostname,
+        interfaces=held.interfaces,
     )
 
 

@@ -55,6 +55,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     placed_at: float
     started_at: float | None
     closed_at: float | None
+    network: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):

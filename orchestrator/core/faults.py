@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from muster.protocol.hosts import BadHost, check_address
-from muster.protocol.messages import RankReport, Refusal, TaskReport
+from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
-from orchestrator.core.state import Task
+from orchestrator.core.state import Attempt, Task
+from orchestrator.core.task import reached
 
 
 def failed_rank(report: TaskReport) -> RankReport | None:
@@ -52,13 +53,17 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
     if report.refusal is not None and report.exit is not None:
         return Cause(
             CauseCode.START_FAILED,
-            Outcome.USER,
+            # A port that another program took is no fault of the job's.
+            Outcome.INFRA if report.refusal.code == PORT_TAKEN else Outcome.USER,
             f"{task.node} could not start it: {report.refusal.text}",
             node=task.node,
             exit=report.exit,
             refusal=report.refusal.code,
         )
     if report.refusal is not None and report.state is TaskState.PREPARED:
+        if report.refusal.code == UNREACHABLE:
+            # The others say which end of the way it is.
+            return None
         return from_refusal(task, report.refusal, CauseCode.ARRANGE_FAILED)
     rank = failed_rank(report)
     if rank is not None and rank.exit is not None:
@@ -94,6 +99,22 @@ def from_refusal(
         node=task.node,
         refusal=refusal.code,
         node_fault=refusal.node_fault,
+    )
+
+
+def unreached(attempt: Attempt) -> Cause:
+    """Of a gang of which a worker did not reach the launcher: if none did, that is to blame."""
+    launcher, *workers = attempt.tasks
+    task, refusal = next((t, t.refusal) for t in workers if t.refusal is not None)
+    if any(reached(t.state, TaskState.ARRANGED) for t in workers):
+        return from_refusal(task, refusal, CauseCode.ARRANGE_FAILED)
+    return Cause(
+        CauseCode.ARRANGE_FAILED,
+        Outcome.INFRA,
+        f"none of the gang reaches its launcher; {task.node} says: {refusal.text}",
+        node=launcher.node,
+        refusal=refusal.code,
+        node_fault=True,
     )
 
 

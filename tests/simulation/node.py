@@ -190,6 +190,8 @@ class Node:
             case a.ArrangeNetwork(task, _):
                 number = self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._arrange, task, number))
+            case a.LetGo():
+                pass
             case a.RestoreNetwork(task):
                 self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._restore, task))

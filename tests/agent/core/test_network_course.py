@@ -8,6 +8,7 @@ from agent.core import actions as a
 from agent.core import stimuli as s
 from agent.core.shim import ShimExit, ShimPhase, ShimStart, ShimStatus
 from muster.protocol import messages as m
+from muster.protocol.ids import TaskId
 from muster.protocol.states import TaskState
 from tests.agent.core.test_agent_course import ARRANGE, PATHS, TASK, Agent, reports, told
 
@@ -115,3 +116,20 @@ def test_a_gang_at_its_gate_is_arranged_again_for_a_new_agent() -> None:
     assert a.ArrangeNetwork(TASK, GANG) in agent.hear(GANG)
     agent.hear(m.StartTask(TASK))
     assert [type(x) for x in told(agent.turn(s.NetworkArranged(TASK)))] == [ShimStart]
+
+
+def test_the_launchers_port_is_let_go_just_before_its_gate_opens() -> None:
+    agent = planned()
+    launcher = m.Meeting(TASK, "n1", "10.0.0.1", 20001)
+    agent.hear(msgspec.structs.replace(GANG, meeting=launcher))
+    agent.turn(s.NetworkArranged(TASK))
+    opened = agent.hear(m.StartTask(TASK))
+    assert [type(x) for x in opened] == [a.LetGo, a.TellShim]
+
+
+def test_a_worker_holds_no_port() -> None:
+    agent = planned()
+    elsewhere = m.Meeting(TaskId("1.1.9"), "n9", "10.0.0.9", 20001)
+    agent.hear(msgspec.structs.replace(GANG, meeting=elsewhere))
+    agent.turn(s.NetworkArranged(TASK))
+    assert not [x for x in agent.hear(m.StartTask(TASK)) if isinstance(x, a.LetGo)]

@@ -48,7 +48,9 @@ def _arranged_unproved(held: HeldTask) -> bool:
 
 
 MUTANTS = (
-    Mutant("a task is called clean while its names are there", _clean_with_names, ("hosts",), seed=1),
+    Mutant(
+        "a task is called clean while its names are there", _clean_with_names, ("hosts",), seed=1
+    ),
     Mutant(
         "names that an earlier life of the agent wrote are left",
         _wrap(agent_evolve, "_apply_task", _forgets_earlier_lives),
