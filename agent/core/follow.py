@@ -107,7 +107,15 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
     arrange = held.arrange
     return [
         a.TellShim(
-            held.id, ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
+            held.id,
+            ShimStart(
+                arrange.argv,
+                arrange.env,
+                arrange.listen_port,
+                arrange.grace_s,
+                arrange.ranks,
+                arrange.interpreter,
+            ),
         )
     ]
 

@@ -169,7 +169,7 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `argv_shell` programs need no bootstrap. `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report.
     """
 
     task: TaskId
@@ -186,7 +186,9 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     """The gang's plan for this node: its command, its environment and who the others are.
 
     `hosts` maps names to addresses in node-rank order. `listen_port` is set on the node whose
-    rank 0 opens the rendezvous port: the others start once it listens.
+    rank 0 opens the rendezvous port: the others start once it listens. `ranks` is set where we
+    start the ranks ourselves: for each, in local order, what its environment has besides `env`,
+    its RANK among it. `interpreter` says that `argv` are words for the job's Python.
     """
 
     task: TaskId
@@ -196,6 +198,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     hostfile: str
     listen_port: int | None = None
     grace_s: float = 30.0
+    ranks: tuple[dict[str, str], ...] = ()
+    interpreter: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec
+from muster.spec.types import JobSpec, nproc_wanted
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Job, Node, State
 
@@ -67,7 +67,8 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     """Choose the whole gang or nothing.
 
     Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; nodes that
-    failed the job before are taken only where the job could not run at all without them.
+    failed the job before are taken only where the job could not run at all without them. The first
+    is the launcher: where it has another number of ranks than the others, the node that suits.
     """
     fitting = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
     # One that has been lost may never come back: it is no reason to wait.
@@ -81,15 +82,36 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
-        free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
-        chosen = sorted(free[: job.spec.nodes], key=lambda node: natural(node.name))
-        return tuple(node.name for node in chosen)
+        return _gang(job.spec, free)
     lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
     return Waiting(
         f"needs {count(job.spec.nodes, 'node')}, {len(free)} free"
         + (f": {_some([f'{name} {reason}' for name, reason in lacking])}" if lacking else ""),
         lacking,
     )
+
+
+def _gang(spec: JobSpec, free: list[Node]) -> tuple[NodeName, ...]:
+    """Names in node-rank order, of more than enough free nodes."""
+    free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+    if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
+        chosen = free[: spec.nodes]
+        return tuple(sorted((node.name for node in chosen), key=natural))
+    # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
+    launcher = _suiting(spec, 0, free)[0]
+    rest = [node for node in free if node is not launcher]
+    workers = _suiting(spec, 1, rest)[: spec.nodes - 1]
+    return (launcher.name, *sorted((node.name for node in workers), key=natural))
+
+
+def _suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
+    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
+
+    def short(node: Node) -> bool:
+        wanted = nproc_wanted(spec, node_rank, node.name) or 0
+        return node.inventory.gpus < wanted
+
+    return sorted(nodes, key=short)
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
