@@ -272,6 +272,9 @@ class Task(Outcome, Course):
         """The program, or torchrun, has ended; what it left behind gets a little time."""
         self._main_pid = None
         status = self.status
+        if how.failed:
+            # A launcher that was killed may have had no time to say which process is which rank.
+            self.ranks.recognise(self._tree.members())
         if self._start_seen and status.exit is None:
             status.exit = how
         status.ended_at = status.ended_at or now()

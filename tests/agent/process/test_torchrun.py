@@ -234,12 +234,18 @@ def test_what_a_failed_rank_said_is_told(any_stage: Stage, tmp_path: Path) -> No
     any_stage.play(story)
 
 
+# Rank 1 is as late as can be: its launcher may not have told of it yet.
+KILLS_LAUNCHER = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(1000)
+"""
+
+
 @pytest.mark.torch
 def test_a_launcher_that_dies_takes_its_ranks_along(stage: Stage, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import os, signal, time\nif os.environ['RANK'] == '0':\n    os.kill(os.getppid(), 9)\n"
-        "time.sleep(1000)\n"
-    )
+    (tmp_path / "train.py").write_text(KILLS_LAUNCHER)
 
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
