@@ -61,13 +61,5 @@ def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
 
 
 def _carries(pid: int, mark: str) -> bool:
-    """True for a process that was started with the mark.
-
-    Others' processes cannot be read, and are not ours.
-    """
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            content = file.read()
-    except OSError:
-        return False
-    return f"{MARK}={mark}".encode() in content.split(b"\0")
+    """True for a process that was started with the mark."""
+    return f"{MARK}={mark}".encode() in linux.environment_of(pid)

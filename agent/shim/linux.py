@@ -108,6 +108,15 @@ def exiting(pid: int, start: int) -> bool:
     )
 
 
+def environment_of(pid: int) -> list[bytes]:
+    """What a process was started with, as NAME=VALUE; empty where it is gone or another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def processes() -> dict[int, tuple[str, int, int]]:
     """Every process that can be seen: pid to state letter, parent, start time."""
     found = {}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TypeGuard
 
+from agent.shim.commands import RANKS_MAX
+from agent.shim.linux import environment_of
 from agent.shim.loop import now
 from agent.shim.record import LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
 
-RANKS_MAX = 4096
 RANK_MAX = 1 << 24
 ERROR_BYTES_MAX = 4096
 
@@ -56,6 +57,21 @@ class Ranks:
         known = self._status.ranks.get(rank) if isinstance(rank, int) else None
         if known is not None and isinstance(pid, int):
             known.pid = pid
+
+    def recognise(self, members: dict[int, int]) -> None:
+        """Find the ranks whose pid nobody has told, by what stands in their environment.
+
+        `members`: pid to start time of the living. A rank's children have its environment too, but
+        are younger.
+        """
+        unknown = {
+            b"RANK=%d" % rank.rank: rank for rank in self._status.ranks.values() if not rank.pid
+        }
+        for pid in sorted(members, key=lambda pid: members[pid]) if unknown else ():
+            for variable in environment_of(pid):
+                rank = unknown.pop(variable, None)
+                if rank is not None:
+                    rank.pid = pid
 
     def ended(self, rank: int, how: Exit, error: str | None) -> None:
         """Note how a rank ended; the first report of an end is the true one."""

@@ -34,7 +34,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt."""
+    """One node's part of an attempt. `warnings` are sentences."""
 
     node: str
     node_rank: int
@@ -43,6 +43,7 @@ class TaskView(msgspec.Struct, frozen=True):
     ranks: tuple[RankView, ...]
     exit: ExitStatus | None
     refusal: Reason | None
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     placed_at: float
     started_at: float | None
     closed_at: float | None
+    network: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):

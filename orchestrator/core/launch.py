@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
-from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
+from muster.protocol.hosts import usable_name
+from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
+from muster.spec.command import needs_interpreter
 from muster.spec.types import (
     Argv,
     Command,
     JobSpec,
     Launcher,
+    Seat,
     Shell,
+    env_on_node,
     gpus_on_node,
     nproc_on_node,
     ranks_on_node,
+    run_on_node,
 )
-from orchestrator.core.facts import AttemptArranged
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.meeting import endpoint
+from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
@@ -44,52 +51,80 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_base_env(spec), **spec.env, **_identity(job, task)},
+        env={**_user_env(spec, task), **_identity(job, task)},
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
     )
-
-
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | None:
-    """Where the gang meets: the launcher's address and one of its ports that nobody has leased.
-
-    None if all the ports that it offered are taken.
-    """
-    launcher = attempt.tasks[0]
-    prepared = _prepared(launcher)
-    machine = state.nodes[launcher.node].inventory.machine_id
-    taken = state.ports.get(machine, set())
-    for port in prepared.ports:
-        if port not in taken:
-            return AttemptArranged(attempt.job, attempt.number, prepared.address, port)
-    return None
 
 
 def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
+    processes = spec.launcher is Launcher.PROCESSES
+    program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
         task=task.id,
-        argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
+        argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task),
-        hosts=hosts,
+        hosts=host_table(attempt),
         hostfile="".join(
-            f"{t.node} slots={ranks_on_node(spec, _prepared(t).gpus)}\n" for t in attempt.tasks
+            f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in attempt.tasks
         ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
+        meeting=_meeting(attempt, task),
+        ranks=_ranks(job, attempt, task) if processes else (),
+        interpreter=processes and needs_interpreter(program),
     )
+
+
+def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
+    """None for a gang of one, and where the launcher's program may listen already: that has another
+    greeting than its agent."""
+    if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
+        return None
+    launcher = attempt.tasks[0]
+    return Meeting(
+        launcher.id,
+        launcher.node,
+        attempt.master_addr,
+        attempt.master_port,
+        endpoint(attempt, task).address,
+    )
+
+
+def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """Every name of the gang's nodes with the address under which its peers reach it: the node's
+    name, then what it calls itself, where that is another one and nobody else's here.
+
+    A gang of one node needs none.
+    """
+    if len(attempt.tasks) == 1:
+        return ()
+    own = {task.node: _hostname(task) for task in attempt.tasks}
+    claims = Counter(name.lower() for name in [*own, *own.values()])
+    table = []
+    for task in attempt.tasks:
+        address = endpoint(attempt, task).address
+        table.append((str(task.node), address))
+        if own[task.node] and claims[own[task.node].lower()] == 1:
+            table.append((own[task.node], address))
+    return tuple(table)
+
+
+def _hostname(task: Task) -> str:
+    name = _prepared(task).hostname
+    return name if usable_name(name) and name.lower() != task.node else ""
 
 
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
     """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
 
     Static rendezvous: the node rank given is the one used. No restarts of its own: one node would
-    restart alone. Redirects, never --tee: that reads and decodes every line.
+    restart alone. Redirects, never --tee: that reads and decodes every line. Nodes may have
+    different numbers of ranks: torchrun's agents tell each other theirs through the store.
     """
-    spec = job.spec
     prepared = _prepared(task)
     return (
         "--nnodes",
@@ -97,7 +132,7 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--node-rank",
         str(task.rank),
         "--nproc-per-node",
-        str(ranks_on_node(spec, prepared.gpus)),
+        str(ranks_on_node(job.spec, _seat(task))),
         "--rdzv-backend",
         "static",
         "--master-addr",
@@ -113,27 +148,55 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--log-dir",
         prepared.log_dir,
         "--local-addr",
-        prepared.address,
-        *words(spec.run),
+        endpoint(attempt, task).address,
     )
+
+
+def _ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
+    """What differs from rank to rank on one node; the rest is in the node's environment."""
+    before = sum(ranks_on_node(job.spec, _seat(t)) for t in attempt.tasks[: task.rank])
+    return tuple(
+        {
+            "RANK": str(before + local),
+            "LOCAL_RANK": str(local),
+            "ROLE_RANK": str(before + local),
+        }
+        for local in range(ranks_on_node(job.spec, _seat(task)))
+    )
+
+
+def _of_ranks(attempt: Attempt, task: Task, per_node: list[int]) -> dict[str, str]:
+    """What torchrun would tell every rank of a node, for ranks that we start ourselves.
+
+    Nothing of torchelastic's own: a program that finds it there expects torchrun's store.
+    """
+    world = str(sum(per_node))
+    return {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(per_node[task.rank]),
+        "GROUP_RANK": str(task.rank),
+        "GROUP_WORLD_SIZE": str(len(attempt.tasks)),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": world,
+    }
 
 
 def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     """Everything a process of the task gets beyond the shim's own base.
 
-    The user's values are overridden by ours. RANK, WORLD_SIZE and LOCAL_RANK belong to torchrun and
-    are never set for a node.
+    The user's values are overridden by ours. RANK and LOCAL_RANK are a rank's, never a node's;
+    with WORLD_SIZE they belong to torchrun, or to the ranks that we start ourselves.
     """
     spec = job.spec
     prepared = _prepared(task)
-    per_node = [ranks_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
+    per_node = [ranks_on_node(spec, _seat(t)) for t in attempt.tasks]
     gpus = [gpus_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(attempt.tasks)),
         "MUSTER_GPUS_PER_NODE": str(gpus[task.rank]),
         "MUSTER_NUM_GPUS": str(sum(gpus)),
-        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in attempt.tasks),
+        "MUSTER_NODE_IPS": "\n".join(endpoint(attempt, t).address for t in attempt.tasks),
         "MUSTER_NODE_NAMES": "\n".join(t.node for t in attempt.tasks),
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
@@ -148,34 +211,38 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     if spec.launcher is Launcher.NONE:
         ours |= {
             "PET_NNODES": str(len(attempt.tasks)),
-            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, prepared.gpus)),
+            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, _seat(task))),
             "PET_NODE_RANK": str(task.rank),
             "PET_MASTER_ADDR": attempt.master_addr,
             "PET_MASTER_PORT": str(attempt.master_port),
         }
-    elif max(per_node) > 1 and "OMP_NUM_THREADS" not in spec.env:
+    if spec.launcher is Launcher.PROCESSES:
+        ours |= _of_ranks(attempt, task, per_node)
+    usual = _sockets(endpoint(attempt, task).interface)
+    if spec.launcher is not Launcher.NONE and max(per_node) > 1:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
-        ours["OMP_NUM_THREADS"] = "1"
-    return {**_base_env(spec), **_sockets(prepared), **spec.env, **ours}
+        usual["OMP_NUM_THREADS"] = "1"
+    return {**usual, **_user_env(spec, task), **ours}
 
 
-def _sockets(prepared: Prepared) -> dict[str, str]:
+def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
     Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
     is an exact match, gloo knows only exact names.
     """
-    if not prepared.interface:
+    if not interface:
         return {}
-    return {
-        "GLOO_SOCKET_IFNAME": prepared.interface,
-        "NCCL_SOCKET_IFNAME": f"={prepared.interface}",
-    }
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def _base_env(spec: JobSpec) -> dict[str, str]:
+def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     # A rank that dies must not take unflushed lines with it.
-    return {} if "PYTHONUNBUFFERED" in spec.env else {"PYTHONUNBUFFERED": "1"}
+    return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
+
+
+def _seat(task: Task) -> Seat:
+    return Seat(task.rank, task.node, _prepared(task).gpus)
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:
