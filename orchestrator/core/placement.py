@@ -85,7 +85,9 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         for node in fitting
         if node.name not in job.avoid and node.link in (LinkState.CONNECTED, LinkState.SUSPECT)
     ]
-    if len(kept) < job.spec.nodes:
+    if len(kept) < job.spec.nodes or (
+        job.avoid and reachable_gang(kept, job.spec.nodes, state.networks) is None
+    ):
         kept = fitting
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
