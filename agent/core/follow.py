@@ -136,7 +136,14 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
     if task_state(held) is not TaskState.ARRANGED:
         return []
     arrange = held.arrange
-    start = ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
+    start = ShimStart(
+        arrange.argv,
+        arrange.env,
+        arrange.listen_port,
+        arrange.grace_s,
+        arrange.ranks,
+        arrange.interpreter,
+    )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
     return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]
 

@@ -187,15 +187,19 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
 
 
 class ShimStart(_Command, frozen=True, tag="start"):
-    """Open the gate. `argv`: the program, or torchrun's arguments.
+    """Open the gate. `argv`: the program, or torchrun's arguments, or with `interpreter` words
+    for the job's Python.
 
-    `grace_s`: between torchrun's wish to end its ranks, as one has failed, and SIGKILL for them.
+    `grace_s`: between the wish to end the other ranks of this node, as one has failed, and SIGKILL
+    for them. `ranks`: start the program so often, each time with these variables more.
     """
 
     argv: Sequence[str]
     env: dict[str, str] = {}
     listen_port: int | None = None
     grace_s: float | None = None
+    ranks: Sequence[dict[str, str]] = ()
+    interpreter: bool = False
 
 
 class ShimStop(_Command, frozen=True, tag="stop"):

@@ -32,7 +32,7 @@ class Resolver:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def name(self, address: str) -> str:
-        """"" where the address has none."""
+        """ "" where the address has none."""
         try:
             return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
         except (OSError, UnicodeError):

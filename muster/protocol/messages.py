@@ -192,7 +192,7 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `argv_shell` programs need no bootstrap. `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report.
     """
 
     task: TaskId
@@ -227,7 +227,9 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     of one node has no table. `also` are other addresses of the same nodes, by the same names: a
     name that leads there leads to the right node. `listen_port` is set on the node whose
     rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
-    as no process of the gang can have been started.
+    as no process of the gang can have been started. `ranks` is set where we
+    start the ranks ourselves: for each, in local order, what its environment has besides `env`,
+    its RANK among it. `interpreter` says that `argv` are words for the job's Python.
     """
 
     task: TaskId
@@ -239,6 +241,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     also: tuple[tuple[str, str], ...] = ()
     grace_s: float = 30.0
     meeting: Meeting | None = None
+    ranks: tuple[dict[str, str], ...] = ()
+    interpreter: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -207,6 +207,9 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
         check_name(hello.node)
     except (BadId, BadHost) as error:
         return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    unusable = problem(hello.inventory.interfaces)
+    if unusable is not None:
+        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
     try:
         check_address(hello.inventory.address)
     except BadHost as error:
@@ -217,9 +220,6 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
             f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
             "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
         )
-    unusable = problem(hello.inventory.interfaces)
-    if unusable is not None:
-        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(
