@@ -115,9 +115,7 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
     return tuple(table)
 
 
-def _elsewhere(
-    attempt: Attempt, hosts: tuple[tuple[str, str], ...]
-) -> tuple[tuple[str, str], ...]:
+def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The other addresses of the nodes of a table, for each of their names."""
     having = {endpoint(attempt, t).address: _prepared(t).addresses for t in attempt.tasks}
     return tuple(

@@ -51,6 +51,10 @@ def live(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(story())
 
 
+def now(path: Path) -> bytes:
+    return path.read_bytes()
+
+
 def refused(found: Refusal | tuple[str, ...], code: str) -> str:
     assert isinstance(found, Refusal)
     assert found.code == code
@@ -61,9 +65,9 @@ def test_a_table_comes_and_goes(path: Path, tmp_path: Path) -> None:
     async def story() -> None:
         hosts = hosts_of(tmp_path)
         assert await hosts.arrange(TASK, plan()) == ()
-        assert path.read_bytes() == with_block(BASE, "42.1", TABLE)
+        assert now(path) == with_block(BASE, "42.1", TABLE)
         await hosts.drop(TASK)
-        assert path.read_bytes() == BASE
+        assert now(path) == BASE
         await hosts.drop(TASK)
 
     live(story)
@@ -75,7 +79,7 @@ def test_two_attempts_may_hold_the_same_names(path: Path, tmp_path: Path) -> Non
         assert await hosts.arrange(OTHER, plan()) == ()
         assert await hosts.arrange(TASK, plan()) == ()
         await hosts.drop(OTHER)
-        assert path.read_bytes() == with_block(BASE, "42.1", TABLE)
+        assert now(path) == with_block(BASE, "42.1", TABLE)
 
     live(story)
 
@@ -89,7 +93,7 @@ def test_a_name_that_another_attempt_has_elsewhere_is_refused_with_its_number(
         text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
         assert "attempt 2 of job 7" in text
         assert "10.5.5.5" in text
-        assert path.read_bytes() == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
+        assert now(path) == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
 
     live(story)
 
@@ -102,7 +106,7 @@ def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
         assert f"line 3 of {path}" in text
         assert "node-b" in text
         assert "10.9.9.9" in text
-        assert path.read_bytes() == BASE + b"10.9.9.9 node-b\n"
+        assert now(path) == BASE + b"10.9.9.9 node-b\n"
         also = (("node-b", "10.9.9.9"),)
         assert await hosts_of(tmp_path).arrange(TASK, plan(also=also)) == ()
 
@@ -114,7 +118,7 @@ def test_a_table_that_could_spoil_the_file_is_refused_whole(path: Path, tmp_path
         for evil in (("b\n6.6.6.6 bank", "10.0.0.2"), ("b", "10.0.0.2\n#"), ("b #", "10.0.0.2")):
             found = await hosts_of(tmp_path).arrange(TASK, plan((*TABLE, evil)))
             assert "\n" not in refused(found, "hosts_bad_table")
-        assert path.read_bytes() == BASE
+        assert now(path) == BASE
 
     live(story)
 
@@ -127,7 +131,9 @@ def test_names_that_do_not_resolve_are_a_refusal(
     book.names["node-b"] = ["10.9.9.9"]
 
     async def story() -> None:
-        text = refused(await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved")
+        text = refused(
+            await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved"
+        )
         assert "node-b leads to 10.9.9.9" in text
         assert str(path) in text
 
@@ -158,7 +164,9 @@ def test_a_resolver_that_hangs_hangs_nobody(
             return []
 
     async def story() -> None:
-        text = refused(await hosts_of(tmp_path, book=Dead()).arrange(TASK, plan()), "hosts_unresolved")
+        text = refused(
+            await hosts_of(tmp_path, book=Dead()).arrange(TASK, plan()), "hosts_unresolved"
+        )
         assert "name server" in text
         never.set()
 
@@ -171,9 +179,9 @@ def test_at_the_start_only_what_lives_keeps_its_names(path: Path, tmp_path: Path
 
     async def story() -> None:
         await hosts_of(tmp_path).begin([TASK])
-        assert path.read_bytes() == text
+        assert now(path) == text
         await hosts_of(tmp_path).begin([])
-        assert path.read_bytes() == BASE
+        assert now(path) == BASE
 
     live(story)
 
@@ -184,7 +192,7 @@ def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
         await hosts.begin([])
         assert await hosts.arrange(TASK, plan()) == ()
         assert hosts.off
-        assert path.read_bytes() == BASE
+        assert now(path) == BASE
 
     live(story)
 

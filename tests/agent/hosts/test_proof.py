@@ -51,15 +51,15 @@ def test_a_name_that_leads_elsewhere_is_a_problem_that_says_where() -> None:
     book = Book()
     book.names["node-b"] = ["10.9.9.9", "10.0.0.2"]
     (problem,) = look(book).problems
-    assert problem == "the name node-b leads to 10.9.9.9, 10.0.0.2 here, and its node is at 10.0.0.2"
+    assert (
+        problem == "the name node-b leads to 10.9.9.9, 10.0.0.2 here, and its node is at 10.0.0.2"
+    )
 
 
 def test_a_second_address_behind_the_right_one_is_worth_knowing() -> None:
     book = Book()
     book.names["node-b"] = ["10.0.0.2", "10.9.9.9"]
-    assert look(book) == Findings(
-        (), ("the name node-b leads to 10.9.9.9 as well as 10.0.0.2",)
-    )
+    assert look(book) == Findings((), ("the name node-b leads to 10.9.9.9 as well as 10.0.0.2",))
 
 
 def test_another_address_of_the_same_node_is_no_problem() -> None:
