@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import assert_never
 
-from muster.protocol.hosts import usable_name
+from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -61,13 +61,15 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
+    hosts = host_table(attempt)
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
         task=task.id,
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task),
-        hosts=host_table(attempt),
+        hosts=hosts,
+        also=_elsewhere(attempt, hosts),
         hostfile="".join(
             f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in attempt.tasks
         ),
@@ -111,6 +113,17 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
         if own[task.node] and claims[own[task.node].lower()] == 1:
             table.append((own[task.node], address))
     return tuple(table)
+
+
+def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The other addresses of the nodes of a table, for each of their names."""
+    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in attempt.tasks}
+    return tuple(
+        (name, other)
+        for name, address in hosts
+        for other in having[address]
+        if other != address and usable_address(other)
+    )
 
 
 def _hostname(task: Task) -> str:
