@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import assert_never
 
-from muster.protocol.hosts import usable_name
+from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -64,6 +64,7 @@ class Gang:
     for each node."""
 
     hosts: tuple[tuple[str, str], ...]
+    also: tuple[tuple[str, str], ...]
     hostfile: str
     ips: str
     names: str
@@ -74,8 +75,10 @@ class Gang:
 def gang_of(job: Job, attempt: Attempt) -> Gang:
     """Of an attempt whose nodes are all prepared and have their meeting point."""
     ranks = tuple(ranks_on_node(job.spec, _seat(t)) for t in attempt.tasks)
+    hosts = host_table(attempt)
     return Gang(
-        hosts=host_table(attempt),
+        hosts=hosts,
+        also=_elsewhere(attempt, hosts),
         hostfile="".join(
             f"{t.node} slots={slots}\n" for t, slots in zip(attempt.tasks, ranks, strict=True)
         ),
@@ -97,6 +100,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task, gang),
         hosts=gang.hosts,
+        also=gang.also,
         hostfile=gang.hostfile,
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
@@ -138,6 +142,17 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
         if own[task.node] and claims[own[task.node].lower()] == 1:
             table.append((own[task.node], address))
     return tuple(table)
+
+
+def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The other addresses of the nodes of a table, for each of their names."""
+    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in attempt.tasks}
+    return tuple(
+        (name, other)
+        for name, address in hosts
+        for other in having[address]
+        if other != address and usable_address(other)
+    )
 
 
 def _hostname(task: Task) -> str:
