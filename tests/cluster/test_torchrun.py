@@ -105,7 +105,10 @@ def test_the_demo_on_machines_of_their_own() -> None:
     assert "pi = 3.14159265359" in demo.stdout
     for number in (1, 2, 3):
         for when in ("while the job runs", "after the job"):
-            assert f"node-{number}$ cat /etc/hosts   # {when}\n" in demo.stdout
+            _, shown, rest = demo.stdout.partition(f"node-{number}$ cat /etc/hosts   # {when}\n")
+            assert shown
+            assert ("# BEGIN muster 1.1" in rest.partition("\n\n")[0]) is (when[0] == "w")
+    assert re.search(r"node-1\$ getent hosts node-2\n10\.77\.0\.12 +node-2\n", demo.stdout)
     assert "nothing is left" in demo.stdout
 
 

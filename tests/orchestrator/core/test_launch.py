@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, PrepareTask
 from muster.spec.types import Argv, Launcher, Role, Roles, Shell
+from orchestrator.core import commands, follow
+from orchestrator.core.launch import Gang, gang_of
+from orchestrator.core.state import Attempt, Job
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
 
@@ -29,6 +34,21 @@ def arranged(gpus: tuple[int, int] = (8, 8), **more: Any) -> dict[str, ArrangeTa
         for command in cluster.commands(name, ArrangeTask)
         if isinstance(command, ArrangeTask)
     }
+
+
+def test_what_all_nodes_are_told_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It grows with the gang: made for each node, it grew with its square."""
+    made: list[Gang] = []
+
+    def counted(job: Job, attempt: Attempt) -> Gang:
+        made.append(gang_of(job, attempt))
+        return made[-1]
+
+    monkeypatch.setattr(follow, "gang_of", counted)
+    monkeypatch.setattr(commands, "gang_of", counted)
+    plans = arranged()
+    assert len(made) == 1
+    assert all(plan.hosts is made[0].hosts for plan in plans.values())
 
 
 def test_torchruns_words() -> None:
