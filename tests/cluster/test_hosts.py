@@ -25,6 +25,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClust
         yield made
 
 
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+    """Each job has a hosts file of its own."""
+    if why := missing():
+        pytest.skip(why)
+    folder = tmp_path_factory.mktemp("own")
+    made = NamespaceCluster(folder, agents=2, env={"MUSTER_AGENT_HOSTS_MODE": "private"})
+    with made:
+        yield made
+
+
 @pytest.fixture
 def two(cluster: NamespaceCluster) -> Iterator[tuple[Machine, Machine]]:
     """Both machines, whose hosts files are again what they were before."""
@@ -172,3 +183,20 @@ def test_a_hosts_file_that_is_mounted_on_is_written_in_place(
         assert machine.disk("/etc/hosts").stat().st_ino == inode
     finally:
         machine.exec("umount", "/etc/hosts")
+
+
+def test_a_hosts_file_of_the_jobs_own(private: NamespaceCluster, tmp_path: Path) -> None:
+    machines = list(private.machines.values())
+    foreign = machines[0].hosts() + "10.9.9.9 node-2 # stays as it is\n"
+    machines[0].write("/etc/hosts", foreign)
+    script = f"{{ cat /etc/hosts; getent hosts node-2; }} > seen.$MUSTER_NODE_RANK; {WAITS}"
+    job = running(private, tmp_path, script)
+    assert machines[0].hosts() == foreign
+    assert not blocks(machines[1])
+    seen = await_file(tmp_path / "seen.0")
+    assert f"# BEGIN muster {job}.1 " in seen
+    assert "10.9.9.9" not in seen
+    assert seen.splitlines()[-1].split() == [machines[1].address, "node-2"]
+    (tmp_path / "go").touch()
+    assert wait(private, job) == 0
+    assert "this job does not see that line" in private.muster("show", job).stdout
