@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -88,6 +89,8 @@ class Folders:
         self._root = state_dir
         self._machine_hosts = machine_hosts
         self._owner = owner
+        # An attempt's end must not take the job's folder from under the next one's beginning.
+        self._outputs = threading.Lock()
         try:
             for name in (TASKS, OUTPUT):
                 (state_dir / name).mkdir(mode=0o700, exist_ok=True)
@@ -125,7 +128,7 @@ class Folders:
         )
         manifest = Manifest(task, prepare, paths, ports)
         try:
-            with _opened(self._root / OUTPUT) as output:
+            with self._outputs, _opened(self._root / OUTPUT) as output:
                 self._make_output(output, (str(job), str(attempt)))
             with _opened(self._root / TASKS) as tasks:
                 self._make_task(tasks, task, msgspec.json.encode(manifest))
@@ -187,7 +190,11 @@ class Folders:
                 os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
             for name in (away, f"{_NEW}{task}"):
                 self._remove_entry(name)
-            with _opened(self._root / OUTPUT) as output, contextlib.suppress(OSError):
+            with (
+                self._outputs,
+                _opened(self._root / OUTPUT) as output,
+                contextlib.suppress(OSError),
+            ):
                 os.rmdir(f"{job}/{attempt}", dir_fd=output)
                 os.rmdir(str(job), dir_fd=output)
         except OSError as error:

@@ -17,6 +17,7 @@ from tests.cluster.jobs import await_file, submit, until, wait
 
 pytestmark = pytest.mark.root
 
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
     if why := missing():
