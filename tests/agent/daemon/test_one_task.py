@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,10 +137,19 @@ def test_a_refused_task_is_reported_and_removed(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def taken_port() -> socket.socket:
+    """Outside the kernel's own range, from which no agent takes ports."""
+    for port in range(20_000, 30_000):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port))
+    raise AssertionError("every port is taken")
+
+
 def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) -> None:
     async def story() -> None:
         async with Coordinator() as coordinator:
-            narrow = {"ports": {"first": coordinator.port, "last": coordinator.port}}
+            port = taken.getsockname()[1]
+            narrow = {"ports": {"first": port, "last": port}}
             async with AgentProcess(write_config(tmp_path, coordinator.url, **narrow)):
                 session = await coordinator.session()
                 await session.welcome()
@@ -152,7 +163,8 @@ def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) -> None:
                 report = await session.expect(TaskReport, lambda it: it.task == "8.1.0")
                 assert report.refusal is None
 
-    asyncio.run(story())
+    with taken_port() as taken:
+        asyncio.run(story())
 
 
 def test_a_whole_run_is_told_in_five_reports(tmp_path: Path) -> None:
