@@ -91,6 +91,7 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
                 user=ShimUser(who.run_as) if who.run_as else None,
                 allow_root=who.allow_root_jobs,
                 setup_timeout_s=prepare.timeout_s,
+                bootstrap_timeout_s=prepare.timeout_s,
             ),
         ),
     ]
@@ -107,7 +108,14 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
     arrange = held.arrange
     return [
         a.TellShim(
-            held.id, ShimStart(arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s)
+            held.id,
+            ShimStart(
+                arrange.argv,
+                arrange.env,
+                arrange.listen_port,
+                arrange.grace_s,
+                arrange.stop_signal,
+            ),
         )
     ]
 

@@ -59,10 +59,11 @@ class TaskFound:
 
 @dataclass(frozen=True, slots=True)
 class ShimFailed:
-    """No shim could be made for the task; `text` says why."""
+    """No shim could be made for the task; `text` says why, in a class of NODE_FAULTS."""
 
     task: TaskId
     text: str
+    code: str = "spawn_failed"
 
 
 @dataclass(frozen=True, slots=True)

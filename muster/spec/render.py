@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.spec.types import Argv, Command, JobSpec, Shell
+from muster.spec.types import Argv, Command, JobSpec, Shell, Stop
 from muster.spec.units import duration_text, gpu_text
 
 
@@ -35,7 +35,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["env"] = dict(spec.env)
     if spec.time_limit_s is not None:
         made["time_limit"] = duration_text(spec.time_limit_s)
-    made["stop"] = {"signal": spec.stop.signal, "grace": duration_text(spec.stop.grace_s)}
+    made["stop"] = _stop(spec.stop)
     made["retry"] = {
         "infra": spec.retry.infra,
         "user": spec.retry.user,
@@ -47,6 +47,13 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
     if any(chosen.values()):
         made["placement"] = {key: names for key, names in chosen.items() if names}
+    return made
+
+
+def _stop(stop: Stop) -> dict[str, str]:
+    made = {"signal": stop.signal, "grace": duration_text(stop.grace_s)}
+    if stop.warn is not None:
+        made["warn"] = f"{stop.warn.signal}@{duration_text(stop.warn.before_s)}"
     return made
 
 

@@ -45,6 +45,7 @@ def _text(state: State, fact: f.Durable) -> str:
             f.AttemptPlaced()
             | f.AttemptArranged()
             | f.AttemptStarted()
+            | f.AttemptWarned()
             | f.StopRequested()
             | f.StopForced()
             | f.AttemptClosed()
@@ -71,6 +72,7 @@ def _attempt_text(
     fact: f.AttemptPlaced
     | f.AttemptArranged
     | f.AttemptStarted
+    | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
     | f.AttemptClosed,
@@ -82,6 +84,8 @@ def _attempt_text(
             return f"meets at {address}:{port}" if address else "arranged"
         case f.AttemptStarted():
             return "all nodes are ready, starting"
+        case f.AttemptWarned():
+            return "the ranks are warned that the time limit is near"
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
         case f.StopForced():

@@ -80,6 +80,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
         ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
+        stop_signal=spec.stop.signal,
     )
 
 

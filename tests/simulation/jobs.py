@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.spec.types import Argv, JobSpec, Launcher, Resources, Retry, Shell, Stop
+from muster.spec.types import Argv, JobSpec, Launcher, Resources, Retry, Shell, Stop, Warn
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import World
 
@@ -60,13 +60,19 @@ def make_job(
         setup=Shell("true") if rng.random() < 0.3 else None,
         launcher=rng.choice((Launcher.TORCHRUN, Launcher.TORCHRUN, Launcher.NONE)),
         time_limit_s=limit_s,
-        stop=Stop(grace_s=rng.choice((0.0, 1.0, 5.0, 30.0))),
+        stop=Stop(grace_s=rng.choice((0.0, 1.0, 5.0, 30.0)), warn=_warn(world, limit_s)),
         retry=Retry(
             infra=rng.randrange(4), user=rng.choice((0, 0, 1)), backoff_s=rng.uniform(0.0, 20.0)
         ),
         priority=rng.choice((50, 50, 50, 10, 90)),
         pool=pool,
     )
+
+
+def _warn(world: World, limit_s: float | None) -> Warn | None:
+    if limit_s is None or not world.chance(0.6):
+        return None
+    return Warn("SIGUSR1", limit_s * world.rng.uniform(0.1, 0.9))
 
 
 def _program(world: World, temper: Temper) -> Program:
@@ -86,6 +92,7 @@ def _program(world: World, temper: Temper) -> Program:
         gate_dies=some(temper.start_fails, 0.3, 0.2),
         start_fails=some(temper.start_fails, 0.3, 0.2),
         fails=some(temper.rank_fails, 0.5, 0.6),
+        infects=rng.random() < 0.4,
         fails_alone=rng.random() < 0.3,
         never_ends=some(temper.endless, 0.3, 1.0) > 0,
         ignores_term=some(temper.stubborn, 0.4, 1.0) > 0,

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, links, ours
+from tests.simulation.mutants import books, links, ours, stops
 
-EVERY = (*books.MUTANTS, *links.MUTANTS, *ours.MUTANTS)
+EVERY = (*books.MUTANTS, *links.MUTANTS, *ours.MUTANTS, *stops.MUTANTS)

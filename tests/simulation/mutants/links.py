@@ -214,6 +214,9 @@ MUTANTS = (
     ),
     Mutant("a failed rank stops nobody", _wrap(decide, "from_report", _waits_for_all), ("I10",)),
     Mutant(
-        "a time limit is never set", _put(follow, "_limit", lambda *_: []), ("limit", "I10"), seed=3
+        "a time limit is never set",
+        _put(follow, "limit_timers", lambda *_: []),
+        ("limit", "I10"),
+        seed=3,
     ),
 )
