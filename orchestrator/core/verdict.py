@@ -14,6 +14,7 @@ from typing import Final
 from muster.protocol.outcome import ExitStatus
 
 LINE_CHARS_MAX: Final = 300
+WRITTEN_CHARS_MAX: Final = 8192
 LINES_JUDGED: Final = 20
 """Of a process that ended without a traceback, so many of its last lines count."""
 
@@ -128,7 +129,7 @@ _RULES: Final = (
     ),
     _rule(
         Kind.NO_PROGRAM,
-        r"([^\s:]+): command not found",
+        r"(?<![^\s:])([^\s:]{1,200}): command not found",
         "there is no command {0} in the PATH of the job on that node: install it, or name its path",
     ),
     _rule(
@@ -304,6 +305,7 @@ def _last_words(written: str) -> tuple[str, str, bool]:
     Where there is a traceback, what was logged before it does not count: a connection that was lost
     and made again is not why the program ended.
     """
+    written = written[-WRITTEN_CHARS_MAX:]
     lines = [_OF_RANK.sub("", line.rstrip()) for line in written.splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
     for at in range(frames[-1] + 1 if frames else len(lines), len(lines)):
