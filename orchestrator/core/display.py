@@ -8,7 +8,6 @@ import msgspec
 
 from muster.protocol import http as h
 from muster.protocol.instant import Instant
-from muster.protocol.messages import RankReport
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.render import to_mapping
@@ -226,15 +225,10 @@ def _task_view(task: Task) -> h.TaskView:
         node_rank=task.rank,
         role="launcher" if task.rank == 0 else "worker",
         state=task.state,
-        ranks=tuple(h.RankView(r.rank, r.exit, _stopped_by_us(task, r)) for r in task.ranks),
+        ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
     )
-
-
-def _stopped_by_us(task: Task, rank: RankReport) -> bool:
-    by_signal = rank.exit is not None and rank.exit.signal is not None
-    return rank.stopped or (bool(task.stopped_by) and by_signal)
 
 
 def _timeline(job: Job) -> list[h.Step]:
@@ -269,9 +263,7 @@ def _why_stopping(attempt: Attempt) -> str:
         return "stopping"
     if cause.code is CauseCode.COMPLETED:
         return cause.text
-    ours = sum(
-        1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and _stopped_by_us(t, r)
-    )
+    ours = sum(1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and r.stopped)
     others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
     return f"{cause.text}{others}"
 

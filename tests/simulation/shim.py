@@ -329,7 +329,9 @@ class Shim:
         self._ranks = [
             rank
             if rank.exit is not None
-            else s.ShimRank(rank.rank, rank.local_rank, pid=rank.pid, exit=status)
+            else s.ShimRank(
+                rank.rank, rank.local_rank, pid=rank.pid, exit=status, stopped=status.code != 0
+            )
             for rank in self._ranks
         ]
 

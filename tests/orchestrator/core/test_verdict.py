@@ -30,8 +30,10 @@ def traceback(last: str, *after: str) -> str:
 # Verbatim ends of standard error, but for paths and addresses.
 WRITTEN = (
     (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
-        "capacity of 79.10 GiB of which 1.02 GiB is free.",
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has "
+            "a total capacity of 79.10 GiB of which 1.02 GiB is free."
+        ),
         Kind.CUDA_OUT_OF_MEMORY,
         "batch",
     ),
@@ -41,15 +43,19 @@ WRITTEN = (
         "data loader workers",
     ),
     (
-        "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is possible "
-        "that dataloader's workers are out of shared memory. Please try to raise your shared "
-        "memory limit.",
+        (
+            "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory. Please try to raise "
+            "your shared memory limit."
+        ),
         Kind.SHARED_MEMORY,
         "/dev/shm",
     ),
     (
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
-        "allocate memory: you tried to allocate 4000000000000000 bytes.",
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
+            "can't allocate memory: you tried to allocate 4000000000000000 bytes."
+        ),
         Kind.HOST_OUT_OF_MEMORY,
         "memory",
     ),
@@ -84,27 +90,35 @@ WRITTEN = (
         "CUDA_LAUNCH_BLOCKING",
     ),
     (
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
-        "network address. port: 29778, useIpv6: false, code: -98, name: EADDRINUSE, message: "
-        "address already in use",
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any "
+            "local network address. port: 29778, useIpv6: false, code: -98, name: EADDRINUSE, "
+            "message: address already in use"
+        ),
         Kind.PORT_IN_USE,
         "MASTER_PORT",
     ),
     (
-        "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms while "
-        "trying to connect to (10.0.0.1, 29779).",
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms "
+            "while trying to connect to (10.0.0.1, 29779)."
+        ),
         Kind.NO_CONNECTION,
         "firewall",
     ),
     (
-        "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
-        "peer [10.0.0.2]:22419. This is typically caused by a remote worker crashing.",
+        (
+            "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
+            "peer [10.0.0.2]:22419. This is typically caused by a remote worker crashing."
+        ),
         Kind.PEER_LOST,
         "lost the connection to another rank",
     ),
     (
-        "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
-        "[10.0.0.2]:47005: Connection reset by peer.",
+        (
+            "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
+            "[10.0.0.2]:47005: Connection reset by peer."
+        ),
         Kind.PEER_LOST,
         "lost the connection to another rank",
     ),
@@ -125,10 +139,10 @@ def test_what_a_traceback_ends_with(line: str, kind: Kind, advice: str) -> None:
 
 
 def test_an_error_of_several_lines_and_the_warnings_after_it() -> None:
-    """NCCL says on the second line what it was, and torch warns of what does not matter any more."""
+    """NCCL says on the second line what it was, and torch warns of what matters no more."""
     written = traceback(
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "ncclRemoteError: A call failed possibly due to a remote process exiting prematurely",
     )
     written += (
         "[rank0]:[W1121 20:11:07.1 ProcessGroupNCCL.cpp:1538] Warning: WARNING: "
@@ -223,14 +237,18 @@ def test_what_python_itself_says(
     ("program", "kind"),
     [
         (
-            "import socket, torch.distributed as d; s = socket.create_server(('', 0));"
-            "d.TCPStore('127.0.0.1', s.getsockname()[1], 1, True)",
+            (
+                "import socket, torch.distributed as d; s = socket.create_server(('', 0));"
+                "d.TCPStore('127.0.0.1', s.getsockname()[1], 1, True)"
+            ),
             Kind.PORT_IN_USE,
         ),
         (
-            "import datetime, socket, torch.distributed as d; s = socket.socket();"
-            "s.bind(('127.0.0.1', 0)); d.TCPStore('127.0.0.1', s.getsockname()[1], 2, False,"
-            "timeout=datetime.timedelta(seconds=1))",
+            (
+                "import datetime, socket, torch.distributed as d; s = socket.socket();"
+                "s.bind(('127.0.0.1', 0)); d.TCPStore('127.0.0.1', s.getsockname()[1], 2, False,"
+                "timeout=datetime.timedelta(seconds=1))"
+            ),
             Kind.NO_CONNECTION,
         ),
         ("import torch; torch.empty(10**15)", Kind.HOST_OUT_OF_MEMORY),
