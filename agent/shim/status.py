@@ -34,6 +34,7 @@ class RefusalCode(enum.StrEnum):
     BOOTSTRAP_FAILED = "bootstrap_failed"
     SPAWN_FAILED = "spawn_failed"
     NO_SPACE = "no_space"
+    PORT_TAKEN = "port_taken"
 
 
 class StoppedBy(enum.StrEnum):

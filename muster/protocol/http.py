@@ -37,7 +37,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt."""
+    """One node's part of an attempt. `warnings` are sentences."""
 
     node: str
     node_rank: int
@@ -46,6 +46,7 @@ class TaskView(msgspec.Struct, frozen=True):
     ranks: tuple[RankView, ...]
     exit: ExitStatus | None
     refusal: Reason | None
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -57,6 +58,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     placed_at: float
     started_at: float | None
     closed_at: float | None
+    network: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.render import to_mapping
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
-from orchestrator.core.faults import refusal_cause
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import count
+from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
@@ -205,7 +205,7 @@ def _names(attempt: Attempt) -> str:
 
 
 def _attempt_view(attempt: Attempt) -> h.AttemptView:
-    master = f"{attempt.master_addr}:{attempt.master_port}" if attempt.master_port else None
+    master = host_port(attempt.master_addr, attempt.master_port) if attempt.master_port else None
     return h.AttemptView(
         number=attempt.number,
         state=attempt.phase.value,
@@ -215,7 +215,13 @@ def _attempt_view(attempt: Attempt) -> h.AttemptView:
         placed_at=attempt.placed_at,
         started_at=attempt.started_at,
         closed_at=attempt.closed_at,
+        network=attempt.network or None,
     )
+
+
+def host_port(address: str, port: int) -> str:
+    """As in a URL: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _task_view(task: Task) -> h.TaskView:
@@ -228,6 +234,7 @@ def _task_view(task: Task) -> h.TaskView:
         ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
+        warnings=task.warnings,
     )
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.messages import RankReport, Refusal, TaskReport
+from muster.protocol.hosts import BadHost, check_address
+from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
-from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.state import Attempt, Task
+from orchestrator.core.state import Task
 from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge
 
-LAUNCHER_UNREACHABLE: Final = "launcher_unreachable"
 TEXT_CHARS_MAX: Final = 800
 TAIL_CHARS_MAX: Final = 4096
 _EXIT_NOT_FOUND: Final = 127
@@ -57,6 +56,17 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
         )
     if report.stopped_by:
         return None
+    if report.prepared is not None and task.prepared is None:
+        try:
+            check_address(report.prepared.address)
+        except BadHost as error:
+            return Cause(
+                CauseCode.ARRANGE_FAILED,
+                Outcome.INFRA,
+                f"{task.node} reports an address that no peer can use: {error}",
+                node=task.node,
+                node_fault=True,
+            )
     if report.refusal is not None and report.exit is not None:
         return _start_failed(task, report.refusal, report.exit)
     failed = first_failed(report)
@@ -88,48 +98,13 @@ def ended_before_s(cause: Cause, report: TaskReport) -> float:
     return max(0.0, report.running_s - at_s) if at_s is not None else 0.0
 
 
-def refusal_cause(attempt: Attempt) -> Cause:
-    """Why a gang is rolled back: what the first in rank order refused that is a node's own fault,
-    else the first of all. Where every worker finds no way to the launcher, it is the launcher's.
-    """
-    refused = [task for task in attempt.tasks if task.refusal is not None]
-    launcher, workers = attempt.tasks[0], attempt.tasks[1:]
-    deaf = [t for t in workers if t.refusal and t.refusal.code == LAUNCHER_UNREACHABLE]
-    if len(deaf) > 1 and len(deaf) == len(workers) and launcher.refusal is None:
-        text = f"no other node reaches the launcher on {launcher.node}"
-        said = f"{text}: {deaf[0].node} says: {deaf[0].refusal.text if deaf[0].refusal else ''}"
-        return _refused(attempt, launcher, Refusal(LAUNCHER_UNREACHABLE, said, True), said)
-    for task in sorted(refused, key=lambda task: not _node_fault(task)):
-        assert task.refusal is not None
-        return _refused(attempt, task, task.refusal, f"{task.node} refused: {task.refusal.text}")
-    raise AssertionError(f"nobody of attempt {attempt.job}.{attempt.number} has refused")
-
-
-def _node_fault(task: Task) -> bool:
-    return task.refusal is not None and task.refusal.node_fault
-
-
-def _refused(attempt: Attempt, task: Task, refusal: Refusal, said: str) -> Cause:
-    text, _, tail = said.partition("\n")
-    preparing = attempt.phase is AttemptPhase.PREPARING
-    return Cause(
-        CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
-        Outcome.INFRA,
-        _short(text),
-        node=task.node,
-        refusal=refusal.code,
-        # It had stood ready: what it lacks now is of this node, or of its way to the others.
-        node_fault=refusal.node_fault or task.prepared is not None,
-        tail=tail[-TAIL_CHARS_MAX:],
-    )
-
-
 def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
     missing = how.code == _EXIT_NOT_FOUND
     return Cause(
         CauseCode.START_FAILED,
-        Outcome.USER,
-        _short(f"{task.node} could not start it: {refusal.text}"),
+        # A port that another program took is no fault of the job's.
+        Outcome.INFRA if refusal.code == PORT_TAKEN else Outcome.USER,
+        shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
         exit=how,
         refusal=refusal.code,
@@ -156,11 +131,9 @@ def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
     text = f"the launcher on {task.node} {told(how)}"
     if not verdict.said and not verdict.advice:
         text += f"; see its log: muster logs {task.job} --node {task.node}"
-    # It listens on the port that we leased: another attempt will have another one.
-    infra = verdict.kind is Kind.PORT_IN_USE
     return Cause(
         CauseCode.LAUNCHER_FAILED,
-        Outcome.INFRA if infra else Outcome.USER,
+        Outcome.USER,
         _sentence(text, verdict),
         node=task.node,
         exit=how,
@@ -172,10 +145,10 @@ def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
 def _sentence(what: str, verdict: Verdict) -> str:
     said = f": {verdict.said}" if verdict.said else ""
     advice = f"; {verdict.advice}" if verdict.advice else ""
-    return _short(f"{what}{said}{advice}")
+    return shortened(f"{what}{said}{advice}")
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
     """A program's name, and what a program says, may be of any length."""
     return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}..."
 

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import ForgetTask
+from muster.protocol.messages import UNREACHABLE, ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
@@ -17,11 +17,11 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import refusal_cause
-from orchestrator.core.launch import choose_meeting
 from orchestrator.core.limits import Limits
+from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers
@@ -192,21 +192,16 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
     meeting = choose_meeting(state, attempt)
-    if meeting is not None:
-        return Decision([meeting])
-    launcher = attempt.tasks[0]
-    text = f"{launcher.node} has no free port left in its range for the rendezvous"
-    cause = Cause(
-        CauseCode.ARRANGE_FAILED, Outcome.INFRA, text, node=launcher.node, node_fault=True
-    )
-    return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+    if isinstance(meeting, Cause):
+        return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
+    return Decision([meeting])
 
 
 def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
-            if task.refusal is not None and task.refusal.node_fault:
+            if _settles(attempt, task):
                 return Decision([_rolled_back(attempt)])
             answered = _all_answered(attempt)
             if answered:
@@ -221,17 +216,27 @@ def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Deci
             assert_never(attempt.phase)
 
 
+def _settles(attempt: Attempt, task: Task) -> bool:
+    """Whether it is clear at once whose fault a refusal is."""
+    if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
+        return task.refusal is not None and task.refusal.node_fault
+    return task.refusal.code != UNREACHABLE
+
+
 def _all_answered(attempt: Attempt) -> list[f.Fact]:
-    """Once everybody has said what the phase asks for, or that it refuses."""
-    wanted = {
-        AttemptPhase.PREPARING: TaskState.PREPARED,
-        AttemptPhase.ARRANGING: TaskState.ARRANGED,
-    }.get(attempt.phase)
-    if wanted is None or all(t.refusal is None for t in attempt.tasks):
+    """Everybody has said what the phase asks for, or that it refuses, and one does."""
+    if all(t.refusal is None for t in attempt.tasks):
         return []
-    if not all(t.refusal is not None or reached(t.state, wanted) for t in attempt.tasks):
-        return []
-    return [_rolled_back(attempt)]
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            asked, wanted = attempt.tasks, TaskState.PREPARED
+        case AttemptPhase.ARRANGING:
+            # Whether they reach the launcher is for the workers to say.
+            asked, wanted = attempt.tasks[1:], TaskState.ARRANGED
+        case _:
+            return []
+    answered = all(t.refusal is not None or reached(t.state, wanted) for t in asked)
+    return [_rolled_back(attempt)] if answered else []
 
 
 def _rolled_back(attempt: Attempt) -> f.Fact:

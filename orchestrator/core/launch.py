@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
-from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
+from muster.protocol.hosts import usable_name
+from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.types import (
     Argv,
     Command,
@@ -15,9 +17,10 @@ from muster.spec.types import (
     nproc_on_node,
     ranks_on_node,
 )
-from orchestrator.core.facts import AttemptArranged
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.meeting import endpoint
+from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
@@ -50,38 +53,62 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     )
 
 
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | None:
-    """Where the gang meets: the launcher's address and one of its ports that nobody has leased.
-
-    None if all the ports that it offered are taken.
-    """
-    launcher = attempt.tasks[0]
-    prepared = _prepared(launcher)
-    machine = state.nodes[launcher.node].inventory.machine_id
-    taken = state.ports.get(machine, set())
-    for port in prepared.ports:
-        if port not in taken:
-            return AttemptArranged(attempt.job, attempt.number, prepared.address, port)
-    return None
-
-
 def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
-    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
     return ArrangeTask(
         task=task.id,
         argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
         env=_environment(job, attempt, task),
-        hosts=hosts,
+        hosts=host_table(attempt),
         hostfile="".join(
             f"{t.node} slots={ranks_on_node(spec, _prepared(t).gpus)}\n" for t in attempt.tasks
         ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         stop_signal=spec.stop.signal,
+        meeting=_meeting(attempt, task),
     )
+
+
+def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
+    """None for a gang of one, and where the launcher's program may listen already: that has another
+    greeting than its agent."""
+    if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
+        return None
+    launcher = attempt.tasks[0]
+    return Meeting(
+        launcher.id,
+        launcher.node,
+        attempt.master_addr,
+        attempt.master_port,
+        endpoint(attempt, task).address,
+    )
+
+
+def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """Every name of the gang's nodes with the address under which its peers reach it: the node's
+    name, then what it calls itself, where that is another one and nobody else's here.
+
+    A gang of one node needs none.
+    """
+    if len(attempt.tasks) == 1:
+        return ()
+    own = {task.node: _hostname(task) for task in attempt.tasks}
+    claims = Counter(name.lower() for name in [*own, *own.values()])
+    table = []
+    for task in attempt.tasks:
+        address = endpoint(attempt, task).address
+        table.append((str(task.node), address))
+        if own[task.node] and claims[own[task.node].lower()] == 1:
+            table.append((own[task.node], address))
+    return tuple(table)
+
+
+def _hostname(task: Task) -> str:
+    name = _prepared(task).hostname
+    return name if usable_name(name) and name.lower() != task.node else ""
 
 
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
@@ -114,7 +141,7 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--log-dir",
         prepared.log_dir,
         "--local-addr",
-        prepared.address,
+        endpoint(attempt, task).address,
         *words(spec.run),
     )
 
@@ -134,7 +161,7 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
         "MUSTER_NUM_NODES": str(len(attempt.tasks)),
         "MUSTER_GPUS_PER_NODE": str(gpus[task.rank]),
         "MUSTER_NUM_GPUS": str(sum(gpus)),
-        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in attempt.tasks),
+        "MUSTER_NODE_IPS": "\n".join(endpoint(attempt, t).address for t in attempt.tasks),
         "MUSTER_NODE_NAMES": "\n".join(t.node for t in attempt.tasks),
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
@@ -157,21 +184,18 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     elif max(per_node) > 1 and "OMP_NUM_THREADS" not in spec.env:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         ours["OMP_NUM_THREADS"] = "1"
-    return {**_base_env(spec), **_sockets(prepared), **spec.env, **ours}
+    return {**_base_env(spec), **_sockets(endpoint(attempt, task).interface), **spec.env, **ours}
 
 
-def _sockets(prepared: Prepared) -> dict[str, str]:
+def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
     Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
     is an exact match, gloo knows only exact names.
     """
-    if not prepared.interface:
+    if not interface:
         return {}
-    return {
-        "GLOO_SOCKET_IFNAME": prepared.interface,
-        "NCCL_SOCKET_IFNAME": f"={prepared.interface}",
-    }
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _base_env(spec: JobSpec) -> dict[str, str]:

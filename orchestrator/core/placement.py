@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec
+from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Job, Node, State
 
@@ -51,7 +52,15 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
     fitting = sum(1 for _, reason in reasons if reason is None)
     if fitting >= spec.nodes:
-        return None
+        able = [
+            node
+            for node, (_, reason) in zip(state.nodes.values(), reasons, strict=True)
+            if not reason
+        ]
+        if reachable_gang(able, spec.nodes, state.networks) is not None:
+            return None
+        found = choose(able[: spec.nodes], state.networks)
+        return found.text if isinstance(found, Apart) else None
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
     unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
@@ -76,7 +85,14 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
         free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
-        chosen = sorted(free[: job.spec.nodes], key=lambda node: natural(node.name))
+        gang = reachable_gang(free, job.spec.nodes, state.networks)
+        if gang is None:
+            return Waiting(
+                f"needs {count(job.spec.nodes, 'node')} that share a network, and of the "
+                f"{len(free)} that are free no so many do",
+                (),
+            )
+        chosen = sorted(gang, key=lambda node: natural(node.name))
         return tuple(node.name for node in chosen)
     lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
     return Waiting(

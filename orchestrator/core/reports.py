@@ -42,7 +42,7 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
     began = began or report.state is TaskState.STARTED
     arranged = report.state is TaskState.ARRANGED or began
     if arranged and not reached(task.state, TaskState.ARRANGED):
-        found.append(f.TaskArranged(*key))
+        found.append(f.TaskArranged(*key, report.warnings))
     if report.listening and not task.listening:
         found.append(f.TaskListening(*key))
     if began and not reached(task.state, TaskState.STARTED):

@@ -11,10 +11,11 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import from_record, refusal_cause
+from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
+from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 

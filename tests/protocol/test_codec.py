@@ -132,6 +132,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "arrange",
         "start",
         "stop",
+        "signal",
         "forget",
     }
     assert all(isinstance(kind, type) and issubclass(kind, msgspec.Struct) for kind in kinds)

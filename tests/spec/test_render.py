@@ -13,7 +13,17 @@ from muster.spec.environment import check_name
 from muster.spec.parse import parse_json, parse_mapping
 from muster.spec.problems import RefusedError
 from muster.spec.render import to_mapping
-from muster.spec.types import Argv, JobSpec, Launcher, Placement, Resources, Retry, Shell, Stop
+from muster.spec.types import (
+    Argv,
+    JobSpec,
+    Launcher,
+    Placement,
+    Resources,
+    Retry,
+    Shell,
+    Stop,
+    Warn,
+)
 
 
 def may_be_set(name: str) -> bool:
@@ -45,6 +55,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
     nodes = draw(st.integers(1, 3))
     names = st.lists(NODE_NAMES, unique=True, max_size=3).map(tuple)
     include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
+    limit = draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 3))
+    warn = st.just(Warn("SIGUSR1", 1.5)) if limit else st.none()
     return JobSpec(
         name=draw(NAMES),
         run=draw(TRAINING if launcher is Launcher.TORCHRUN else PLAIN),
@@ -60,8 +72,12 @@ def specs(draw: st.DrawFn) -> JobSpec:
                 st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True).filter(may_be_set), TEXT
             )
         ),
-        time_limit_s=draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 1)),
-        stop=Stop(draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])), draw(MILLIS)),
+        time_limit_s=limit,
+        stop=Stop(
+            draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])),
+            draw(MILLIS),
+            draw(st.none() | warn),
+        ),
         retry=Retry(draw(st.integers(0, 9)), user, draw(codes) if user else (), draw(MILLIS)),
         priority=draw(st.integers(0, 100)),
         pool=draw(NAMES),

@@ -65,7 +65,7 @@ def test_a_plan_that_one_node_refuses_starts_nowhere_and_is_tried_on_others(code
 def test_the_others_are_heard_for_a_moment_and_no_longer() -> None:
     cluster = gang(3, 3)
     tasks = prepare_all(cluster, 3)
-    refuse_plan(cluster, tasks[1], "name_unresolved")
+    refuse_plan(cluster, tasks[1], "launcher_unreachable")
     assert cluster.shown(1) is JobState.PREPARING
     cluster.pass_time(cluster.limits.refusal_wait_s)
     assert cluster.shown(1) is JobState.STOPPING
@@ -80,7 +80,7 @@ def test_a_launcher_that_no_worker_reaches_is_at_fault_itself() -> None:
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None
     assert (cause.node, cause.node_fault) == ("n0", True)
-    assert "no other node reaches the launcher on n0" in cause.text
+    assert "none of the gang reaches its launcher" in cause.text
 
 
 def test_a_node_whose_interpreter_dies_at_the_gate_says_so() -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, links, ours, stops
+from tests.simulation.mutants import books, hosts, links, ours, stops
 
-EVERY = (*books.MUTANTS, *links.MUTANTS, *ours.MUTANTS, *stops.MUTANTS)
+EVERY = (
+    *books.MUTANTS,
+    *hosts.MUTANTS,
+    *links.MUTANTS,
+    *ours.MUTANTS,
+    *stops.MUTANTS,
+)
