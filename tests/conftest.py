@@ -12,6 +12,18 @@ settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    items[:] = [item for item in items if item not in set(long)]
+    config.hook.pytest_deselected(items=long)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a marked test whose needs are not met."""
     for marker, missing in (

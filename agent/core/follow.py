@@ -131,7 +131,13 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
         return []
     arrange = held.arrange
     start = ShimStart(
-        arrange.argv, arrange.env, arrange.listen_port, arrange.grace_s, arrange.stop_signal
+        arrange.argv,
+        arrange.env,
+        arrange.listen_port,
+        arrange.grace_s,
+        arrange.stop_signal,
+        arrange.ranks,
+        arrange.interpreter,
     )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
     return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]

@@ -191,10 +191,12 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
 
 
 class ShimStart(_Command, frozen=True, tag="start"):
-    """Open the gate. `argv`: the program, or torchrun's arguments.
+    """Open the gate. `argv`: the program, or torchrun's arguments, or with `interpreter` words
+    for the job's Python.
 
-    `stop_signal` and `grace_s` are the job's own, for an end that nobody commands: torchrun wishes
-    its ranks gone, as one has failed, or has died, or the lease is over.
+    `stop_signal` and `grace_s` are the job's own, for an end that nobody commands: the other ranks
+    of this node are to go, as one has failed, or their launcher has died, or the lease is over.
+    `ranks`: start the program so often, each time with these variables more.
     """
 
     argv: Sequence[str]
@@ -202,6 +204,8 @@ class ShimStart(_Command, frozen=True, tag="start"):
     listen_port: int | None = None
     grace_s: float | None = None
     stop_signal: str | None = None
+    ranks: Sequence[dict[str, str]] = ()
+    interpreter: bool = False
 
 
 class ShimStop(_Command, frozen=True, tag="stop"):

@@ -8,11 +8,14 @@ from __future__ import annotations
 import signal
 
 TORCHRUN = "torchrun"
+PROCESSES = "processes"
 NONE = "none"
+LAUNCHERS = (TORCHRUN, PROCESSES, NONE)
 SETUP_TIMEOUT_S = 3600.0
 # A cold torch on a network file system has been seen to take minutes.
 BOOTSTRAP_TIMEOUT_S = 600.0
 GRACE_S = 30.0
+RANKS_MAX = 4096
 
 
 class Malformed(Exception):
@@ -24,8 +27,8 @@ class Prepare:
 
     def __init__(self, document: dict[str, object]) -> None:
         self.launcher = _text(document, "launcher") or NONE
-        if self.launcher not in (TORCHRUN, NONE):
-            raise Malformed(f"launcher {self.launcher!r} is not one of {TORCHRUN}, {NONE}")
+        if self.launcher not in LAUNCHERS:
+            raise Malformed(f"launcher {self.launcher!r} is not one of {', '.join(LAUNCHERS)}")
         self.cwd = _text(document, "cwd")
         self.python = _text(document, "python")
         self.setup = _words(document, "setup")
@@ -43,6 +46,8 @@ class Start:
     def __init__(self, document: dict[str, object]) -> None:
         self.argv = _words(document, "argv") or []
         self.env = _environment(document)
+        self.ranks = _ranks(document)
+        self.interpreter = document.get("interpreter") is True
         self.grace_s = _seconds(document, "grace_s", GRACE_S)
         self.stop_signal = _signal(document, "stop_signal")
         port = document.get("listen_port")
@@ -133,8 +138,21 @@ def _words(document: dict[str, object], field: str) -> list[str] | None:
     return words
 
 
+def _ranks(document: dict[str, object]) -> list[dict[str, str]]:
+    value = document.get("ranks") or []
+    if not isinstance(value, list) or len(value) > RANKS_MAX:
+        raise Malformed(f"ranks is not a list of at most {RANKS_MAX} environments")
+    ranks = [_variables(item) for item in value]
+    if not all(rank.get("RANK", "").isdecimal() for rank in ranks):
+        raise Malformed("ranks holds an environment without a RANK")
+    return ranks
+
+
 def _environment(document: dict[str, object]) -> dict[str, str]:
-    value = document.get("env") or {}
+    return _variables(document.get("env") or {})
+
+
+def _variables(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise Malformed("env is not a map of texts")
     for name, content in value.items():

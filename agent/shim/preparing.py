@@ -16,7 +16,7 @@ from agent.shim.gate import EXIT_TOO_OLD, PRELUDE, Gate
 from agent.shim.identity import Identity, base_environment
 from agent.shim.loop import Loop, now
 from agent.shim.record import Logs
-from agent.shim.spawn import Program, Report, describe
+from agent.shim.spawn import Failure, Program, Report, describe
 from agent.shim.status import Exit, RefusalCode
 
 SETUP_LOG: Final = "setup.log"
@@ -101,6 +101,38 @@ class Preparation:
             folders = [os.path.join(python, "bin"), os.path.dirname(python), env["PATH"]]
             env["PATH"] = os.pathsep.join(folders)
         return {**env, **self._command.env, **more, **self._marks}
+
+    def one_more(self, told: Told) -> Child:
+        """A child behind the gate: the one that waits there, then others in its likeness.
+
+        `told` hears of one that could not get there. Raises OSError.
+        """
+        child, self.child = self.child, None
+        if child is None:
+            child = self._children.take()
+
+            def entered(report: Report) -> None:
+                if report.failure is not None:
+                    told(report)
+
+            self._enter(child, entered)
+        return child
+
+    def interpreters(self) -> list[str]:
+        """Where the job's Python may be; the first that can be executed is."""
+        return _interpreters(self._command.python)
+
+    def why_not(self, failure: Failure, *, interpreter: bool) -> str:
+        """In a sentence, why something could not be started; `interpreter`: the job's Python."""
+        if not (interpreter and failure.stage == "program"):
+            return describe(failure, self.identity.name)
+        python = self._command.python
+        wanted = f"The interpreter {python}" if python else "An interpreter (python3, python)"
+        why = "was not found" if failure.code == errno.ENOENT else f"cannot run: {failure.text}"
+        return (
+            f"{wanted} {why} for user {self.identity.name} on this node;"
+            " set `python` to an interpreter, venv or conda prefix that is there."
+        )
 
     def _take(self) -> Child | None:
         """A child whose end we hear of; None, and all is refused, where there can be none."""
@@ -213,14 +245,13 @@ class Preparation:
         self._outcome.stream("launcher", None, LAUNCHER_LOG)
         gate = self.gate = Gate(self._loop, self._bootstrap, self._logs.open_torchrun_folder())
         gate.on_message = self._bootstrap_told
-        python = self._command.python
         env = self.environment({})
         fds = {1: log, 2: log, **gate.descriptors()}
         self._boot_began = now()
         child.ended = self._bootstrap_ended
         self._enter(child, self._interpreter_told)
         child.become(
-            Program(_interpreters(python), ["-c", PRELUDE], env, fds), self._interpreter_told
+            Program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_told
         )
         gate.opened()
         os.close(log)
@@ -239,14 +270,7 @@ class Preparation:
     def _interpreter_told(self, report: Report) -> None:
         failure = report.failure
         if failure is not None and failure.stage == "program":
-            python = self._command.python
-            wanted = f"The interpreter {python}" if python else "An interpreter (python3, python)"
-            why = "was not found" if failure.code == errno.ENOENT else f"cannot run: {failure.text}"
-            self._refuse(
-                RefusalCode.NO_PYTHON,
-                f"{wanted} {why} for user {self.identity.name} on this node;"
-                " set `python` to an interpreter, venv or conda prefix that is there.",
-            )
+            self._refuse(RefusalCode.NO_PYTHON, self.why_not(failure, interpreter=True))
             return
         self._refused_early(report, RefusalCode.SPAWN_FAILED)
 

@@ -6,12 +6,12 @@ import signal
 from collections.abc import Callable
 from typing import TypeGuard
 
+from agent.shim.commands import RANKS_MAX
 from agent.shim.linux import environment_of
 from agent.shim.loop import now
 from agent.shim.record import LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
 
-RANKS_MAX = 4096
 RANK_MAX = 1 << 24
 ERROR_BYTES_MAX = 4096
 

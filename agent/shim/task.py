@@ -17,9 +17,10 @@ from agent.shim.identity import Identity
 from agent.shim.loop import Loop, now
 from agent.shim.options import Options
 from agent.shim.preparing import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
+from agent.shim.programs import Course, Programs
 from agent.shim.ranks import Ranks
 from agent.shim.record import Logs
-from agent.shim.spawn import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Program, Report, Runner, describe
+from agent.shim.spawn import EXIT_CANNOT_RUN, Runner
 from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
 from agent.shim.tree import Tree
 
@@ -36,7 +37,7 @@ BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
 
 
-class Task(Outcome):
+class Task(Outcome, Course):
     """The task of one shim. `changed` is called when the document has another content."""
 
     def __init__(
@@ -164,53 +165,19 @@ class Task(Outcome):
             self._main_pid = None if preparation.child is None else preparation.child.pid
             gate.start(command.argv, env, command.grace_s)
         else:
-            self._run_program(preparation, command.argv, env)
+            self._run_programs(preparation, command, env)
         if command.listen_port is not None:
             self._await_listener(command.listen_port, now() + LISTEN_WATCH_S)
 
-    def _run_program(self, preparation: Preparation, argv: list[str], env: dict[str, str]) -> None:
-        if not argv:
-            self._not_spawned("The job has no command to run.", EXIT_CANNOT_RUN)
+    def _run_programs(self, preparation: Preparation, command: Start, env: dict[str, str]) -> None:
+        if command.argv:
+            self._main_pid = Programs(preparation, self.ranks, self.status, self).start(
+                command, env
+            )
             return
-        node_rank = env.get("MUSTER_NODE_RANK", "0")
-        rank = int(node_rank) if node_rank.isdecimal() else 0
-        try:
-            out, err = self.ranks.open(rank, 0)
-        except OSError as error:
-            self._not_spawned(f"Its log cannot be made: {error.strerror}.", EXIT_CANNOT_RUN)
-            return
-        child = preparation.child
-        assert child is not None
-
-        def told(report: Report) -> None:
-            if report.failure is None:
-                self._started()
-                return
-            missing = report.failure.stage == "program" and report.failure.code == 2
-            code = EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN
-            self._not_spawned(describe(report.failure, preparation.identity.name), code)
-
-        def ended(how: Exit) -> None:
-            if self.status.started_at is not None:
-                self.ranks.ended(rank, how, None)
-            self._main_ended(how)
-
-        child.ended = ended
-        child.become(Program(argv[:1], argv[1:], env, {1: out, 2: err}), told)
-        self._main_pid = child.pid
-        self.ranks.began(rank, child.pid)
-        os.close(out)
-        os.close(err)
-
-    def _not_spawned(self, text: str, code: int) -> None:
-        self.status.refusal = (RefusalCode.SPAWN_FAILED, text)
-        self.status.exit = Exit(code, None)
-        for rank in self.status.ranks.values():
-            rank.exit, rank.error = Exit(code, None), text
-            self.status.first_failed = rank.rank
-        if self._main_pid is None:
-            self._main_ended(Exit(code, None))
-            self._watch_end()
+        self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
+        self._main_ended(Exit(EXIT_CANNOT_RUN, None))
+        self._watch_end()
 
     def _await_listener(self, port: int, until: float) -> None:
         if self.status.phase in ENDED or now() > until:
@@ -267,6 +234,20 @@ class Task(Outcome):
     def launcher_ended(self, ended: Exit) -> None:
         self._main_ended(ended)
 
+    # --- what the programs tell -----------------------------------------------------------------
+
+    def program_runs(self) -> None:
+        self._started()
+
+    def rank_failed(self) -> None:
+        self._close_ranks()
+
+    def rank_ended(self) -> None:
+        self.changed()
+
+    def programs_ended(self, how: Exit) -> None:
+        self._main_ended(how)
+
     # --- the run --------------------------------------------------------------------------------
 
     def _started(self) -> None:
@@ -292,8 +273,8 @@ class Task(Outcome):
             os.close(fd)
 
     def _close_ranks(self) -> None:
-        """torchrun wants its ranks gone, as one has failed: one signal and the job's own grace, not
-        torchrun's.
+        """The ranks are to go, as one has failed: one signal and the job's own grace, under
+        torchrun too.
         """
         if self._ends or self.ranks.signalled:
             return
@@ -360,8 +341,8 @@ class Task(Outcome):
         if self.status.started_at is None or number == signal.SIGKILL:
             return
         pids = self.ranks.pids()
-        if not self._torchrun:
-            self._ending.signal(self._group(), number)
+        if not self._torchrun and self._main_pid is not None:
+            self._ending.signal(self._group(self._main_pid), number)
         elif not pids and self._main_pid is not None:
             self._ending.signal([self._main_pid], number)
         elif not (self.ranks.signalled and number == self._stop_signal):
@@ -372,7 +353,8 @@ class Task(Outcome):
         if self.status.phase is not Phase.RUNNING or command.number <= self.status.signalled:
             return
         self.status.signalled = command.number
-        pids = self.ranks.pids() if self._torchrun else self._group()
+        alone = not self._torchrun and self._main_pid is not None
+        pids = self._group(self._main_pid or 0) if alone else self.ranks.pids()
         self._tree.signal(pids, command.signal)
         self.changed()
 
@@ -380,13 +362,12 @@ class Task(Outcome):
     def _torchrun(self) -> bool:
         return self._preparation is not None and self._preparation.gate is not None
 
-    def _group(self) -> list[int]:
+    def _group(self, leader: int) -> list[int]:
         """A program of its own session gets a signal as Ctrl-C would give it: its whole group
-        does.
+        does. Ranks that we start get it alone, as under torchrun: the processes that load their
+        data are theirs to end.
         """
-        if self._main_pid is None:
-            return []
-        return [pid for pid in self._tree.members() if _group_of(pid) == self._main_pid]
+        return [pid for pid in self._tree.members() if _group_of(pid) == leader]
 
     def _kill(self) -> None:
         """SIGKILL for the tree; for the ranks a little before their launcher, which tells of it."""

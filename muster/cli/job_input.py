@@ -47,10 +47,21 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     if typed.command:
         tree, document = _with_command(tree, document, typed, notes)
     spec = parse_document(document, environ)
-    if "env" in tree:
-        # With names taken from the caller filled in: the coordinator cannot see our environment.
-        tree = {**tree, "env": dict(spec.env)}
-    return Job(spec, tree, tuple(notes))
+    return Job(spec, _filled(tree, spec), tuple(notes))
+
+
+def _filled(tree: dict[str, object], spec: JobSpec) -> dict[str, object]:
+    """`tree` with the variables that are taken from the caller: the coordinator cannot see our
+    environment."""
+    filled = {**tree, "env": dict(spec.env)} if "env" in tree else dict(tree)
+    roles = tree.get("roles")
+    if isinstance(roles, dict):
+        own = {"launcher": spec.roles.launcher.env, "worker": spec.roles.worker.env}
+        filled["roles"] = {
+            name: {**role, "env": own[name]} if isinstance(role, dict) and "env" in role else role
+            for name, role in roles.items()
+        }
+    return filled
 
 
 def _with_command(

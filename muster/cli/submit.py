@@ -27,6 +27,7 @@ from muster.spec.render import to_mapping
 )
 @click.option("--name", metavar="NAME", help="Name of the job.")
 @click.option("--nodes", metavar="N", help="Number of nodes.")
+@click.option("--nproc-per-node", metavar="N", help="Number of ranks on each node.")
 @click.option("--time-limit", metavar="TIME", help="Stop it after this long (24h, 90m).")
 @click.option("--priority", metavar="0-100", help="Higher starts first.")
 @click.option("--pool", metavar="POOL", help="The pool of nodes.")

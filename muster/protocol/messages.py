@@ -200,7 +200,7 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `argv_shell` programs need no bootstrap. `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report.
     """
 
     task: TaskId
@@ -234,8 +234,11 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
     of one node has no table. `listen_port` is set on the node whose
     rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
-    as no process of the gang can have been started. `stop_signal` and `grace_s` are for an end that
-    the node begins by itself, as a rank has failed or the lease is over.
+    as no process of the gang can have been started. `ranks` is set where we
+    start the ranks ourselves: for each, in local order, what its environment has besides `env`,
+    its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
+    and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
+    is over.
     """
 
     task: TaskId
@@ -247,6 +250,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     grace_s: float = 30.0
     meeting: Meeting | None = None
     stop_signal: str = "SIGTERM"
+    ranks: tuple[dict[str, str], ...] = ()
+    interpreter: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -40,12 +40,14 @@ _TORCHRUN_KEYS: Final = {"--nnodes": "nodes", "--nproc-per-node": "nproc_per_nod
 
 
 def read_run(value: object, launcher: Launcher) -> Command:
-    """`run` as typed: a list is argv verbatim; a string is split (torchrun) or a script (none).
+    """`run` as typed: a list is argv verbatim; a string is a script under `none`, else split.
 
     Raises `RefusedError`.
     """
     if launcher is Launcher.NONE:
         return read_script(value)
+    if launcher is Launcher.PROCESSES:
+        return _checked(Argv(tuple(_rank_words(value))))
     if isinstance(value, list | tuple):
         words = _argv(value)
         corrected = _training_words(words)
@@ -122,6 +124,37 @@ def _training_words(words: list[str]) -> list[str]:
             "add `launcher: none`" + (f", or write `./{first}` if it is one" if bare else ""),
         )
     return words
+
+
+def _rank_words(value: object) -> list[str]:
+    """The words of one rank's program, which may be any."""
+    if isinstance(value, list | tuple):
+        return _argv(value)
+    words = split_words(_text(value))
+    if not words:
+        raise RefusedError("is empty", "write the program of a rank: `run: train.py --lr 1`")
+    program = base_name(words[0])
+    if program in ("torchrun", "accelerate", "deepspeed"):
+        raise RefusedError(
+            f"`{program}` starts ranks, and `launcher: processes` starts one of it for each",
+            "write what a rank is to run, or use `launcher: none`",
+        )
+    if _ASSIGNMENT.fullmatch(words[0]):
+        raise RefusedError("begins by setting a variable", f"write `env: [{words[0]}]` instead")
+    if words[0] == "-m":
+        return _module_words(words)
+    return of_python(words)
+
+
+def of_python(words: list[str]) -> list[str]:
+    """`python x.py` as `x.py`, so that the job's own interpreter runs it."""
+    rest = python_words(words) if words[0] in PLAIN_PYTHON else None
+    return rest if rest is not None and needs_interpreter(rest) else words
+
+
+def needs_interpreter(argv: Sequence[str]) -> bool:
+    """Under `processes`: whether these are words for the job's interpreter, not a program."""
+    return argv[0] == "-m" or suffix(argv[0]) in _PYTHON_SUFFIXES
 
 
 def is_python_script(word: str) -> bool:

@@ -56,6 +56,13 @@ _ELSEWHERE: Final = {
         "recover_on_exit_codes": "on_exit_codes",
     },
     "placement": {"nodelist": "include", "nodes": "include"},
+    "roles": {
+        "chief": "launcher",
+        "head": "launcher",
+        "leader": "launcher",
+        "master": "launcher",
+        "workers": "worker",
+    },
     "workdir": {"local": "path", "dir": "path"},
 }
 

@@ -87,7 +87,7 @@ def check_name(name: str) -> None:
         )
     if name in _OF_TORCHRUN:
         raise RefusedError(
-            f"`{name}` belongs to torchrun, which sets it for each rank",
+            f"`{name}` is a rank's own, set for each by torchrun or by Muster",
             "leave it out; MUSTER_NODE_RANK and MUSTER_NUM_NODES say which node it is",
         )
     if name in _OURS or name.startswith(("MUSTER_", "PET_")):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from muster.spec.command import PLAIN_PYTHON, python_words
+from muster.spec.command import PLAIN_PYTHON, of_python, python_words
 from muster.spec.problems import Problem, SpecError, printable
 from muster.spec.words import base_name, suffix
 
@@ -30,6 +30,8 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
     words = list(argv)
     if not words or not words[0]:
         raise SpecError([Problem("run", None, "there is no command after `--`", "write one")])
+    if launcher == "processes":
+        return FromCommand({"run": of_python(words)})
     if launcher is not None and launcher != "torchrun":
         return FromCommand({"run": words})
     trained = _training_words(words)

@@ -25,7 +25,6 @@ LATER_KEYS: Final = {
         "prepare": "use `setup`, which runs once per node and attempt",
         "rdma": "leave it out; NCCL chooses its transport, and NCCL_* variables of `env` steer it",
         "rendezvous": "leave it out; every job uses static rendezvous",
-        "roles": "write one `run`; MUSTER_NODE_RANK tells the program which node it is on",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
@@ -51,11 +50,9 @@ LATER_LAUNCHERS: Final = {
     "accelerate": "use `launcher: none` and `run: accelerate launch ...`; PET_* and MASTER_ADDR, "
     "MASTER_PORT, NODE_RANK are in the environment",
     "deepspeed": "use `launcher: torchrun`; deepspeed.initialize() works under it",
-    "processes": "use `launcher: torchrun`, or `launcher: none` and start the ranks yourself",
 }
 
 ELASTIC_NODES: Final = "write one number; the job starts with exactly that many nodes"
-NPROC_PER_ROLE: Final = "write one number, the same for every node"
 SHIPPED_WORKDIR: Final = (
     "put the code on storage that every node mounts and write its absolute path, "
     "or clone it in `setup`"

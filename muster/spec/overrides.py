@@ -20,6 +20,8 @@ SPELLINGS: Final = (
     ("nodes", "num_nodes"),
     ("time_limit", "max_duration", "time"),
     ("resources.gpu", "resources.accelerators", "accelerators"),
+    ("roles.launcher.nproc_per_node", "nproc_per_node.launcher"),
+    ("roles.worker.nproc_per_node", "nproc_per_node.worker"),
 )
 
 # Sections that may be written as one value, and the key that this value is.

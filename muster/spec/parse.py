@@ -10,6 +10,7 @@ from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
 from muster.spec.problems import Kind, Problems, RefusedError, printable, shown
+from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
 from muster.spec.scalars import Document, check_tree, read_json, read_yaml
 from muster.spec.section import Found, Section, seconds, whole_number
 from muster.spec.types import (
@@ -24,10 +25,10 @@ from muster.spec.types import (
     Placement,
     Resources,
     Retry,
+    Roles,
     Stop,
 )
 
-MAX_NPROC: Final = 1024
 MAX_RETRIES: Final = 1000
 _GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
 _NO_COMMAND: Final = Argv(("",))
@@ -71,8 +72,10 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     job = Section(tree, "", problems)
     job.read("schema_version", fields.schema_version, SCHEMA_VERSION)
     launcher = job.read("launcher", fields.launcher, None)
-    run = _run(job, launcher)
     nodes = job.read("nodes", fields.nodes, 1, "num_nodes")
+    nproc = read_nproc(job)
+    roles = read_roles(job, nproc, lambda found: _given(job, found, launcher), caller)
+    run, roles = _run(job, launcher, roles, nodes)
     workdir = _workdir(job)
     env = job.take("env")
     time_limit_s = job.read("time_limit", fields.time_limit, None, "max_duration", "time")
@@ -81,7 +84,9 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         run=run,
         nodes=nodes,
         resources=_resources(job),
-        nproc_per_node=_nproc(job),
+        nproc_per_node=nproc.everywhere,
+        nproc_on=dict(nproc.by_node),
+        roles=roles,
         workdir=workdir,
         python=job.read("python", lambda text: fields.python(text, workdir), None),
         setup=_setup(job),
@@ -92,7 +97,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         retry=_retry(job),
         priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),
         pool=job.read("pool", fields.pool, DEFAULT_POOL),
-        placement=_placement(job, nodes),
+        placement=_placement(job, nodes, nproc, roles),
     )
     job.finish()
     return spec
@@ -103,14 +108,25 @@ def _name(job: Section, run: Command) -> str:
     return job.read("name", fields.job_name, default)
 
 
-def _run(job: Section, launcher: Launcher | None) -> Command:
+def _run(
+    job: Section, launcher: Launcher | None, roles: Roles, nodes: int
+) -> tuple[Command, Roles]:
+    """What the job runs, and its roles without what is now the job's."""
     found = job.take("run")
-    if found is None:
-        if "run" not in job.raw:
-            job.problems.add(
-                "run", None, "is missing", "say what to run, such as `run: train.py --lr 1e-5`"
-            )
-        return _NO_COMMAND
+    if found is not None:
+        return _given(job, found, launcher), roles
+    if "run" in job.raw:
+        return _NO_COMMAND, roles
+    of_roles = command_of_roles(roles, nodes)
+    if of_roles is None:
+        job.problems.add(
+            "run", None, "is missing", "say what to run, such as `run: train.py --lr 1e-5`"
+        )
+        return _NO_COMMAND, roles
+    return of_roles
+
+
+def _given(job: Section, found: Found, launcher: Launcher | None) -> Command:
     if launcher is None:
         if "launcher" in job.raw:  # refused already: how to read `run` is not known
             return _NO_COMMAND
@@ -168,30 +184,6 @@ def _resources(job: Section) -> Resources:
         )
         return Resources()
     return job.typed(found, lambda text: Resources(*units.gpu(text)), Resources())
-
-
-def _nproc(job: Section) -> int | None:
-    found = job.take("nproc_per_node")
-    if found is None:
-        return None
-    if isinstance(found.value, dict):
-        job.problems.add(
-            found.path,
-            shown(found.value),
-            later.not_yet("a map in `nproc_per_node`"),
-            later.NPROC_PER_ROLE,
-            Kind.LATER,
-        )
-        return None
-    if found.value in ("auto", "gpu"):
-        job.problems.add(
-            found.path,
-            shown(found.value),
-            "is not a number",
-            "leave the key out: one process for each GPU is the default",
-        )
-        return None
-    return job.typed(found, whole_number(1, MAX_NPROC), 1)
 
 
 def _workdir(job: Section) -> str | None:
@@ -286,21 +278,29 @@ def _retry(job: Section) -> Retry:
     return retry
 
 
-def _placement(job: Section, nodes: int) -> Placement:
+def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placement:
     part = _part(job, "placement", "`placement: {exclude: [gpu-07]}`")
-    if part is None:
-        return Placement()
-    placement = Placement(
-        include=part.items("include", fields.node_name, "`[gpu-01, gpu-02]`"),
-        exclude=part.items("exclude", fields.node_name, "`[gpu-07]`"),
-    )
+    part = part or Section({}, "placement", job.problems)
+    include = part.items("include", fields.node_name, "`[gpu-01, gpu-02]`")
+    exclude = part.items("exclude", fields.node_name, "`[gpu-07]`")
     part.finish()
-    usable = set(placement.include) - set(placement.exclude)
-    if placement.include and len(usable) < nodes:
+    counted = [r for r in (roles.launcher, roles.worker) if r.nproc_per_node is not None]
+    where, given = f"{part.path}.include", shown(part.raw.get("include"))
+    if include:
+        for name in nproc.by_node:
+            if name not in include:
+                path = f"nproc_per_node.{name}"
+                job.problems.add(path, None, "is not in `placement.include`", "add it there")
+    elif nproc.by_node and not counted:
+        # Who counts the ranks of these nodes and of no others means these nodes.
+        include = tuple(nproc.by_node)
+        where, given = "nproc_per_node", None
+    usable = set(include) - set(exclude)
+    if include and len(usable) < nodes:
         job.problems.add(
-            f"{part.path}.include",
-            shown(part.raw["include"]),
+            where,
+            given,
             f"leaves {len(usable)} nodes for a job of {nodes}",
-            "include more, or ask for fewer",
+            "name more, or ask for fewer",
         )
-    return placement
+    return Placement(include, exclude)

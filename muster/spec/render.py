@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.spec.types import Argv, Command, JobSpec, Shell, Stop
+from muster.spec.types import Argv, Command, JobSpec, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text
 
 
@@ -21,7 +21,9 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     resources = spec.resources
     if resources.gpu is not None:
         made["resources"] = {"gpu": gpu_text(resources.gpu, resources.gpu_model)}
-    if spec.nproc_per_node is not None:
+    if spec.nproc_on:
+        made["nproc_per_node"] = dict(spec.nproc_on)
+    elif spec.nproc_per_node is not None:
         made["nproc_per_node"] = spec.nproc_per_node
     if spec.workdir is not None:
         made["workdir"] = spec.workdir
@@ -33,6 +35,9 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["run"] = _command(spec.run)
     if spec.env:
         made["env"] = dict(spec.env)
+    roles = {"launcher": _role(spec.roles.launcher), "worker": _role(spec.roles.worker)}
+    if any(roles.values()):
+        made["roles"] = {name: role for name, role in roles.items() if role}
     if spec.time_limit_s is not None:
         made["time_limit"] = duration_text(spec.time_limit_s)
     made["stop"] = _stop(spec.stop)
@@ -54,6 +59,17 @@ def _stop(stop: Stop) -> dict[str, str]:
     made = {"signal": stop.signal, "grace": duration_text(stop.grace_s)}
     if stop.warn is not None:
         made["warn"] = f"{stop.warn.signal}@{duration_text(stop.warn.before_s)}"
+    return made
+
+
+def _role(role: Role) -> dict[str, object]:
+    made: dict[str, object] = {}
+    if role.run is not None:
+        made["run"] = _command(role.run)
+    if role.nproc_per_node is not None:
+        made["nproc_per_node"] = role.nproc_per_node
+    if role.env:
+        made["env"] = dict(role.env)
     return made
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from muster.spec.fields import MAX_NODES
-from muster.spec.parse import MAX_NPROC, MAX_RETRIES
+from muster.spec.parse import MAX_RETRIES
+from muster.spec.roles import MAX_NPROC
 from muster.spec.types import DEFAULT_POOL, DEFAULT_PRIORITY, MAX_PRIORITY, SCHEMA_VERSION, Launcher
 
 _WARN: Final = r"^[A-Za-z0-9]+(@.+)?$"
@@ -30,7 +31,10 @@ def job_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Muster job, schema_version {SCHEMA_VERSION}",
         "type": "object",
-        "required": ["run"],
+        "anyOf": [
+            {"required": ["run"]},
+            {"required": ["roles"], "properties": {"roles": _own_run()}},
+        ],
         "additionalProperties": False,
         "properties": _properties(),
     }
@@ -50,7 +54,8 @@ def _properties() -> dict[str, Schema]:
         "num_nodes": nodes,
         "resources": _map({"gpu": gpu, "accelerators": gpu}),
         "accelerators": gpu,
-        "nproc_per_node": _number("Default: the GPUs per node, else 1.", 1, MAX_NPROC),
+        "nproc_per_node": _nproc(),
+        "roles": _map({"launcher": _role(), "worker": _role()}),
         "workdir": _workdir(),
         "python": _text("Interpreter, virtual environment or conda prefix on the nodes."),
         "setup": _command("Run once per node and attempt; a string is a bash script."),
@@ -58,7 +63,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [launcher.value for launcher in Launcher],
             "default": Launcher.TORCHRUN.value,
         },
-        "run": _command("What torchrun starts; under `launcher: none` a string is a bash script."),
+        "run": _command("What a rank runs; under `launcher: none` a string is a bash script."),
         "env": _env(),
         "time_limit": limit,
         "max_duration": limit,
@@ -114,6 +119,31 @@ def _command(description: str) -> Schema:
 
 def _map(properties: dict[str, Schema]) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _nproc() -> Schema:
+    number = _number("Ranks per node. Default: its GPUs, else 1.", 1, MAX_NPROC)
+    by_name: Schema = {
+        "type": "object",
+        "description": "By role (launcher, worker) or by name of a node.",
+        "additionalProperties": number,
+    }
+    return {"anyOf": [number, by_name]}
+
+
+def _role() -> Schema:
+    return _map(
+        {
+            "run": _command("Instead of the job's own."),
+            "nproc_per_node": _number("Ranks on each node of this role.", 1, MAX_NPROC),
+            "env": _env(),
+        }
+    )
+
+
+def _own_run() -> Schema:
+    """Without a `run` of the job, its launcher has one, and so have its workers if it has any."""
+    return {"required": ["launcher"], "properties": {"launcher": {"required": ["run"]}}}
 
 
 def _workdir() -> Schema:

@@ -8,7 +8,7 @@ an older reader does not know are ignored there, as everywhere on the wire.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ class Launcher(Enum):
     """What starts the rank processes on a node."""
 
     TORCHRUN = "torchrun"
+    PROCESSES = "processes"
     NONE = "none"
 
 
@@ -30,7 +31,8 @@ class Argv(msgspec.Struct, frozen=True, tag="argv"):
     """Words for one program, verbatim: no shell sees them.
 
     Under torchrun they are the training script (or `-m module`) and its arguments; the
-    interpreter and torchrun's own options are added at launch.
+    interpreter and torchrun's own options are added at launch, as is the interpreter of a Python
+    script under `processes`.
     """
 
     argv: tuple[str, ...]
@@ -92,12 +94,34 @@ class Placement(msgspec.Struct, frozen=True):
     exclude: tuple[str, ...] = ()
 
 
+class Role(msgspec.Struct, frozen=True):
+    """Where the launcher or the workers differ from the job; None and empty: they do not.
+
+    `env` is added to the job's, and wins.
+    """
+
+    run: Command | None = None
+    nproc_per_node: int | None = None
+    env: dict[str, str] = {}
+
+
+class Roles(msgspec.Struct, frozen=True):
+    """The node with rank 0, and all others."""
+
+    launcher: Role = Role()
+    worker: Role = Role()
+
+    def of(self, node_rank: int) -> Role:
+        return self.launcher if node_rank == 0 else self.worker
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The job a user asked for, checked, with every default filled in.
 
-    `workdir` is an absolute path of a folder that exists on the nodes. `python` is an interpreter,
-    virtual environment or conda prefix; None leaves it to the agent. `setup` runs once per node
-    and attempt. Times are seconds.
+    `nproc_on` is ranks by the name of a node, and goes before the role's, which goes before
+    `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the nodes. `python`
+    is an interpreter, virtual environment or conda prefix; None leaves it to the agent. `setup`
+    runs once per node and attempt. Times are seconds.
     """
 
     name: str
@@ -105,6 +129,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1
     resources: Resources = Resources()
     nproc_per_node: int | None = None
+    nproc_on: dict[str, int] = {}
+    roles: Roles = Roles()
     workdir: str | None = None
     python: str | None = None
     setup: Command | None = None
@@ -119,22 +145,47 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
 
-def nproc_on_node(spec: JobSpec, node_gpus: int) -> int:
-    """How many training processes belong on one node with `node_gpus` GPUs, whoever starts them:
-    `nproc_per_node`, else `resources.gpu`, else the GPUs of the node; never under 1.
+class Seat(NamedTuple):
+    """A node as part of a gang: its rank there, its name and its GPUs."""
+
+    rank: int
+    node: str
+    gpus: int
+
+
+def nproc_wanted(spec: JobSpec, node_rank: int, node: str) -> int | None:
+    """The training processes that the job asks for on a node; None where it leaves that open."""
+    for asked in (spec.nproc_on.get(node), spec.roles.of(node_rank).nproc_per_node):
+        if asked is not None:
+            return asked
+    return spec.nproc_per_node
+
+
+def nproc_on_node(spec: JobSpec, seat: Seat) -> int:
+    """How many training processes belong on one node, whoever starts them: what was asked for,
+    else `resources.gpu`, else the GPUs of the node; never under 1.
 
     Under `launcher: none` this is what PET_NPROC_PER_NODE says, for a torchrun of the user's own.
     """
-    if spec.nproc_per_node is not None:
-        return spec.nproc_per_node
-    return max(gpus_on_node(spec, node_gpus), 1)
+    asked = nproc_wanted(spec, seat.rank, seat.node)
+    return max(gpus_on_node(spec, seat.gpus), 1) if asked is None else asked
 
 
-def ranks_on_node(spec: JobSpec, node_gpus: int) -> int:
+def ranks_on_node(spec: JobSpec, seat: Seat) -> int:
     """How many rank processes we count on one node: `nproc_on_node`, but 1 under `launcher: none`,
     where the command is all that we start and see.
     """
-    return 1 if spec.launcher is Launcher.NONE else nproc_on_node(spec, node_gpus)
+    return 1 if spec.launcher is Launcher.NONE else nproc_on_node(spec, seat)
+
+
+def run_on_node(spec: JobSpec, node_rank: int) -> Command:
+    """What the node runs: its role's command where that has one."""
+    return spec.roles.of(node_rank).run or spec.run
+
+
+def env_on_node(spec: JobSpec, node_rank: int) -> dict[str, str]:
+    """The user's variables there."""
+    return {**spec.env, **spec.roles.of(node_rank).env}
 
 
 def gpus_on_node(spec: JobSpec, node_gpus: int) -> int:

@@ -101,7 +101,7 @@ def fence(name: TaskId) -> StopTask:
 
 def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
     """Under torchrun no worker connects before the launcher's port listens."""
-    if job.spec.launcher is Launcher.NONE or task.rank == 0:
+    if job.spec.launcher is not Launcher.TORCHRUN or task.rank == 0:
         return True
     return attempt.tasks[0].listening
 

@@ -7,15 +7,19 @@ from typing import assert_never
 
 from muster.protocol.hosts import usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
+from muster.spec.command import needs_interpreter
 from muster.spec.types import (
     Argv,
     Command,
     JobSpec,
     Launcher,
+    Seat,
     Shell,
+    env_on_node,
     gpus_on_node,
     nproc_on_node,
     ranks_on_node,
+    run_on_node,
 )
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
@@ -47,7 +51,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_base_env(spec), **spec.env, **_identity(job, task)},
+        env={**_user_env(spec, task), **_identity(job, task)},
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
     )
@@ -57,18 +61,22 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
+    processes = spec.launcher is Launcher.PROCESSES
+    program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
         task=task.id,
-        argv=_torchrun(job, attempt, task) if torchrun else words(spec.run),
+        argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task),
         hosts=host_table(attempt),
         hostfile="".join(
-            f"{t.node} slots={ranks_on_node(spec, _prepared(t).gpus)}\n" for t in attempt.tasks
+            f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in attempt.tasks
         ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         stop_signal=spec.stop.signal,
         meeting=_meeting(attempt, task),
+        ranks=_ranks(job, attempt, task) if processes else (),
+        interpreter=processes and needs_interpreter(program),
     )
 
 
@@ -115,9 +123,9 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
     """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
 
     Static rendezvous: the node rank given is the one used. No restarts of its own: one node would
-    restart alone. Redirects, never --tee: that reads and decodes every line.
+    restart alone. Redirects, never --tee: that reads and decodes every line. Nodes may have
+    different numbers of ranks: torchrun's agents tell each other theirs through the store.
     """
-    spec = job.spec
     prepared = _prepared(task)
     return (
         "--nnodes",
@@ -125,7 +133,7 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--node-rank",
         str(task.rank),
         "--nproc-per-node",
-        str(ranks_on_node(spec, prepared.gpus)),
+        str(ranks_on_node(job.spec, _seat(task))),
         "--rdzv-backend",
         "static",
         "--master-addr",
@@ -142,19 +150,47 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         prepared.log_dir,
         "--local-addr",
         endpoint(attempt, task).address,
-        *words(spec.run),
     )
+
+
+def _ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
+    """What differs from rank to rank on one node; the rest is in the node's environment."""
+    before = sum(ranks_on_node(job.spec, _seat(t)) for t in attempt.tasks[: task.rank])
+    return tuple(
+        {
+            "RANK": str(before + local),
+            "LOCAL_RANK": str(local),
+            "ROLE_RANK": str(before + local),
+        }
+        for local in range(ranks_on_node(job.spec, _seat(task)))
+    )
+
+
+def _of_ranks(attempt: Attempt, task: Task, per_node: list[int]) -> dict[str, str]:
+    """What torchrun would tell every rank of a node, for ranks that we start ourselves.
+
+    Nothing of torchelastic's own: a program that finds it there expects torchrun's store.
+    """
+    world = str(sum(per_node))
+    return {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": str(per_node[task.rank]),
+        "GROUP_RANK": str(task.rank),
+        "GROUP_WORLD_SIZE": str(len(attempt.tasks)),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": world,
+    }
 
 
 def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     """Everything a process of the task gets beyond the shim's own base.
 
-    The user's values are overridden by ours. RANK, WORLD_SIZE and LOCAL_RANK belong to torchrun and
-    are never set for a node.
+    The user's values are overridden by ours. RANK and LOCAL_RANK are a rank's, never a node's;
+    with WORLD_SIZE they belong to torchrun, or to the ranks that we start ourselves.
     """
     spec = job.spec
     prepared = _prepared(task)
-    per_node = [ranks_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
+    per_node = [ranks_on_node(spec, _seat(t)) for t in attempt.tasks]
     gpus = [gpus_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
     ours = {
         **_identity(job, task),
@@ -176,15 +212,18 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     if spec.launcher is Launcher.NONE:
         ours |= {
             "PET_NNODES": str(len(attempt.tasks)),
-            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, prepared.gpus)),
+            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, _seat(task))),
             "PET_NODE_RANK": str(task.rank),
             "PET_MASTER_ADDR": attempt.master_addr,
             "PET_MASTER_PORT": str(attempt.master_port),
         }
-    elif max(per_node) > 1 and "OMP_NUM_THREADS" not in spec.env:
+    if spec.launcher is Launcher.PROCESSES:
+        ours |= _of_ranks(attempt, task, per_node)
+    usual = _sockets(endpoint(attempt, task).interface)
+    if spec.launcher is not Launcher.NONE and max(per_node) > 1:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
-        ours["OMP_NUM_THREADS"] = "1"
-    return {**_base_env(spec), **_sockets(endpoint(attempt, task).interface), **spec.env, **ours}
+        usual["OMP_NUM_THREADS"] = "1"
+    return {**usual, **_user_env(spec, task), **ours}
 
 
 def _sockets(interface: str) -> dict[str, str]:
@@ -198,9 +237,13 @@ def _sockets(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def _base_env(spec: JobSpec) -> dict[str, str]:
+def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     # A rank that dies must not take unflushed lines with it.
-    return {} if "PYTHONUNBUFFERED" in spec.env else {"PYTHONUNBUFFERED": "1"}
+    return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
+
+
+def _seat(task: Task) -> Seat:
+    return Seat(task.rank, task.node, _prepared(task).gpus)
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec
+from muster.spec.types import JobSpec, nproc_wanted
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Job, Node, State
@@ -76,7 +76,8 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     """Choose the whole gang or nothing.
 
     Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; nodes that
-    failed the job before are taken only where the job could not run at all without them.
+    failed the job before are taken only where the job could not run at all without them. The first
+    is the launcher: where it has another number of ranks than the others, the node that suits.
     """
     kept = _unspoilt(state, job.spec, job.avoid)
     if len(kept) < job.spec.nodes:
@@ -84,16 +85,14 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
-        free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
-        gang = reachable_gang(free, job.spec.nodes, state.networks)
+        gang = _gang(job.spec, free, state.networks)
         if gang is None:
             return Waiting(
                 f"needs {count(job.spec.nodes, 'node')} that share a network, and of the "
                 f"{len(free)} that are free no so many do",
                 (),
             )
-        chosen = sorted(gang, key=lambda node: natural(node.name))
-        return tuple(node.name for node in chosen)
+        return gang
     lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
     return Waiting(
         f"needs {count(job.spec.nodes, 'node')}, {len(free)} free"
@@ -115,6 +114,36 @@ def _unspoilt(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> list[N
         for node in state.nodes.values()
         if node.name not in avoid and node.link in there and unfit(spec, node) is None
     ]
+
+
+def _gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...]
+) -> tuple[NodeName, ...] | None:
+    """Names in node-rank order, of more than enough free nodes; None where no network is shared."""
+    free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+    if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
+        gang = reachable_gang(free, spec.nodes, networks)
+        return None if gang is None else tuple(sorted((n.name for n in gang), key=natural))
+    # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
+    launcher = _suiting(spec, 0, free)[0]
+    workers = _suiting(spec, 1, [node for node in free if node is not launcher])
+    gang = reachable_gang([launcher, *workers], spec.nodes, networks)
+    if gang is None:
+        return None
+    if launcher not in gang:
+        launcher = _suiting(spec, 0, list(gang))[0]
+    rest = (node.name for node in gang if node is not launcher)
+    return (launcher.name, *sorted(rest, key=natural))
+
+
+def _suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
+    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
+
+    def short(node: Node) -> bool:
+        wanted = nproc_wanted(spec, node_rank, node.name) or 0
+        return node.inventory.gpus < wanted
+
+    return sorted(nodes, key=short)
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:

@@ -116,8 +116,7 @@ def rolled_back(ground: Ground, culprit: str = CULPRIT, **job: Any) -> JobView:
     assert culprit not in {task.node for task in more[-1].tasks}
     assert not (ran / "1").exists(), "a program of the first attempt has run"
     for name, machine in cluster.machines.items():
-        tasks = cluster.root / "state" / name / "tasks"
-        until(lambda tasks=tasks: list(tasks.iterdir()) == [], f"no folder of a task on {name}")
+        await_empty(cluster.root / "state" / name / "tasks")
         assert machine.hosts() == hosts[name]
     until(lambda: cluster.survivors() == [], "no process of a job")
     assert first.closed_at is not None
@@ -127,6 +126,10 @@ def rolled_back(ground: Ground, culprit: str = CULPRIT, **job: Any) -> JobView:
     # A bound on what is plainly broken; the figure is for the log.
     assert took_s < 20
     return view
+
+
+def await_empty(folder: Path) -> None:
+    until(lambda: list(folder.iterdir()) == [], f"nothing in {folder}")
 
 
 def refusal(view: JobView) -> str | None:

@@ -15,7 +15,7 @@ from agent.core.shim import ShimPhase
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.states import TaskState
-from muster.spec.types import JobSpec
+from muster.spec.types import JobSpec, Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.invariants import check
@@ -132,8 +132,22 @@ class Checkers:
         job = self.durable.jobs[shim.job]
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
-        if job.spec.launcher.value == "torchrun":
-            self._check_meeting(shim, attempt)
+        match job.spec.launcher:
+            case Launcher.TORCHRUN:
+                self._check_meeting(shim, attempt)
+            case Launcher.PROCESSES:
+                self._check_ranks(shim, job.spec)
+            case Launcher.NONE:
+                pass
+
+    def _check_ranks(self, shim: Shim, spec: JobSpec) -> None:
+        """Ranks count on from node to node, without a gap, whatever each node has of them."""
+        workers = spec.nproc_per_node or 1
+        launchers = spec.roles.launcher.nproc_per_node or workers
+        first = 0 if shim.rank == 0 else launchers + (shim.rank - 1) * workers
+        wanted = list(range(first, first + (launchers if shim.rank == 0 else workers)))
+        if shim.ranks != wanted:
+            self.fail(f"ranks: {shim.task} has {shim.ranks} in place of {wanted}")
 
     def _check_meeting(self, shim: Shim, attempt: Attempt) -> None:
         if shim.rank > 0:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
-from muster.spec.types import Argv, JobSpec, Launcher, Resources, Retry, Shell, Stop, Warn
+import msgspec
+
+from muster.spec.types import (
+    Argv,
+    JobSpec,
+    Launcher,
+    Resources,
+    Retry,
+    Role,
+    Roles,
+    Shell,
+    Stop,
+    Warn,
+)
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import World
+
+FIRST_VARIED = 100
+"""From this seed on there are gangs of every kind. Those before, in which most planted bugs are
+found, stay the runs that they are when a kind is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,7 @@ def make_job(
     name = f"job-{number}"
     programs.by_name[name] = program
     programs.nodes[name] = nodes
-    return JobSpec(
+    spec = JobSpec(
         name=name,
         run=Argv(("train.py",)),
         nodes=nodes,
@@ -67,6 +85,16 @@ def make_job(
         priority=rng.choice((50, 50, 50, 10, 90)),
         pool=pool,
     )
+    return _varied(world, number, spec)
+
+
+def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
+    """Perhaps another kind of gang: ranks that we start, with another number on the launcher."""
+    own = random.Random(f"varied {world.seed} {number}")
+    if world.seed < FIRST_VARIED or own.random() > 0.3:
+        return spec
+    roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
+    return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
 
 
 def _warn(world: World, limit_s: float | None) -> Warn | None:

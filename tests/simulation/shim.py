@@ -85,6 +85,7 @@ class Shim:
         self._programs = programs
         self._name = ""
         self._torchrun = False
+        self._numbers: list[int] = []  # of its ranks
         self._start_seen = False
         self._ends = False
         self.started_at: float | None = None
@@ -249,6 +250,7 @@ class Shim:
             return
         self._start_seen = True
         self.listen_port = command.listen_port
+        self._numbers = self._ranks_of(command)
         self.world.at(self.world.rng.uniform(0.001, 0.05), self._spawn)
 
     # --- the run --------------------------------------------------------------------------
@@ -264,16 +266,25 @@ class Shim:
             return
         self.started_at = world.now
         self.phase = P.RUNNING
-        count = 2 if self._torchrun else 1
         self._ranks = [
-            s.ShimRank(self.rank * count + local, local, pid=1000 + local) for local in range(count)
+            s.ShimRank(number, local, pid=1000 + local)
+            for local, number in enumerate(self._numbers)
         ]
         self.truth.program_started(self)
         course = self._programs.course(self._name, self.job, self.attempt)
         if self.listen_port is not None:
             world.at(world.rng.uniform(*program.listen_s), self._listen)
-        self._let_run(program, course, count)
+        self._let_run(program, course, len(self._ranks))
         self.changed(self)
+
+    def _ranks_of(self, command: s.ShimStart) -> list[int]:
+        if command.ranks:
+            return [int(own["RANK"]) for own in command.ranks]
+        return [2 * self.rank, 2 * self.rank + 1] if self._torchrun else [self.rank]
+
+    @property
+    def ranks(self) -> list[int]:
+        return self._numbers
 
     def _let_run(self, program: Program, course: Course, count: int) -> None:
         world = self.world
@@ -316,14 +327,17 @@ class Shim:
             self._main_ended(status)
             return
         self.changed(self)
-        # torchrun waits for the siblings, which may take their time.
-        self.world.at(self.world.rng.uniform(0.01, 30.0), self._launcher_gives_up)
+        # It waits for the siblings, which may take their time.
+        gives_up = partial(
+            self._launcher_gives_up, s.ShimExit(code=1) if self._torchrun else status
+        )
+        self.world.at(self.world.rng.uniform(0.01, 30.0), gives_up)
 
-    def _launcher_gives_up(self) -> None:
+    def _launcher_gives_up(self, status: s.ShimExit) -> None:
         if self._over() or self._ends:
             return
         self._end_ranks(s.ShimExit(signal=15))
-        self._main_ended(s.ShimExit(code=1))
+        self._main_ended(status)
 
     def _end_ranks(self, status: s.ShimExit) -> None:
         self._ranks = [

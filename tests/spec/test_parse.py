@@ -19,6 +19,7 @@ from muster.spec.types import (
     Placement,
     Resources,
     Retry,
+    Seat,
     Shell,
     Stop,
     Warn,
@@ -140,7 +141,6 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
         ("nodes: 2..4", "nodes"),
         ("nodes: 2-4", "nodes"),
         ("num_nodes: 2..", "num_nodes"),
-        ("nproc_per_node: {launcher: 1}", "nproc_per_node"),
         ("workdir: .", "workdir"),
         ("workdir: src/x", "workdir"),
         ("workdir: ~/x", "workdir"),
@@ -411,12 +411,12 @@ def test_scripts_under_none() -> None:
     ],
 )
 def test_ranks_on_node(text: str, node_gpus: int, ranks: int) -> None:
-    assert ranks_on_node(parse_job(with_key(text)), node_gpus) == ranks
+    assert ranks_on_node(parse_job(with_key(text)), Seat(0, "n", node_gpus)) == ranks
 
 
 def test_nproc_on_node_does_not_ask_who_starts_them() -> None:
     none = parse_job("run: torchrun x.py\nlauncher: none\n")
-    assert (nproc_on_node(none, 8), nproc_on_node(none, 0)) == (8, 1)
+    assert [nproc_on_node(none, Seat(0, "n", gpus)) for gpus in (8, 0)] == [8, 1]
 
 
 def test_gpus_on_node() -> None:
@@ -441,6 +441,8 @@ KEYS = st.sampled_from(
         "time_limit",
         "accelerators",
         "nproc_per_node",
+        "roles",
+        "worker",
         "secrets",
         "gpu",
         "signal",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 from hypothesis import given
@@ -20,6 +21,8 @@ from muster.spec.types import (
     Placement,
     Resources,
     Retry,
+    Role,
+    Roles,
     Shell,
     Stop,
     Warn,
@@ -42,8 +45,19 @@ WORDS = st.lists(TEXT, max_size=4)
 TRAINING = WORDS.map(lambda rest: Argv(("train.py", *rest))) | WORDS.map(
     lambda rest: Argv(("-m", "pkg.train", *rest))
 )
-PLAIN = WORDS.map(lambda rest: Argv(("prog", *rest))) | TEXT.filter(str.strip).map(Shell)
+PLAIN_ARGV = WORDS.map(lambda rest: Argv(("prog", *rest)))
+PLAIN = PLAIN_ARGV | TEXT.filter(str.strip).map(Shell)
 PATHS = st.from_regex(r"/[a-z0-9/._ -]{0,20}", fullmatch=True)
+
+
+NPROC = st.integers(1, 1024)
+ENV = st.dictionaries(
+    st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True).filter(may_be_set), TEXT, max_size=4
+)
+
+
+def roles(runs: st.SearchStrategy[Any]) -> st.SearchStrategy[Role]:
+    return st.builds(Role, st.none() | runs, st.none() | NPROC, st.just({}) | ENV)
 
 
 @st.composite
@@ -57,21 +71,25 @@ def specs(draw: st.DrawFn) -> JobSpec:
     include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
     limit = draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 3))
     warn = st.just(Warn("SIGUSR1", 1.5)) if limit else st.none()
+    runs = {Launcher.TORCHRUN: TRAINING, Launcher.PROCESSES: PLAIN_ARGV | TRAINING}.get(
+        launcher, PLAIN
+    )
+    nproc_on = (
+        draw(st.just({}) | st.dictionaries(st.sampled_from(include), NPROC)) if include else {}
+    )
     return JobSpec(
         name=draw(NAMES),
-        run=draw(TRAINING if launcher is Launcher.TORCHRUN else PLAIN),
+        run=draw(runs),
         nodes=nodes,
         resources=Resources(gpu, draw(st.none() | st.just("H100")) if gpu else None),
-        nproc_per_node=draw(st.none() | st.integers(1, 1024)),
+        nproc_per_node=None if nproc_on else draw(st.none() | NPROC),
+        nproc_on=nproc_on,
+        roles=draw(st.builds(Roles, roles(runs), roles(runs))),
         workdir=draw(st.none() | PATHS),
         python=draw(st.none() | PATHS | st.just("python3.12")),
         setup=draw(st.none() | PLAIN),
         launcher=launcher,
-        env=draw(
-            st.dictionaries(
-                st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True).filter(may_be_set), TEXT
-            )
-        ),
+        env=draw(ENV),
         time_limit_s=limit,
         stop=Stop(
             draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])),

@@ -12,6 +12,7 @@ from muster.spec.parse import parse_job, parse_mapping
 from muster.spec.problems import SpecError
 from muster.spec.render import to_mapping
 from muster.spec.schema import job_schema
+from muster.spec.types import Argv
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -24,11 +25,16 @@ ACCEPTED: dict[str, list[object]] = {
     "num_nodes": [2],
     "resources": [{}, {"gpu": 1}, {"accelerators": "H100:8"}],
     "accelerators": ["H100:8", 0],
-    "nproc_per_node": [1, "8"],
+    "nproc_per_node": [1, "8", {"launcher": 4, "worker": "2"}, {"a": 4, "b.c": 2}],
+    "roles": [
+        {},
+        {"launcher": {}},
+        {"launcher": {"nproc_per_node": 4}, "worker": {"run": ["y.py", 1], "env": ["A=1"]}},
+    ],
     "workdir": ["/x", {"path": "/x"}, {"path": "/x", "ship": False}],
     "python": ["/x", "python3.12"],
     "setup": ["x", ["x", "y"]],
-    "launcher": ["none", "torchrun"],
+    "launcher": ["none", "torchrun", "processes"],
     "run": ["x.py", ["x.py", 1]],
     "env": [{}, {"A": 1, "B": "x", "C": True}, ["A=1"]],
     "time_limit": ["1h", "1d 2h", "1-00:00:00", "36:00:00", "500.5s"],
@@ -52,6 +58,9 @@ REFUSED: list[dict[str, object]] = [
     {"workdir": {}},
     {"workdir": {"path": "/x", "ship": True}},
     {"launcher": "accelerate"},
+    {"nproc_per_node": {"worker": 0}},
+    {"roles": {"master": {}}},
+    {"roles": {"worker": {"setup": "x"}}},
     {"time_limit": 90},
     {"time_limit": "90"},
     {"time_limit": "1h", "stop": {"warn": "B:USR1@5m"}},
@@ -87,6 +96,17 @@ def test_both_refuse(change: dict[str, object]) -> None:
         parse_mapping({"run": "x.py", **change})
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"run": "x.py", **change}, job_schema())
+
+
+def test_a_job_without_a_run_of_its_own() -> None:
+    roles: dict[str, object] = {"roles": {"launcher": {"run": "x.py"}}}
+    assert parse_mapping(roles).run == Argv(("x.py",))
+    jsonschema.validate(roles, job_schema())
+    for refused in ({}, {"roles": {"worker": {"run": "x.py"}}}):
+        with pytest.raises(SpecError):
+            parse_mapping(refused)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(refused, job_schema())
 
 
 def test_the_examples_of_the_page() -> None:

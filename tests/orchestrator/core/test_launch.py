@@ -6,19 +6,20 @@ from typing import Any
 
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, PrepareTask
-from muster.spec.types import Argv, Launcher, Shell
+from muster.spec.types import Argv, Launcher, Role, Roles, Shell
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
 
-def arranged(**more: Any) -> dict[str, ArrangeTask]:
+def arranged(gpus: tuple[int, int] = (8, 8), **more: Any) -> dict[str, ArrangeTask]:
     cluster = Cluster()
-    cluster.join("gpu-1", "gpu-2", gpus=8)
+    for name, count in zip(("gpu-1", "gpu-2"), gpus, strict=True):
+        cluster.join(name, gpus=count)
     cluster.submit(spec(nodes=2, **more))
     for rank in (0, 1):
         cluster.prepare(
             task(1, 1, rank),
             address=f"10.0.0.{rank + 1}",
-            gpus=8,
+            gpus=gpus[rank],
             log_dir=f"/t{rank}/logs",
             interface="eth0",
         )
@@ -79,9 +80,64 @@ def test_the_environment_of_a_node() -> None:
 
 
 def test_ranks_are_torchruns_to_name() -> None:
-    for launcher in Launcher:
-        env = arranged(launcher=launcher)["gpu-1"].env
-        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & env.keys()
+    for launcher in (Launcher.TORCHRUN, Launcher.NONE):
+        plan = arranged(launcher=launcher)["gpu-1"]
+        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & plan.env.keys()
+        assert (plan.ranks, plan.interpreter) == ((), False)
+
+
+def nproc(plan: ArrangeTask) -> str:
+    return plan.argv[plan.argv.index("--nproc-per-node") + 1]
+
+
+def test_each_node_has_the_ranks_of_its_gpus() -> None:
+    plans = arranged(gpus=(4, 2))
+    assert [nproc(plan) for plan in plans.values()] == ["4", "2"]
+    env = plans["gpu-2"].env
+    assert (env["MUSTER_GPUS_PER_NODE"], env["MUSTER_NUM_GPUS"]) == ("2", "6")
+    assert plans["gpu-1"].hostfile == "gpu-1 slots=4\ngpu-2 slots=2\n"
+
+
+def test_a_role_has_its_own_command_number_and_variables() -> None:
+    worker = Role(Argv(("serve.py", "x")), 2, {"A": "2"})
+    plans = arranged(env={"A": "1", "B": "1"}, roles=Roles(worker=worker))
+    assert [nproc(plan) for plan in plans.values()] == ["8", "2"]
+    assert plans["gpu-1"].argv[-1] == "train.py"
+    assert plans["gpu-2"].argv[-2:] == ("serve.py", "x")
+    assert [(p.env["A"], p.env["B"]) for p in plans.values()] == [("1", "1"), ("2", "1")]
+
+
+def test_ranks_that_we_start_find_what_torchrun_would_tell_them() -> None:
+    plans = arranged(launcher=Launcher.PROCESSES, nproc_on={"gpu-1": 4, "gpu-2": 2})
+    plan = plans["gpu-2"]
+    assert (plan.argv, plan.interpreter, plan.listen_port) == (("train.py",), True, None)
+    assert [{**plan.env, **own} for own in plan.ranks] == [
+        {
+            **plan.env,
+            "RANK": str(4 + local),
+            "LOCAL_RANK": str(local),
+            "ROLE_RANK": str(4 + local),
+            "WORLD_SIZE": "6",
+            "LOCAL_WORLD_SIZE": "2",
+            "NODE_RANK": "1",
+            "GROUP_RANK": "1",
+            "GROUP_WORLD_SIZE": "2",
+            "ROLE_NAME": "default",
+            "ROLE_WORLD_SIZE": "6",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "20000",
+            "OMP_NUM_THREADS": "1",
+        }
+        for local in range(2)
+    ]
+    # With these a program would look for torchrun's store, which nobody serves.
+    assert not any(name.startswith(("TORCHELASTIC", "PET_")) for name in plan.env)
+    assert [own["RANK"] for own in plans["gpu-1"].ranks] == ["0", "1", "2", "3"]
+
+
+def test_a_program_that_is_no_python_is_started_itself() -> None:
+    plan = arranged(launcher=Launcher.PROCESSES, run=Argv(("./bench", "x")))["gpu-1"]
+    assert (plan.argv, plan.interpreter) == (("./bench", "x"), False)
 
 
 def test_a_users_own_sockets_win() -> None:

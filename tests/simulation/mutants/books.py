@@ -11,7 +11,7 @@ import pytest
 
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
-from orchestrator.core import commands, decide, evolve, follow, meeting, placement, policy
+from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
 from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -169,6 +169,15 @@ def _endless_budget(real: Any) -> Any:
 
 LAZY, EPHEMERAL = f.Durability.LAZY, f.Durability.EPHEMERAL
 
+
+def _counts_alike(real: Any) -> Any:
+    def ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
+        own = real(job, attempt, task)
+        return tuple({**r, "RANK": str(task.rank * len(own) + i)} for i, r in enumerate(own))
+
+    return ranks
+
+
 MUTANTS = (
     Mutant(
         "a submit is acknowledged before it is on disk", _durable(f.JobSubmitted, LAZY), ("I1",)
@@ -233,6 +242,12 @@ MUTANTS = (
         _put(commands, "may_start", lambda *_: True),
         ("order",),
         seed=1,
+    ),
+    Mutant(
+        "ranks are counted as if every node had the same number",
+        _wrap(launch, "_ranks", _counts_alike),
+        ("ranks",),
+        seed=104,
     ),
     Mutant(
         "the last of the queue comes first",

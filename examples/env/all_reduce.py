@@ -1,0 +1,37 @@
+"""One sum over all ranks, by a script that knows nothing but `env://`.
+
+It reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its environment, as on Azure ML, and
+does not care who put them there:
+
+  muster submit -f processes.yaml --set workdir=$PWD    Muster starts the ranks
+  muster submit -f torchrun.yaml --set workdir=$PWD     a torchrun of your own does
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    """Join, add up, check."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend=backend, init_method="env://")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    total = torch.tensor([float(rank)], device=device)
+    dist.all_reduce(total)
+    wanted = ranks * (ranks - 1) / 2
+    if float(total) != wanted:
+        raise SystemExit(f"rank {rank}: the sum is {float(total)} and should be {wanted}")
+    node = os.environ["NODE_RANK"]
+    print(f"rank {rank} of {ranks} on node {node}, local rank {local_rank}: sum {float(total):g}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The examples do what they say, with real daemons and, where they need it, a real torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+import examples
+from examples.local_cluster import LocalCluster
+from muster.spec.words import split_words
+from tests.cluster.jobs import until, wait
+
+EXAMPLES = Path(next(iter(examples.__path__)))
+torch = pytest.mark.torch
+
+ARGUMENTS = [
+    *("--lr", "1e-5", "--flag=off", "--port", "010", "--text", "two words, 'quoted'", 'a "b" c'),
+    *("$HOME", "${PATH}", "*", "~", "$1", "tab\\there", "--name=Zoë", "--emoji", "🔥", "--empty"),
+    *("", "--", "-x"),
+]
+
+
+def submitted(cluster: LocalCluster, folder: Path, *more: str, file: str = "job.yaml") -> str:
+    """Submit an example whose folder is `folder`; returns the id."""
+    given = ("-f", str(folder / file), "--set", f"workdir={folder}", *more)
+    return cluster.muster("submit", *given).stdout.strip()
+
+
+def printed(cluster: LocalCluster, job: str, *more: str) -> str:
+    return cluster.muster("logs", "--rank", "all", "--no-prefix", *more, job).stdout
+
+
+def seen(cluster: LocalCluster, job: str) -> dict[str, list[str]]:
+    """The arguments that each rank has found, by its number."""
+    lines = [json.loads(line) for line in printed(cluster, job, "--stdout").splitlines()]
+    return {line["rank"]: line["arguments"] for line in lines}
+
+
+def pid_of(job: str, rank: int) -> int:
+    """The process of a rank, found by what is in its environment."""
+    wanted = {f"MUSTER_JOB_ID={job}", f"RANK={rank}"}
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted <= set(environ.read_bytes().decode(errors="replace").split("\0")):
+                return int(environ.parent.name)
+    raise AssertionError(f"rank {rank} of job {job} does not run")
+
+
+@pytest.mark.parametrize("launcher", ["processes", pytest.param("torchrun", marks=torch)])
+def test_a_long_argument_list_arrives_as_it_was_typed(cluster: LocalCluster, launcher: str) -> None:
+    folder = EXAMPLES / "arguments"
+    typed = yaml.safe_load((folder / "job.yaml").read_text())["run"]
+    assert split_words(typed) == ["show_arguments.py", *ARGUMENTS]
+    as_list = json.dumps(["show_arguments.py", *ARGUMENTS], ensure_ascii=False)
+    common = ("--set", f"launcher={launcher}", "--nproc-per-node", "1")
+    jobs = [
+        submitted(cluster, folder, *common, "--nodes", "2"),
+        submitted(cluster, folder, *common, "--nodes", "1", "--set", f"run={typed}"),
+        submitted(cluster, folder, *common, "--nodes", "1", "--set", f"run={as_list}"),
+        cluster.muster(
+            *("submit", "--set", f"workdir={folder}", *common),
+            *("--", "python", "show_arguments.py", *ARGUMENTS),
+        ).stdout.strip(),
+    ]
+    assert [wait(cluster, job) for job in jobs] == [0] * 4
+    assert seen(cluster, jobs[0]) == {"0": ARGUMENTS, "1": ARGUMENTS}
+    assert [seen(cluster, job) for job in jobs[1:]] == [{"0": ARGUMENTS}] * 3
+
+
+@torch
+@pytest.mark.parametrize("file", ["processes.yaml", "torchrun.yaml"])
+def test_a_script_that_knows_only_env(cluster: LocalCluster, file: str) -> None:
+    job = submitted(cluster, EXAMPLES / "env", file=file)
+    assert wait(cluster, job) == 0, cluster.muster("logs", "--rank", "all", job).stdout
+    assert sorted(re.findall(r"^rank .*: sum .*", printed(cluster, job), re.MULTILINE)) == [
+        "rank 0 of 3 on node 0, local rank 0: sum 3",
+        "rank 1 of 3 on node 0, local rank 1: sum 3",
+        "rank 2 of 3 on node 1, local rank 0: sum 3",
+    ]
+
+
+@torch
+def test_training_goes_on_from_its_snapshot_after_a_rank_was_killed(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(EXAMPLES / "ddp", tmp_path / "ddp")
+    job = submitted(cluster, folder)
+    until(lambda: "epoch 3," in printed(cluster, job), "epoch 3 trained")
+    os.kill(pid_of(job, 1), signal.SIGKILL)
+    assert wait(cluster, job) == 0
+    first, second = cluster.client().job(int(job)).attempts
+    assert first.cause is not None
+    assert "rank 1" in first.cause.text
+    assert "SIGKILL" in first.cause.text
+    assert second.cause is not None
+    ended = printed(cluster, job)
+    resumed = {int(n) for n in re.findall(r"resuming from the snapshot of epoch (\d+)", ended)}
+    assert len(resumed) == 1
+    (epoch,) = resumed
+    assert epoch >= 2
+    assert f"rank 0: epoch {epoch}," not in ended
+    assert "rank 1: epoch 20," in ended
+
+
+@torch
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_pi_on_two_nodes_with_twenty_processes_each(cluster: LocalCluster) -> None:
+    more = ("--nodes", "2", "--nproc-per-node", "20", "--set", "run=pi.py 4000000 --rounds 1")
+    job = submitted(cluster, EXAMPLES / "pi", *more, "--time-limit", "14m")
+    done = cluster.muster("wait", "--timeout", "14m", job, check=False)
+    assert done.returncode == 0
+    ended = printed(cluster, job)
+    assert "pi = 3.14159265359" in ended
+    ranks = re.findall(r"^rank (\d+) of 40 on node ([01]), local rank (\d+)$", ended, re.MULTILINE)
+    assert sorted((int(r), int(n), int(k)) for r, n, k in ranks) == [
+        (rank, rank // 20, rank % 20) for rank in range(40)
+    ]
