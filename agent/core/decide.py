@@ -57,6 +57,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
             return _network(state, task, f.NetworkDenied(task, refusal))
+        case s.PlanRefused(task, refusal):
+            return Decision([f.PlanDenied(task, refusal)] if task in state.tasks else [])
         case s.NetworkRestored(task):
             held = state.tasks.get(task)
             if held is None or held.network is NetworkPhase.NONE:

@@ -59,7 +59,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
-        case f.NetworkDenied(task):
+        case f.NetworkDenied(task) | f.PlanDenied(task):
             return _say(state, state.tasks[task], now)
         case f.NetworkFreed(task):
             held = state.tasks[task]

@@ -104,6 +104,15 @@ class NetworkRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """What the plan wants of this node, beside its network, cannot be had: its host file cannot be
+    written. The task's shim is told to end."""
+
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkRestored:
     """Nothing of the task is left in this node's network."""
 
@@ -140,6 +149,7 @@ Stimulus = (
     | NetworkSeen
     | NetworkArranged
     | NetworkRefused
+    | PlanRefused
     | NetworkRestored
     | LogsStored
     | TaskRemoved

@@ -366,3 +366,13 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     assert agent.turn(s.NetworkSeen(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
     assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)
+
+
+def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
+    agent = Agent()
+    agent.at_gate()
+    refusal = m.Refusal("spawn_failed", "the host file cannot be written", node_fault=True)
+    (said,) = reports(agent.turn(s.PlanRefused(TASK, refusal)))
+    assert said.refusal == refusal
+    ended = reports(agent.shim(ShimPhase.CLEANED, stopped_by="kill"))[-1]
+    assert (ended.state, ended.refusal) == (TaskState.CLEANED, refusal)
