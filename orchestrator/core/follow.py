@@ -161,6 +161,9 @@ def _task_moved(
     job, attempt = _of(state, fact)
     task = attempt.tasks[fact.rank]
     match fact:
+        case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
+            # Said in one breath: what comes of the refusal has been decided.
+            return Decision()
         case f.TaskPrepared():
             return _prepared(state, attempt)
         case f.TaskRefused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -67,7 +67,9 @@ def make_job(
     if program.never_ends and rng.random() < 0.7:
         limit_s = rng.uniform(5.0, 300.0)
     name = f"job-{number}"
-    programs.by_name[name] = program
+    own = random.Random(f"infects {world.seed} {number}")
+    infects = world.seed >= FIRST_VARIED and own.random() < 0.4
+    programs.by_name[name] = replace(program, infects=infects)
     programs.nodes[name] = nodes
     spec = JobSpec(
         name=name,
@@ -78,7 +80,7 @@ def make_job(
         setup=Shell("true") if rng.random() < 0.3 else None,
         launcher=rng.choice((Launcher.TORCHRUN, Launcher.TORCHRUN, Launcher.NONE)),
         time_limit_s=limit_s,
-        stop=Stop(grace_s=rng.choice((0.0, 1.0, 5.0, 30.0)), warn=_warn(world, limit_s)),
+        stop=Stop(grace_s=rng.choice((0.0, 1.0, 5.0, 30.0))),
         retry=Retry(
             infra=rng.randrange(4), user=rng.choice((0, 0, 1)), backoff_s=rng.uniform(0.0, 20.0)
         ),
@@ -91,16 +93,16 @@ def make_job(
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
     """Perhaps another kind of gang: ranks that we start, with another number on the launcher."""
     own = random.Random(f"varied {world.seed} {number}")
-    if world.seed < FIRST_VARIED or own.random() > 0.3:
+    if world.seed < FIRST_VARIED:
+        return spec
+    limit_s = spec.time_limit_s
+    if limit_s is not None and own.random() < 0.6:
+        warn = Warn("SIGUSR1", limit_s * own.uniform(0.1, 0.9))
+        spec = msgspec.structs.replace(spec, stop=Stop(grace_s=spec.stop.grace_s, warn=warn))
+    if own.random() > 0.3:
         return spec
     roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
     return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
-
-
-def _warn(world: World, limit_s: float | None) -> Warn | None:
-    if limit_s is None or not world.chance(0.6):
-        return None
-    return Warn("SIGUSR1", limit_s * world.rng.uniform(0.1, 0.9))
 
 
 def _program(world: World, temper: Temper) -> Program:
@@ -120,7 +122,6 @@ def _program(world: World, temper: Temper) -> Program:
         gate_dies=some(temper.start_fails, 0.3, 0.2),
         start_fails=some(temper.start_fails, 0.3, 0.2),
         fails=some(temper.rank_fails, 0.5, 0.6),
-        infects=rng.random() < 0.4,
         fails_alone=rng.random() < 0.3,
         never_ends=some(temper.endless, 0.3, 1.0) > 0,
         ignores_term=some(temper.stubborn, 0.4, 1.0) > 0,

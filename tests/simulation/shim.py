@@ -292,7 +292,7 @@ class Shim:
             local = course.failing_local % count
             world.at(course.fails_at_s, partial(self._rank_fails, local, course.code, RAISED))
         elif course.failing_node is not None and program.infects:
-            after_s = course.fails_at_s + world.rng.uniform(0.0, 0.6)
+            after_s = course.fails_at_s + 0.2 * (1 + self.rank)
             world.at(after_s, partial(self._rank_fails, 0, 1, PEER_GONE))
         elif not program.never_ends and (course.failing_node is None or program.fails_alone):
             world.at(course.run_s * world.rng.uniform(0.9, 1.1), self._succeeds)

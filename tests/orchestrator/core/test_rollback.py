@@ -182,3 +182,14 @@ def test_a_long_refusal_is_a_line_and_its_tail() -> None:
     cause = cluster.cause(1)
     assert cause.text == "n0 refused: `setup` exited with code 3; its last lines:"
     assert cause.tail.startswith("no such package")
+
+
+def test_a_node_that_is_ready_and_refuses_in_one_breath() -> None:
+    """Its interpreter died at the gate before anything was said of it."""
+    cluster = gang(2, 2)
+    cluster.prepare(task(1, 1, 0))
+    died = Refusal("bootstrap_failed", "The launcher was killed")
+    cluster.report(task(1, 1, 1), TaskState.CLEANED, prepared=prepared(), refusal=died)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.node, cause.refusal) == ("n1", "bootstrap_failed")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.protocol.instant import Instant
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
 from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
@@ -64,7 +65,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     again = frozenset({stopping, AttemptPhase.CLOSED})
     monkeypatch.setitem(ATTEMPT_TRANSITIONS, stopping, again)
 
-    def take(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
+    def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
         found = news(task, report)
         cause = from_report(task, report)
         attempt = state.jobs[task.job].attempts[task.attempt - 1]
