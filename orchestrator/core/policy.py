@@ -118,8 +118,8 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             if job.infra_used >= policy.infra:
                 return None
             guilty = guilty_nodes(attempt, cause)
-            # Without others it will be the same nodes again, and they need their time.
-            soon = guilty and spare
+            # Those that refuse and have no others beside them will be asked again: not at once.
+            soon = guilty and (spare or cause.refusal is None)
             delay = min(policy.backoff_s, TRY_AGAIN_S) if soon else policy.backoff_s
             avoid = tuple(sorted(job.avoid | guilty))
             return RetryScheduled(job.id, "infra", delay, avoid)
