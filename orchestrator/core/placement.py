@@ -10,6 +10,7 @@ from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec, nproc_wanted
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
+from orchestrator.core.policy import blame
 from orchestrator.core.state import Job, Node, State
 
 
@@ -80,11 +81,16 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     is the launcher: where it has another number of ranks than the others, the node that suits.
     """
     kept = _unspoilt(state, job.spec, job.avoid)
-    if len(kept) < job.spec.nodes:
+    if len(kept) < job.spec.nodes or (
+        job.avoid and reachable_gang(kept, job.spec.nodes, state.networks) is None
+    ):
         kept = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
+        # Of two that did not meet, one was at fault perhaps: it is seldom both.
+        faults = blame(job) if job.avoid else {}
+        free.sort(key=lambda n: (faults.get(n.name, 0), n.inventory.gpus, natural(n.name)))
         gang = _gang(job.spec, free, state.networks)
         if gang is None:
             return Waiting(
@@ -103,7 +109,10 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
-    return len(_unspoilt(state, spec, avoid)) >= spec.nodes
+    kept = _unspoilt(state, spec, avoid)
+    if len(kept) < spec.nodes:
+        return False
+    return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
 
 
 def _unspoilt(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> list[Node]:
@@ -119,8 +128,8 @@ def _unspoilt(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> list[N
 def _gang(
     spec: JobSpec, free: list[Node], networks: tuple[str, ...]
 ) -> tuple[NodeName, ...] | None:
-    """Names in node-rank order, of more than enough free nodes; None where no network is shared."""
-    free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+    """Names in node-rank order, of more than enough free nodes, the better ones first; None where
+    they share no network."""
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
         gang = reachable_gang(free, spec.nodes, networks)
         return None if gang is None else tuple(sorted((n.name for n in gang), key=natural))

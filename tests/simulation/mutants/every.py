@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, hosts, links, ours, stops
+from tests.simulation.mutants import books, hosts, links, networks, ours, stops
 
 EVERY = (
     *books.MUTANTS,
     *hosts.MUTANTS,
     *links.MUTANTS,
+    *networks.MUTANTS,
     *ours.MUTANTS,
     *stops.MUTANTS,
 )
