@@ -153,10 +153,12 @@ def _sleep_until(hurry: asyncio.Event) -> Callable[[float], Awaitable[None]]:
 
 
 def _pause(state: RetryCallState) -> float:
+    return _PAUSE_REFUSED(state) if _refused(state) else _PAUSE(state)
+
+
+def _refused(state: RetryCallState) -> bool:
     error = state.outcome.exception() if state.outcome is not None else None
-    if isinstance(error, ConnectionLostError) and error.refused:
-        return _PAUSE_REFUSED(state)
-    return _PAUSE(state)
+    return isinstance(error, ConnectionLostError) and error.refused
 
 
 def _tell(path: str) -> Callable[[RetryCallState], None]:
@@ -168,6 +170,11 @@ def _tell(path: str) -> Callable[[RetryCallState], None]:
         if text == told and state.attempt_number % _TELL_EVERY:
             return
         told = text
+        if _refused(state):
+            text += (
+                f" (dials again in {state.upcoming_sleep:.0f} s; once that is mended, a restart of "
+                "this agent, which leaves its jobs running, dials at once)"
+            )
         _log.warning(
             "not_connected",
             path=path,

@@ -9,6 +9,7 @@ STATE_DIR/output/42/1/      the job's; stays when the task goes
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import threading
@@ -40,6 +41,13 @@ _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 # The job's group may pass through to what is the job's, and list nothing.
 _PASS: Final = 0o710
 _MANIFEST_BYTES_MAX: Final = 2 << 20
+# What a task needs at the least: its manifest, its shim's record, and a beginning of its logs. A
+# task that cannot write its record cannot end.
+RESERVE_BYTES: Final = 16 << 20
+
+
+class DiskFullError(FileError):
+    """There is too little room on the disk of the state folder to begin a task."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -127,6 +135,7 @@ class Folders:
             hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
         )
         manifest = Manifest(task, prepare, paths, ports)
+        self._check_room()
         try:
             with self._outputs, _opened(self._root / OUTPUT) as output:
                 self._make_output(output, (str(job), str(attempt)))
@@ -135,10 +144,23 @@ class Folders:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._remove_entry(f"{_NEW}{task}")
-            raise FileError(
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (DiskFullError if full else FileError)(
                 f"the folders of task {task} cannot be made in {self._root}: {error.strerror}"
             ) from error
         return paths
+
+    def _check_room(self) -> None:
+        try:
+            disk = os.statvfs(self._root)
+        except OSError as error:
+            raise FileError(f"{self._root} cannot be examined: {error.strerror}") from error
+        free = disk.f_bavail * disk.f_frsize
+        if free < RESERVE_BYTES:
+            raise DiskFullError(
+                f"the disk of {self._root} is full: {free >> 20} MiB are free and a task needs "
+                f"{RESERVE_BYTES >> 20} MiB to begin; make room, or move the agent's `state_dir`"
+            )
 
     def write_hostfile(self, task: TaskId, text: str) -> None:
         """Into the task's folder, readable by the job. Raises FileError."""

@@ -13,13 +13,21 @@ import msgspec
 import structlog
 
 from agent.core.shim import ShimCommand, ShimKill, ShimStatus
-from agent.core.stimuli import ShimReported, Stimulus, TaskFound, TaskPaths, TaskRemoved
+from agent.core.stimuli import (
+    PlanRefused,
+    ShimReported,
+    Stimulus,
+    TaskFound,
+    TaskPaths,
+    TaskRemoved,
+)
 from agent.folders import Folders
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
 from muster.daemon.errors import FileError
 from muster.protocol.ids import TaskId
+from muster.protocol.messages import Refusal
 
 # A shim that goes after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
@@ -151,8 +159,8 @@ class Keeper:
         try:
             await asyncio.to_thread(self._folders.write_hostfile, self.task, hostfile.text)
         except FileError as error:
-            # Without its host file a job must not start, and it is told nowhere else.
-            _log.error("hostfile_not_written", task=self.task, why=str(error))
+            # Without its host file a job must not start.
+            self._post(PlanRefused(self.task, Refusal("spawn_failed", str(error), node_fault=True)))
             return ShimKill()
         return None
 

@@ -11,7 +11,7 @@ import structlog
 from agent.config import Ports
 from agent.core.shim import ShimCommand
 from agent.core.stimuli import ShimFailed, Stimulus, TaskPaths, TaskPlaced
-from agent.folders import Folders
+from agent.folders import DiskFullError, Folders
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -127,7 +127,7 @@ class Tasks:
             await self._template.spawn(self._folders.path(task))
         except (FileError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)
-            self._post(ShimFailed(task, str(error)))
+            self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
             return
         await keeper.run()
@@ -142,3 +142,13 @@ class Tasks:
             _log.warning("network_not_read", task=prepare.task, why=str(error))
             interfaces = None
         return TaskPlaced(prepare.task, paths, ports, interfaces)
+
+
+def _code(error: FileError | NoPortsError | SpawnError) -> str:
+    match error:
+        case DiskFullError():
+            return "no_space"
+        case NoPortsError():
+            return "no_ports"
+        case _:
+            return "spawn_failed"

@@ -9,7 +9,7 @@ from agent.core import facts as f
 from agent.core import stimuli as s
 from agent.core.decision import Decision
 from agent.core.network import NetworkPhase
-from agent.core.shim import ShimPhase
+from agent.core.shim import ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
@@ -17,6 +17,8 @@ from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
 from muster.protocol.states import TaskState
+
+AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
 
 SILENT_BEATS = 3
 """A coordinator that has answered none of so many heartbeats is dialled anew."""
@@ -38,10 +40,10 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([f.ShimSeen(task, status, now.mono)])
         case s.TaskFound(task, status, paths, ports):
             return Decision([f.TaskAdopted(task, status, paths, ports, now.mono)])
-        case s.ShimFailed(task, text):
+        case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
-            return Decision([f.TaskFailed(task, m.Refusal("spawn_failed", text, node_fault=True))])
+            return Decision([f.TaskFailed(task, m.Refusal(code, text, node_fault=True))])
         case s.TaskPlaced(task, paths, ports, interfaces):
             changed = _changed(state, interfaces)
             if task not in state.tasks:
@@ -55,6 +57,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
             return _network(state, task, f.NetworkDenied(task, refusal))
+        case s.PlanRefused(task, refusal):
+            return Decision([f.PlanDenied(task, refusal)] if task in state.tasks else [])
         case s.NetworkRestored(task):
             held = state.tasks.get(task)
             if held is None or held.network is NetworkPhase.NONE:
@@ -139,7 +143,14 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             return Decision([f.LinkClosed()], [a.CloseLink("a command came before the welcome")])
         case m.HeartbeatAck(sent_s):
             return Decision([f.Heard(now.mono), f.LeaseGranted(sent_s + state.lease_s)])
-        case m.PrepareTask() | m.ArrangeTask() | m.StartTask() | m.StopTask() | m.ForgetTask():
+        case (
+            m.PrepareTask()
+            | m.ArrangeTask()
+            | m.StartTask()
+            | m.StopTask()
+            | m.SignalTask()
+            | m.ForgetTask()
+        ):
             decision = _about_task(state, command, now)
             decision.facts.insert(0, f.Heard(now.mono))
             return decision
@@ -177,11 +188,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     return decision
 
 
-def _about_task(
-    state: State,
-    command: m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.ForgetTask,
-    now: Instant,
-) -> Decision:
+def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
     held = state.tasks.get(command.task)
     if held is None:
         return _unknown(state, command)
@@ -208,16 +215,17 @@ def _about_task(
             if held.stop is not None and held.stop.force:
                 return Decision()
             return Decision([f.StopTaken(held.id, command)])
+        case m.SignalTask(_, signal, number):
+            if task_state(held) is not TaskState.STARTED or held.stop is not None:
+                return said
+            return Decision([], [a.TellShim(held.id, ShimSignal(signal, number))])
         case m.ForgetTask():
             return Decision([f.Forgotten(held.id)] if _over(held) else [])
         case _:
             assert_never(command)
 
 
-def _unknown(
-    state: State,
-    command: m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.ForgetTask,
-) -> Decision:
+def _unknown(state: State, command: AboutTask) -> Decision:
     task: TaskId = command.task
     match command:
         case m.PrepareTask():
@@ -226,7 +234,7 @@ def _unknown(
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
             return Decision([f.Buried(task)], [a.SendReport(gone(task))])
-        case m.ArrangeTask() | m.StartTask():
+        case m.ArrangeTask() | m.StartTask() | m.SignalTask():
             return Decision([], [a.SendReport(gone(task))])
         case m.ForgetTask():
             return Decision()

@@ -71,6 +71,7 @@ def _apply_held(
     | f.PlanTaken
     | f.NetworkReady
     | f.NetworkDenied
+    | f.PlanDenied
     | f.NetworkFreed
     | f.GateOpened
     | f.StopTaken
@@ -93,6 +94,8 @@ def _apply_held(
             held.warnings = warnings
         case f.NetworkDenied(_, refusal):
             _network_to(held, NetworkPhase.REFUSED)
+            held.denied = refusal
+        case f.PlanDenied(_, refusal):
             held.denied = refusal
         case f.NetworkFreed():
             _network_to(held, NetworkPhase.NONE)

@@ -109,6 +109,12 @@ class NetworkDenied:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDenied:
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkFreed:
     task: TaskId
 
@@ -159,6 +165,7 @@ TaskFact = (
     | PlanTaken
     | NetworkReady
     | NetworkDenied
+    | PlanDenied
     | NetworkFreed
     | GateOpened
     | StopTaken

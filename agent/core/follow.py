@@ -61,7 +61,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
-        case f.NetworkDenied(task):
+        case f.NetworkDenied(task) | f.PlanDenied(task):
             return _say(state, state.tasks[task], now)
         case f.NetworkFreed(task):
             held = state.tasks[task]
@@ -115,6 +115,7 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
                 user=ShimUser(who.run_as) if who.run_as else None,
                 allow_root=who.allow_root_jobs,
                 setup_timeout_s=prepare.timeout_s,
+                bootstrap_timeout_s=prepare.timeout_s,
                 hosts=_hosts(held.paths),
             ),
         ),
@@ -141,6 +142,7 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
         arrange.env,
         arrange.listen_port,
         arrange.grace_s,
+        arrange.stop_signal,
         arrange.ranks,
         arrange.interpreter,
     )

@@ -52,6 +52,7 @@ class RefusalCode(enum.StrEnum):
     ROOT_REFUSED = "root_refused"
     BOOTSTRAP_FAILED = "bootstrap_failed"
     SPAWN_FAILED = "spawn_failed"
+    NO_SPACE = "no_space"
     PORT_TAKEN = "port_taken"
 
 
@@ -102,7 +103,12 @@ class ShimExit(msgspec.Struct, frozen=True):
 
 
 class ShimRank(msgspec.Struct, frozen=True):
-    """One rank. Paths are relative to the task's folder; `error` explains a failure."""
+    """One rank. Paths are relative to the task's folder.
+
+    Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
+    `stderr_tail` that tail where `error` is not. `stopped`: it ended after it was told to. `oom`:
+    the kernel killed it for memory.
+    """
 
     rank: int
     local_rank: int = 0
@@ -111,6 +117,9 @@ class ShimRank(msgspec.Struct, frozen=True):
     pid: int | None = None
     exit: ShimExit | None = None
     error: str | None = None
+    stderr_tail: str | None = None
+    stopped: bool = False
+    oom: bool = False
 
 
 class ShimStream(msgspec.Struct, frozen=True):
@@ -126,7 +135,8 @@ class ShimStatus(msgspec.Struct, frozen=True):
 
     `exit` is the main program's; `stopped_by` a StoppedBy; `survivors` are pids that SIGKILL did
     not end; `complaint` is about a command that could not be read. `boot_s` is from the bootstrap's
-    start to its hello, most of it the import of torch.
+    start to its hello, most of it the import of torch. `launcher_said` is the end of the log of a
+    launcher that failed; `signalled` the number of the last `signal` that was carried out.
     """
 
     task: TaskId
@@ -146,6 +156,8 @@ class ShimStatus(msgspec.Struct, frozen=True):
     running_s: float | None = None
     survivors: tuple[int, ...] = ()
     oom_kills: int | None = None
+    launcher_said: str | None = None
+    signalled: int = 0
 
 
 class ShimUser(msgspec.Struct, frozen=True):
@@ -190,14 +202,16 @@ class ShimStart(_Command, frozen=True, tag="start"):
     """Open the gate. `argv`: the program, or torchrun's arguments, or with `interpreter` words
     for the job's Python.
 
-    `grace_s`: between the wish to end the other ranks of this node, as one has failed, and SIGKILL
-    for them. `ranks`: start the program so often, each time with these variables more.
+    `stop_signal` and `grace_s` are the job's own, for an end that nobody commands: the other ranks
+    of this node are to go, as one has failed, or their launcher has died, or the lease is over.
+    `ranks`: start the program so often, each time with these variables more.
     """
 
     argv: Sequence[str]
     env: dict[str, str] = {}
     listen_port: int | None = None
     grace_s: float | None = None
+    stop_signal: str | None = None
     ranks: Sequence[dict[str, str]] = ()
     interpreter: bool = False
 
@@ -209,17 +223,23 @@ class ShimStop(_Command, frozen=True, tag="stop"):
     grace_s: float = 30.0
 
 
+class ShimSignal(_Command, frozen=True, tag="signal"):
+    """Signal the ranks, once: a `number` that is not above the last one changes nothing."""
+
+    signal: str
+    number: int
+
+
 class ShimKill(_Command, frozen=True, tag="kill"):
     """SIGKILL for the whole tree."""
 
 
 class ShimLease(_Command, frozen=True, tag="lease"):
     """The task may run for `ttl_s` more seconds without another lease (0: without end); then the
-    shim sends `signal`, and kills `grace_s` later.
+    shim sends the job's stop signal, and kills `grace_s` later.
     """
 
     ttl_s: float
-    signal: str = "SIGTERM"
     grace_s: float = LEASE_GRACE_S
 
 
@@ -227,4 +247,4 @@ class ShimRelease(_Command, frozen=True, tag="release"):
     """The end is recorded elsewhere: the shim removes its socket and goes."""
 
 
-ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimKill | ShimLease | ShimRelease
+ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimSignal | ShimKill | ShimLease | ShimRelease

@@ -63,10 +63,11 @@ class TaskFound:
 
 @dataclass(frozen=True, slots=True)
 class ShimFailed:
-    """No shim could be made for the task; `text` says why."""
+    """No shim could be made for the task; `text` says why, in a class of NODE_FAULTS."""
 
     task: TaskId
     text: str
+    code: str = "spawn_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,15 @@ class NetworkArranged:
 @dataclass(frozen=True, slots=True)
 class NetworkRefused:
     """They cannot."""
+
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRefused:
+    """What the plan wants of this node, beside its network, cannot be had: its host file cannot be
+    written. The task's shim is told to end."""
 
     task: TaskId
     refusal: Refusal
@@ -142,6 +152,7 @@ Stimulus = (
     | NetworkSeen
     | NetworkArranged
     | NetworkRefused
+    | PlanRefused
     | NetworkRestored
     | LogsStored
     | TaskRemoved

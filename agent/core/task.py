@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from agent.core.network import NetworkPhase, needed
-from agent.core.shim import ShimFingerprint, ShimPhase, ShimStatus
+from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -42,8 +42,12 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 }
 """How a shim's phase moves; steps between may go unseen, and none goes back."""
 
-NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space"})
+NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
+
+ERRORS_MAX: Final = 4
+"""Of so many ranks that failed by themselves it is told what they said. The first may have died of
+what happened to another one, and those of a thousand would not fit a frame."""
 
 
 def later(old: ShimPhase, new: ShimPhase) -> bool:
@@ -108,23 +112,41 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         refusal=_refusal(status) or held.denied,
         prepared=_prepared(state, held, status),
         listening=status.listening,
-        ranks=tuple(
-            RankReport(
-                rank.rank,
-                rank.local_rank,
-                rank.pid or 0,
-                rank.exit.status if rank.exit is not None else None,
-                # One is enough to say why, and a thousand would not fit a frame.
-                (rank.error or "") if rank.rank == status.first_failed else "",
-            )
-            for rank in status.ranks
-        ),
+        ranks=_ranks(status),
         exit=status.exit.status if status.exit is not None else None,
         first_failed=status.first_failed,
         running_s=running_s,
         stopped_by=status.stopped_by or "",
+        launcher_said=status.launcher_said or "",
         warnings=held.warnings,
     )
+
+
+def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
+    failed = sorted(
+        (_at_s(rank), rank.rank != status.first_failed, rank.rank)
+        for rank in status.ranks
+        if rank.exit is not None and not rank.exit.status.ok and not rank.stopped
+    )
+    quoted = {number for _, _, number in failed[:ERRORS_MAX]}
+    return tuple(
+        RankReport(
+            rank.rank,
+            rank.local_rank,
+            rank.pid or 0,
+            exit=rank.exit.status if rank.exit is not None else None,
+            error=(rank.error or "") if rank.rank in quoted else "",
+            stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
+            at_s=rank.exit.at_s if rank.exit is not None else None,
+            stopped=rank.stopped,
+            oom=rank.oom,
+        )
+        for rank in status.ranks
+    )
+
+
+def _at_s(rank: ShimRank) -> float:
+    return (rank.exit.at_s or 0.0) if rank.exit is not None else 0.0
 
 
 def gone(task: TaskId) -> TaskReport:

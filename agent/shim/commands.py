@@ -58,6 +58,7 @@ class Start:
         self.ranks = _ranks(document)
         self.interpreter = document.get("interpreter") is True
         self.grace_s = _seconds(document, "grace_s", GRACE_S)
+        self.stop_signal = _signal(document, "stop_signal")
         port = document.get("listen_port")
         if port is not None and not (isinstance(port, int) and 0 < port < 65536):
             raise Malformed(f"listen_port {port!r} is not a port")
@@ -68,8 +69,19 @@ class Stop:
     """Signal, grace, kill."""
 
     def __init__(self, document: dict[str, object]) -> None:
-        self.signal = _signal(document)
+        self.signal = _signal(document, "signal")
         self.grace_s = _seconds(document, "grace_s", GRACE_S)
+
+
+class Signal:
+    """Signal the ranks, and end nothing; of each number once."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.signal = _signal(document, "signal")
+        number = document.get("number")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise Malformed(f"number {number!r} is not a whole number from 1")
+        self.number = number
 
 
 class Kill:
@@ -77,11 +89,12 @@ class Kill:
 
 
 class Lease:
-    """The right to run for `ttl_s` from now; none (0): without end. Then as Stop."""
+    """The right to run for `ttl_s` from now; none (0): without end. Then the job's own stop signal,
+    and `grace_s`.
+    """
 
     def __init__(self, document: dict[str, object]) -> None:
         self.ttl_s = _seconds(document, "ttl_s", 0.0)
-        self.signal = _signal(document)
         self.grace_s = _seconds(document, "grace_s", GRACE_S)
 
 
@@ -89,7 +102,7 @@ class Release:
     """The exit record has been taken over: the shim may go."""
 
 
-Command = Prepare | Start | Stop | Kill | Lease | Release
+Command = Prepare | Start | Stop | Signal | Kill | Lease | Release
 
 
 def parse(document: dict[str, object]) -> Command:
@@ -101,6 +114,8 @@ def parse(document: dict[str, object]) -> Command:
             return Start(document)
         case "stop":
             return Stop(document)
+        case "signal":
+            return Signal(document)
         case "kill":
             return Kill()
         case "lease":
@@ -187,10 +202,10 @@ def _seconds(document: dict[str, object], field: str, default: float) -> float:
     raise Malformed(f"{field} {value!r} is not a number of seconds")
 
 
-def _signal(document: dict[str, object]) -> int:
-    value = document.get("signal") or "SIGTERM"
+def _signal(document: dict[str, object], field: str) -> int:
+    value = document.get(field) or "SIGTERM"
     name = value if str(value).startswith("SIG") else f"SIG{value}"
     try:
         return signal.Signals[str(name)].value
     except KeyError:
-        raise Malformed(f"signal {value!r} is not a name such as SIGTERM") from None
+        raise Malformed(f"{field} {value!r} is not a name such as SIGTERM") from None

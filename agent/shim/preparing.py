@@ -192,8 +192,22 @@ class Preparation:
 
         self._enter(child, told)
 
+    def _open_log(self, name: str) -> int | None:
+        """A descriptor; None, and all is refused, where the file cannot be made."""
+        try:
+            return self._logs.open(name)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._refuse(
+                RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED,
+                f"The file {name} cannot be made in the agent's state_dir: {error.strerror}.",
+            )
+            return None
+
     def _setup(self, argv: list[str], child: Child) -> None:
-        log = self._logs.open(SETUP_LOG)
+        log = self._open_log(SETUP_LOG)
+        if log is None:
+            return
         self._outcome.stream("setup", None, SETUP_LOG)
         program = Program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
         limit = self._command.setup_timeout_s
@@ -225,7 +239,9 @@ class Preparation:
         os.close(log)
 
     def _start_bootstrap(self, child: Child) -> None:
-        log = self._logs.open(LAUNCHER_LOG)
+        log = self._open_log(LAUNCHER_LOG)
+        if log is None:
+            return
         self._outcome.stream("launcher", None, LAUNCHER_LOG)
         gate = self.gate = Gate(self._loop, self._bootstrap, self._logs.open_torchrun_folder())
         gate.on_message = self._bootstrap_told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from typing import TypeGuard
 
 from agent.shim.commands import RANKS_MAX
@@ -17,9 +19,13 @@ ERROR_BYTES_MAX = 4096
 class Ranks:
     """Keeps the ranks and streams of the status document."""
 
-    def __init__(self, status: Status, logs: Logs) -> None:
+    def __init__(
+        self, status: Status, logs: Logs, oom_kills: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`oom_kills` counts the processes of the task that were killed for memory."""
         self._status = status
         self._logs = logs
+        self._oom_kills = oom_kills
         # True once they were told to end: one signal is enough, many programs take a second for "at
         # once".
         self.signalled = False
@@ -81,12 +87,20 @@ class Ranks:
         known.exit = how
         if self._status.started_at is not None:
             known.at_s = round(now() - self._status.started_at, 6)
+        known.stopped = self.signalled or self._status.stopped_by is not None
         if not how.failed:
             return
-        tail = error or self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)
-        known.error = tail[-ERROR_BYTES_MAX:] or None
-        if self._status.first_failed is None and self._status.stopped_by is None:
+        tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)[-ERROR_BYTES_MAX:]
+        known.error = (error or tail)[-ERROR_BYTES_MAX:] or None
+        known.stderr_tail = (tail or None) if error else None
+        known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
+        if self._status.first_failed is None and not known.stopped:
             self._status.first_failed = rank
+
+    def _killed_for_memory(self) -> bool:
+        before, count = self._status.oom_kills or 0, self._oom_kills()
+        self._status.oom_kills = count
+        return (count or 0) > before
 
     def told_ended(self, message: dict[str, object]) -> None:
         """What the bootstrap says of a rank's end."""

@@ -33,6 +33,7 @@ class RefusalCode(enum.StrEnum):
     ROOT_REFUSED = "root_refused"
     BOOTSTRAP_FAILED = "bootstrap_failed"
     SPAWN_FAILED = "spawn_failed"
+    NO_SPACE = "no_space"
     PORT_TAKEN = "port_taken"
 
 
@@ -79,7 +80,19 @@ class Exit:
 class Rank:
     """One training process. Times are seconds since the program started."""
 
-    __slots__ = ("at_s", "error", "exit", "local_rank", "pid", "rank", "stderr", "stdout")
+    __slots__ = (
+        "at_s",
+        "error",
+        "exit",
+        "local_rank",
+        "oom",
+        "pid",
+        "rank",
+        "stderr",
+        "stderr_tail",
+        "stdout",
+        "stopped",
+    )
 
     def __init__(self, rank: int, local_rank: int, stdout: str, stderr: str) -> None:
         self.rank = rank
@@ -90,6 +103,9 @@ class Rank:
         self.exit: Exit | None = None
         self.at_s = 0.0
         self.error: str | None = None
+        self.stderr_tail: str | None = None
+        self.stopped = False
+        self.oom = False
 
     @property
     def alive(self) -> bool:
@@ -104,6 +120,9 @@ class Rank:
             "stderr": self.stderr,
             "exit": None if self.exit is None else {**self.exit.document(), "at_s": self.at_s},
             "error": self.error,
+            "stderr_tail": self.stderr_tail,
+            "stopped": self.stopped,
+            "oom": self.oom,
         }
 
 
@@ -129,6 +148,8 @@ class Status:
         self.ended_at: float | None = None
         self.survivors: list[int] = []
         self.oom_kills: int | None = None
+        self.launcher_said: str | None = None
+        self.signalled = 0
 
     def running_s(self, moment: float) -> float | None:
         if self.started_at is None:
@@ -158,4 +179,6 @@ class Status:
             "running_s": self.running_s(moment),
             "survivors": self.survivors,
             "oom_kills": self.oom_kills,
+            "launcher_said": self.launcher_said,
+            "signalled": self.signalled,
         }

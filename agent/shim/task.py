@@ -10,13 +10,13 @@ from collections.abc import Callable
 from agent.shim import commands, ports, record
 from agent.shim.cgroup import Cgroup
 from agent.shim.children import Children
-from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Start, Stop
+from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Signal, Start, Stop
 from agent.shim.ending import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
 from agent.shim.gate import LOG_FOLDER
 from agent.shim.identity import Identity
 from agent.shim.loop import Loop, now
 from agent.shim.options import Options
-from agent.shim.preparing import Outcome, Preparation
+from agent.shim.preparing import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
 from agent.shim.programs import Course, Programs
 from agent.shim.ranks import Ranks
 from agent.shim.record import Logs
@@ -67,11 +67,13 @@ class Task(Outcome, Course):
         self._tree = Tree(cgroup)
         self._children = Children(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
-        self.ranks = Ranks(self.status, self._logs)
+        oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
+        self.ranks = Ranks(self.status, self._logs, oom_kills)
         self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
         self._grace_s = commands.GRACE_S
+        self._stop_signal: int = signal.SIGTERM
         self._start_seen = False
         # True once the whole tree is to go, whatever the reason.
         self._ends = False
@@ -105,6 +107,8 @@ class Task(Outcome, Course):
                 self._start(command)
             case Stop():
                 self.stop(StoppedBy.STOP, command.signal, command.grace_s)
+            case Signal():
+                self._signal(command)
             case Kill():
                 self.stop(StoppedBy.KILL, signal.SIGKILL, 0.0)
             case Lease():
@@ -127,7 +131,7 @@ class Task(Outcome, Course):
             return
 
         def expire() -> None:
-            self.stop(StoppedBy.LEASE, command.signal, command.grace_s)
+            self.stop(StoppedBy.LEASE, self._stop_signal, command.grace_s)
 
         self._loop.at(_LEASE, now() + command.ttl_s, expire)
 
@@ -154,7 +158,7 @@ class Task(Outcome, Course):
         preparation = self._preparation
         assert preparation is not None
         self._start_seen = True
-        self._grace_s = command.grace_s
+        self._grace_s, self._stop_signal = command.grace_s, command.stop_signal
         env = preparation.environment(command.env)
         gate = preparation.gate
         if gate is not None:
@@ -259,7 +263,11 @@ class Task(Outcome, Course):
         fds: tuple[int, ...] = ()
         # They come from the job's own process.
         if self.ranks.acceptable(rank) and self.ranks.acceptable(local_rank):
-            fds = self.ranks.open(rank, local_rank)
+            try:
+                fds = self.ranks.open(rank, local_rank)
+            except OSError as error:
+                # torchrun's own files are better than none.
+                self._complain(f"The log of rank {rank} cannot be made: {error.strerror}.")
         gate.give_files(fds)
         for fd in fds:
             os.close(fd)
@@ -271,7 +279,7 @@ class Task(Outcome, Course):
         if self._ends or self.ranks.signalled:
             return
         self.ranks.signalled = True
-        self._ending.signal(self.ranks.pids(), signal.SIGTERM)
+        self._ending.signal(self.ranks.pids(), self._stop_signal)
 
         def late() -> None:
             self._tree.signal(self.ranks.pids(), signal.SIGKILL)
@@ -285,6 +293,8 @@ class Task(Outcome, Course):
         if how.failed:
             # A launcher that was killed may have had no time to say which process is which rank.
             self.ranks.recognise(self._tree.members())
+            if self._torchrun:
+                status.launcher_said = self._logs.tail(LAUNCHER_LOG, TAIL_BYTES) or None
         if self._start_seen and status.exit is None:
             status.exit = how
         status.ended_at = status.ended_at or now()
@@ -331,22 +341,33 @@ class Task(Outcome, Course):
         if self.status.started_at is None or number == signal.SIGKILL:
             return
         pids = self.ranks.pids()
-        torchrun = self._preparation is not None and self._preparation.gate is not None
-        if not torchrun and self._main_pid is not None:
-            self._signal_group(self._main_pid, number)
+        if not self._torchrun and self._main_pid is not None:
+            self._ending.signal(self._group(self._main_pid), number)
         elif not pids and self._main_pid is not None:
             self._ending.signal([self._main_pid], number)
-        elif not (self.ranks.signalled and number == signal.SIGTERM):
+        elif not (self.ranks.signalled and number == self._stop_signal):
             self._ending.signal(pids, number)
 
-    def _signal_group(self, leader: int, number: int) -> None:
-        """A program of its own session gets the signal as Ctrl-C would give it: its whole group
+    def _signal(self, command: Signal) -> None:
+        """Once, and never after the stop: what is to end has been told so."""
+        if self.status.phase is not Phase.RUNNING or command.number <= self.status.signalled:
+            return
+        self.status.signalled = command.number
+        alone = not self._torchrun and self._main_pid is not None
+        pids = self._group(self._main_pid or 0) if alone else self.ranks.pids()
+        self._tree.signal(pids, command.signal)
+        self.changed()
+
+    @property
+    def _torchrun(self) -> bool:
+        return self._preparation is not None and self._preparation.gate is not None
+
+    def _group(self, leader: int) -> list[int]:
+        """A program of its own session gets a signal as Ctrl-C would give it: its whole group
         does. Ranks that we start get it alone, as under torchrun: the processes that load their
         data are theirs to end.
         """
-        members = self._tree.members()
-        group = [pid for pid in members if _group_of(pid) == leader]
-        self._ending.signal(group, number)
+        return [pid for pid in self._tree.members() if _group_of(pid) == leader]
 
     def _kill(self) -> None:
         """SIGKILL for the tree; for the ranks a little before their launcher, which tells of it."""
@@ -374,11 +395,21 @@ class Task(Outcome, Course):
             self._close_books()
         elif self._leftovers:
             self._leftovers = False
-            self._ending.signal_all(signal.SIGTERM)
-            self._ending.within(LEFTOVER_GRACE_S, self._ending.kill)
+            self._end_leftovers()
         elif self.ranks.all_ended() and self._main_pid is not None:
             grace_s = 0.0 if self._last_words else LAUNCHER_GRACE_S
             self._ending.within(grace_s, self._ending.kill)
+
+    def _end_leftovers(self) -> None:
+        pids = self.ranks.pids()
+        if pids:
+            # Their launcher has died over them: they have all the time that the job was promised.
+            self.ranks.signalled = True
+            self._ending.signal(pids, self._stop_signal)
+            self._ending.within(self._grace_s, self._kill)
+        else:
+            self._ending.signal_all(signal.SIGTERM)
+            self._ending.within(LEFTOVER_GRACE_S, self._ending.kill)
 
     def _watch_end(self) -> None:
         """No death may come to wake us: look once more."""

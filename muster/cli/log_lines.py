@@ -37,6 +37,7 @@ class LogPrinter:
         self._err = err
         self._prefix = prefix
         self._unfinished: dict[_Source, bytes] = {}
+        self._open_line: BinaryIO | None = None  # a terminal on which a line has not ended
 
     def write(self, record: LogRecord) -> None:
         """Write what can be written now. Raises OSError as the streams do."""
@@ -57,11 +58,18 @@ class LogPrinter:
         for source, rest in self._unfinished.items():
             self._send(source[-1], _mark(source) + rest + b"\n")
         self._unfinished.clear()
+        if self._open_line is not None:
+            # What we say next is not to stand in the middle of it. A file gets what was written.
+            self._open_line.write(b"\n")
+            self._open_line.flush()
+            self._open_line = None
 
     def _send(self, stream: str, data: bytes) -> None:
         target = self._out if stream == _STDOUT else self._err
         target.write(data)
         target.flush()
+        if data:
+            self._open_line = None if data.endswith(b"\n") or not target.isatty() else target
 
 
 def _whole_lines(data: bytes) -> tuple[list[bytes], bytes]:

@@ -25,6 +25,7 @@ _TASKS: Final = (
     Column("REFUSED", elastic=True),
 )
 _RANKS_NAMED: Final = 6
+_TAIL_LINES: Final = 20
 
 
 @click.command("show")
@@ -41,6 +42,8 @@ def command(*, job: str, as_json: bool) -> None:
     _print_head(view, client.server_time)
     for attempt in view.attempts:
         _print_attempt(attempt)
+        if attempt is view.attempts[-1] and attempt.cause is not None:
+            _print_tail(attempt.cause.tail)
     _print_timeline(view)
 
 
@@ -60,6 +63,24 @@ def _print_head(view: JobView, now: float | None) -> None:
         print(f"  started   {moment(view.started_at)}{ran}")
     if view.ended_at is not None:
         print(f"  ended     {moment(view.ended_at)}")
+    for line in _countdowns(view, now):
+        print(f"  {line}")
+
+
+def _countdowns(view: JobView, now: float | None) -> list[str]:
+    if now is None:
+        return []
+    lines = []
+    if view.limit_at is not None:
+        lines.append(f"time limit: ends in {span(view.limit_at - now)}")
+    if view.kill_at is not None:
+        left = view.kill_at - now
+        lines.append(
+            f"stopping: {span(left)} of the grace left"
+            if left > 0
+            else "stopping: the grace is over, what is left is killed"
+        )
+    return lines
 
 
 def _ran(view: JobView) -> str:
@@ -88,6 +109,17 @@ def _print_attempt(attempt: AttemptView) -> None:
             print(f"  warning: {safe(task.node)}: {safe(warning)}")
 
 
+def _print_tail(tail: str) -> None:
+    """The last words of whatever failed first; they come from a program, so nothing in them may
+    move the cursor."""
+    lines = tail.splitlines()
+    if not lines:
+        return
+    print(f"  its last line{'s' if len(lines) > 1 else ''}")
+    for line in lines[-_TAIL_LINES:]:
+        print(f"    {safe(line.expandtabs())}")
+
+
 def _task_row(task: TaskView) -> list[str]:
     return [
         task.node,
@@ -106,11 +138,18 @@ def _ranks(task: TaskView) -> str:
         return "-"
     numbers = [rank.rank for rank in task.ranks]
     text = f"{min(numbers)}-{max(numbers)}" if len(numbers) > 1 else str(numbers[0])
-    failed = [rank for rank in task.ranks if rank.exit is not None and not rank.exit.ok]
-    named = [f"{rank.rank}: {exit_text(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    failed = [
+        rank
+        for rank in task.ranks
+        if rank.exit is not None and not rank.exit.ok and not rank.stopped
+    ]
+    told = [f"{rank.rank}: {exit_text(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
     if len(failed) > _RANKS_NAMED:
-        named.append("...")
-    return f"{text} ({', '.join(named)})" if named else text
+        told.append("...")
+    stopped = sum(rank.stopped for rank in task.ranks)
+    if stopped:
+        told.append(f"{stopped} stopped by us" if stopped < len(numbers) else "stopped by us")
+    return f"{text} ({', '.join(told)})" if told else text
 
 
 def exit_text(status: ExitStatus) -> str:

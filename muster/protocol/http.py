@@ -29,8 +29,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class RankView(msgspec.Struct, frozen=True):
+    """`stopped`: it ended because we told it to, however it ended."""
+
     rank: int
     exit: ExitStatus | None
+    stopped: bool = False
 
 
 class TaskView(msgspec.Struct, frozen=True):
@@ -59,7 +62,11 @@ class AttemptView(msgspec.Struct, frozen=True):
 
 
 class JobSummary(msgspec.Struct, frozen=True):
-    """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended."""
+    """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended.
+
+    `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
+    limit is over; `kill_at`: when the grace of one that is being stopped is.
+    """
 
     id: int
     name: str
@@ -74,9 +81,12 @@ class JobSummary(msgspec.Struct, frozen=True):
     started_at: float | None
     ended_at: float | None
     exit_code: int | None
+    failure: str = ""
+    limit_at: float | None = None
+    kill_at: float | None = None
 
 
-class JobView(JobSummary, frozen=True):
+class JobView(JobSummary, frozen=True, kw_only=True):
     """`muster show`: the summary, the specification and all attempts."""
 
     spec: dict[str, Any]

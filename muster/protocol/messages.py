@@ -98,14 +98,22 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One training process. `error` is the tail of its error file, `failed_order` its place among
-    failures."""
+    """One training process.
+
+    Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
+    `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory.
+    """
 
     rank: int
     local_rank: int = 0
     pid: int = 0
     exit: ExitStatus | None = None
     error: str = ""
+    stderr: str = ""
+    at_s: float | None = None
+    stopped: bool = False
+    oom: bool = False
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
@@ -114,6 +122,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
     rank that
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
+    `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
     """
 
@@ -127,6 +136,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     first_failed: int | None = None
     running_s: float = 0.0
     stopped_by: str = ""
+    launcher_said: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -229,7 +239,9 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
     as no process of the gang can have been started. `ranks` is set where we
     start the ranks ourselves: for each, in local order, what its environment has besides `env`,
-    its RANK among it. `interpreter` says that `argv` are words for the job's Python.
+    its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
+    and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
+    is over.
     """
 
     task: TaskId
@@ -241,6 +253,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     also: tuple[tuple[str, str], ...] = ()
     grace_s: float = 30.0
     meeting: Meeting | None = None
+    stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
 
@@ -260,6 +273,16 @@ class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
     force: bool = False
 
 
+class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
+    """Signal the task's ranks, and end nothing. Signals of a task are numbered from 1: one that was
+    carried out, or is older than that, is not sent again.
+    """
+
+    task: TaskId
+    signal: str
+    number: int
+
+
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
     """The task's end is durable with the coordinator; the agent removes it once its logs are
     shipped."""
@@ -268,5 +291,13 @@ class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
 
 
 Command = (
-    Welcome | Refused | HeartbeatAck | PrepareTask | ArrangeTask | StartTask | StopTask | ForgetTask
+    Welcome
+    | Refused
+    | HeartbeatAck
+    | PrepareTask
+    | ArrangeTask
+    | StartTask
+    | StopTask
+    | SignalTask
+    | ForgetTask
 )

@@ -68,7 +68,9 @@ class CauseCode(enum.Enum):
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first thing that went wrong (or right), with the place where it did.
 
-    `exit` is the failing rank's; `node_fault` says that another node might do better.
+    `exit` is the failing rank's; `node_fault` says that another node might do better. `kind` is the
+    class of a failure, a stable word, and `tail` the last lines that the place wrote; both "" where
+    there is none.
     """
 
     code: CauseCode
@@ -79,6 +81,8 @@ class Cause(msgspec.Struct, frozen=True, omit_defaults=True):
     exit: ExitStatus | None = None
     refusal: str | None = None
     node_fault: bool = False
+    kind: str = ""
+    tail: str = ""
 
     @property
     def exit_code(self) -> int:

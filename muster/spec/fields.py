@@ -13,11 +13,12 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import Kind, RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher
+from muster.spec.types import SCHEMA_VERSION, Launcher, Warn
 
 MAX_NODES: Final = 100_000
 DAY: Final = 86400.0
 _MAX_PATH_CHARS: Final = 4096
+_WARN_BEFORE_S: Final = 60.0  # as in Slurm
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -132,3 +133,21 @@ def stop_signal(text: str) -> str:
             f"{name} cannot ask a process to end", "write `SIGTERM`, `SIGINT` or `SIGUSR1`"
         )
     return name
+
+
+def warn(text: str) -> Warn | None:
+    """A signal, and how long before the time limit: `USR1@5m`. As in Slurm a bare number is
+    seconds, and without any it is a minute."""
+    name, at, before = text.strip().partition("@")
+    if name.upper().startswith(("B:", "R:", "RB:")):
+        raise RefusedError(
+            f"`{printable(name.split(':')[0])}:` is Slurm's",
+            f"write `{printable(text.partition(':')[2])}`: the ranks get it, and nobody else",
+        )
+    signal = units.signal_name(name)
+    if signal in ("SIGKILL", "SIGSTOP"):
+        raise RefusedError(f"{signal} cannot be caught", "write `USR1@5m`")
+    if not at:
+        return Warn(signal, _WARN_BEFORE_S)
+    seconds_typed = f"{before.strip()}s" if before.strip().isdecimal() else before
+    return Warn(signal, seconds(1.0, 3650 * DAY)(seconds_typed))

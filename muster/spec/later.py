@@ -34,7 +34,6 @@ LATER_KEYS: Final = {
         "cpu": "leave it out; this release places jobs by nodes and GPUs alone",
         "memory": "leave it out; this release places jobs by nodes and GPUs alone",
     },
-    "stop": {"warn": "use `signal` and a longer `grace`"},
     "retry": {"never_on": "name the codes that are worth another try in `retry.on_exit_codes`"},
     "placement": {
         "labels": "name the nodes in `placement.include`",

@@ -78,6 +78,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     run, roles = _run(job, launcher, roles, nodes)
     workdir = _workdir(job)
     env = job.take("env")
+    time_limit_s = job.read("time_limit", fields.time_limit, None, "max_duration", "time")
     spec = JobSpec(
         name=_name(job, run),
         run=run,
@@ -91,8 +92,8 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         setup=_setup(job),
         launcher=launcher or Launcher.TORCHRUN,
         env=read_env(env, caller, problems) if env else {},
-        time_limit_s=job.read("time_limit", fields.time_limit, None, "max_duration", "time"),
-        stop=_stop(job),
+        time_limit_s=time_limit_s,
+        stop=_stop(job, time_limit_s),
         retry=_retry(job),
         priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),
         pool=job.read("pool", fields.pool, DEFAULT_POOL),
@@ -222,7 +223,7 @@ def _existing_folder(text: str) -> str | None:
     return fields.absolute_path(text)
 
 
-def _stop(job: Section) -> Stop:
+def _stop(job: Section, time_limit_s: float | None) -> Stop:
     part = _part(job, "stop", "`stop: {signal: SIGTERM, grace: 30s}`")
     if part is None:
         return Stop()
@@ -230,9 +231,25 @@ def _stop(job: Section) -> Stop:
     stop = Stop(
         signal=part.read("signal", fields.stop_signal, default.signal),
         grace_s=part.read("grace", seconds(0.0, fields.DAY), default.grace_s),
+        warn=part.read("warn", fields.warn, None),
     )
     part.finish()
+    if stop.warn is None or (time_limit_s is None and _has_time_limit(job)):
+        return stop
+    if time_limit_s is None:
+        said, hint = "has no effect without `time_limit`", "set `time_limit`, or leave it out"
+    elif stop.warn.before_s >= time_limit_s:
+        said = f"is not within the time limit of {units.duration_text(time_limit_s)}"
+        hint = "warn later, or raise `time_limit`"
+    else:
+        return stop
+    job.problems.add(f"{part.path}.warn", shown(part.raw["warn"]), said, hint)
     return stop
+
+
+def _has_time_limit(job: Section) -> bool:
+    """Given, be it wrongly."""
+    return any(key in job.raw for key in ("time_limit", "max_duration", "time"))
 
 
 def _retry(job: Section) -> Retry:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.spec.types import Argv, Command, JobSpec, Role, Shell
+from muster.spec.types import Argv, Command, JobSpec, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text
 
 
@@ -40,7 +40,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["roles"] = {name: role for name, role in roles.items() if role}
     if spec.time_limit_s is not None:
         made["time_limit"] = duration_text(spec.time_limit_s)
-    made["stop"] = {"signal": spec.stop.signal, "grace": duration_text(spec.stop.grace_s)}
+    made["stop"] = _stop(spec.stop)
     made["retry"] = {
         "infra": spec.retry.infra,
         "user": spec.retry.user,
@@ -52,6 +52,13 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
     if any(chosen.values()):
         made["placement"] = {key: names for key, names in chosen.items() if names}
+    return made
+
+
+def _stop(stop: Stop) -> dict[str, str]:
+    made = {"signal": stop.signal, "grace": duration_text(stop.grace_s)}
+    if stop.warn is not None:
+        made["warn"] = f"{stop.warn.signal}@{duration_text(stop.warn.before_s)}"
     return made
 
 

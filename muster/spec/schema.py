@@ -13,6 +13,8 @@ from muster.spec.parse import MAX_RETRIES
 from muster.spec.roles import MAX_NPROC
 from muster.spec.types import DEFAULT_POOL, DEFAULT_PRIORITY, MAX_PRIORITY, SCHEMA_VERSION, Launcher
 
+_WARN: Final = r"^[A-Za-z0-9]+(@.+)?$"
+
 Schema = dict[str, object]
 
 _NAME: Final = "^[a-z][a-z0-9-]{0,62}$"
@@ -70,6 +72,7 @@ def _properties() -> dict[str, Schema]:
             {
                 "signal": {"type": ["string", "integer"], "default": "SIGTERM"},
                 "grace": _duration("From the signal to SIGKILL.", default="30s"),
+                "warn": _text("A signal, and how long before the time limit: USR1@5m.", _WARN),
             }
         ),
         "retry": _retry(),

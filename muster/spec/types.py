@@ -58,11 +58,19 @@ class Resources(msgspec.Struct, frozen=True):
     gpu_model: str | None = None
 
 
+class Warn(msgspec.Struct, frozen=True):
+    """A signal to the ranks `before_s` before the time limit; nothing is ended by it."""
+
+    signal: str
+    before_s: float
+
+
 class Stop(msgspec.Struct, frozen=True):
     """How a job is asked to end: the signal's canonical name, then SIGKILL after `grace_s`."""
 
     signal: str = "SIGTERM"
     grace_s: float = 30.0
+    warn: Warn | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):

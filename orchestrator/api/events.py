@@ -46,6 +46,7 @@ def _text(state: State, fact: f.Durable) -> str:
             f.AttemptPlaced()
             | f.AttemptArranged()
             | f.AttemptStarted()
+            | f.AttemptWarned()
             | f.StopRequested()
             | f.StopForced()
             | f.AttemptClosed()
@@ -72,6 +73,7 @@ def _attempt_text(
     fact: f.AttemptPlaced
     | f.AttemptArranged
     | f.AttemptStarted
+    | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
     | f.AttemptClosed,
@@ -84,6 +86,8 @@ def _attempt_text(
             return f"meets at {host_port(address, port)}{over}" if address else "arranged"
         case f.AttemptStarted():
             return "all nodes are ready, starting"
+        case f.AttemptWarned():
+            return "the ranks are warned that the time limit is near"
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
         case f.StopForced():

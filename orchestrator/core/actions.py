@@ -19,6 +19,8 @@ class TimerKind(enum.Enum):
     REFUSED = "refused"
     ARRANGE = "arrange"
     START = "start"
+    BLAME = "blame"
+    WARN = "warn"
     LIMIT = "limit"
     RETRY = "retry"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from muster.protocol.ids import BadId, NodeName, TaskId
-from muster.protocol.messages import Command, ForgetTask, StartTask, StopTask
+from muster.protocol.messages import Command, ForgetTask, SignalTask, StartTask, StopTask
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
 from muster.spec.types import Launcher
@@ -18,6 +18,9 @@ from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_com
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER
+
+WARNING = 1
+"""The number of the signal that warns of the time limit, among those that a task may get."""
 
 
 def wanted(
@@ -40,7 +43,11 @@ def wanted(
         case AttemptPhase.ARRANGING:
             return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING:
-            return _arrange(job, attempt, task, on_node, gang) + _start(job, attempt, task, on_node)
+            return [
+                *_arrange(job, attempt, task, on_node, gang),
+                *_start(job, attempt, task, on_node),
+                *_warn(job, attempt, task, on_node),
+            ]
         case AttemptPhase.STOPPING:
             return [] if _ends_by_itself(attempt) else [stop_command(job, attempt, task)]
         case _:
@@ -71,14 +78,28 @@ def tasks_on(state: State, name: NodeName) -> list[Task]:
 
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
-    """End this task as its job wants it; a cancel may have asked for a shorter grace."""
-    grace_s = job.spec.stop.grace_s
-    force = attempt.forced
+    """End this task as its job wants it."""
+    grace_s, force = _grace(job, attempt)
+    return StopTask(task.id, job.spec.stop.signal, grace_s, force)
+
+
+def stop_grace_s(job: Job, attempt: Attempt) -> float | None:
+    """How long the ranks of an attempt that is being stopped have had from the start of that; None
+    where they end by themselves."""
+    if _ends_by_itself(attempt):
+        return None
+    grace_s, force = _grace(job, attempt)
+    return 0.0 if force else grace_s
+
+
+def _grace(job: Job, attempt: Attempt) -> tuple[float, bool]:
+    """A cancel may have asked for another grace, or for none."""
+    grace_s, force = job.spec.stop.grace_s, attempt.forced
     if job.cancel is not None:
         _, _, asked, forced = job.cancel
         grace_s = grace_s if asked is None else asked
         force = force or forced
-    return StopTask(task.id, job.spec.stop.signal, grace_s, force)
+    return grace_s, force
 
 
 def fence(name: TaskId) -> StopTask:
@@ -104,6 +125,14 @@ def _arrange(
 def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
     waits_at_gate = on_node in (TaskState.PREPARED, TaskState.ARRANGED)
     return [StartTask(task.id)] if waits_at_gate and may_start(job, attempt, task) else []
+
+
+def _warn(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    """Said again to a node that was away: it knows whether it has done it."""
+    warn = job.spec.stop.warn
+    if warn is None or attempt.warned_at is None or on_node is not TaskState.STARTED:
+        return []
+    return [SignalTask(task.id, warn.signal, WARNING)]
 
 
 def _ends_by_itself(attempt: Attempt) -> bool:

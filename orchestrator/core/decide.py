@@ -31,7 +31,7 @@ from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import from_report
+from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
@@ -40,7 +40,7 @@ from orchestrator.core.policy import cancelled
 from orchestrator.core.reports import news
 from orchestrator.core.state import Node, State, Task
 from orchestrator.core.task import OVER
-from orchestrator.core.timers import decide_timer, restart_timers
+from orchestrator.core.timers import decide_timer, limit_timers, restart_timers
 
 VERSION = "0.1.0"
 
@@ -161,7 +161,7 @@ def _hello(
         if task is None or task.node != hello.node or task.state in OVER:
             continue
         keep.append(report.task)
-        decision.facts += _take_report(state, task, report)
+        decision.facts += _take_report(state, task, report, now)
         decision.actions += _rest_of_limit(state, task, report, now)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
@@ -188,10 +188,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     """A coordinator that finds a job running knows from its nodes for how long it has."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
-    if attempt.started_at is None or job.spec.time_limit_s is None:
-        return []
-    timer = a.Timer(a.TimerKind.LIMIT, job=job.id, attempt=attempt.number)
-    return [a.SetTimer(timer, now.mono + max(0.0, job.spec.time_limit_s - report.running_s))]
+    return limit_timers(job, attempt, report.running_s, now)
 
 
 def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
@@ -275,7 +272,7 @@ def _report(
                 return Decision([], [a.Send(name, session, command) for command in commands])
             told = report.prepared.interfaces if report.prepared and not task.prepared else None
             changed = _changed_network(state, name, told)
-            return Decision([*changed, *_take_report(state, task, report)])
+            return Decision([*changed, *_take_report(state, task, report, now)])
         case _:
             assert_never(report)
 
@@ -291,14 +288,18 @@ def _changed_network(
     return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
 
 
-def _take_report(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
+def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """The news of a report and, where it means the end of the gang, the request to stop it."""
     attempt = state.jobs[task.job].attempts[task.attempt - 1]
     found = news(task, report)
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     cause = from_report(task, report)
-    if cause is not None:
+    if cause is not None and is_consequence(cause) and attempt.phase is AttemptPhase.RUNNING:
+        if task.id not in state.suspects:
+            ended_at = now.mono - ended_before_s(cause, report)
+            found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))
+    elif cause is not None:
         # Before the news: the first cause is on record when the exit arrives.
         return [f.StopRequested(task.job, task.attempt, cause), *found]
     return found

@@ -12,9 +12,11 @@ from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.render import to_mapping
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import count
+from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
@@ -51,6 +53,9 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         started_at=next((t.started_at for t in job.attempts if t.started_at), None),
         ended_at=job.ended_at,
         exit_code=job.cause.exit_code if job.cause is not None else None,
+        failure=_failure(job),
+        limit_at=_limit_at(job),
+        kill_at=_kill_at(job),
     )
 
 
@@ -85,6 +90,29 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         last_seen_s=max(0.0, now.mono - node.heard_at) if seen else None,
         version=node.version,
     )
+
+
+def _failure(job: Job) -> str:
+    cause = job.cause
+    if cause is None and job.attempts:
+        cause = job.attempts[-1].cause
+    return cause.kind if cause is not None else ""
+
+
+def _limit_at(job: Job) -> float | None:
+    attempt, limit_s = job.current, job.spec.time_limit_s
+    if attempt is None or attempt.phase is not AttemptPhase.RUNNING or limit_s is None:
+        return None
+    return None if attempt.started_at is None else attempt.started_at + limit_s
+
+
+def _kill_at(job: Job) -> float | None:
+    """Where nothing of the job had started there is no grace, nor after an end of its own."""
+    attempt = job.current
+    if attempt is None or attempt.stopping_at is None or attempt.released_at is None:
+        return None
+    grace_s = stop_grace_s(job, attempt)
+    return None if grace_s is None else attempt.stopping_at + grace_s
 
 
 def _active(attempt: Attempt) -> JobState:
@@ -148,9 +176,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}")
     match attempt.phase:
         case AttemptPhase.PREPARING:
-            refused = next((t.refusal for t in attempt.tasks if t.refusal is not None), None)
-            if refused is not None:
-                return h.Reason("refused", refused.text)
+            if any(t.refusal is not None for t in attempt.tasks):
+                return h.Reason("refused", refusal_cause(attempt).text)
             return h.Reason("preparing", _progress(attempt, TaskState.PREPARED, "ready"))
         case AttemptPhase.ARRANGING:
             return h.Reason("arranging", _progress(attempt, TaskState.ARRANGED, "have the plan"))
@@ -204,7 +231,7 @@ def _task_view(task: Task) -> h.TaskView:
         node_rank=task.rank,
         role="launcher" if task.rank == 0 else "worker",
         state=task.state,
-        ranks=tuple(h.RankView(r.rank, r.exit) for r in task.ranks),
+        ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         warnings=task.warnings,
@@ -221,6 +248,7 @@ def _timeline(job: Job) -> list[h.Step]:
             (attempt.prepared_at, "every node ready; gang arranged"),
             (attempt.released_at, "gates opened"),
             (attempt.started_at, "every node started"),
+            (attempt.warned_at, "ranks warned that the time limit is near"),
             (attempt.stopping_at, _why_stopping(attempt)),
             (attempt.closed_at, _how_closed(attempt)),
         )
@@ -242,15 +270,7 @@ def _why_stopping(attempt: Attempt) -> str:
         return "stopping"
     if cause.code is CauseCode.COMPLETED:
         return cause.text
-    ours = sum(
-        1
-        for t in attempt.tasks
-        for r in t.ranks
-        if t.stopped_by
-        and r.exit is not None
-        and r.exit.signal is not None
-        and r.rank != cause.rank
-    )
+    ours = sum(1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and r.stopped)
     others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
     return f"{cause.text}{others}"
 

@@ -10,7 +10,7 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
-from orchestrator.core.state import Attempt, Job, Node, State, Task, make_tasks
+from orchestrator.core.state import Attempt, Job, Node, State, Suspect, Task, make_tasks
 from orchestrator.core.task import TASK_TRANSITIONS, reached
 
 
@@ -26,6 +26,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case (
             f.NodeConnected()
             | f.NodeSynced()
+            | f.FailureSuspected()
             | f.NodeHeard()
             | f.NodeDisconnected()
             | f.LeaseExtended()
@@ -44,6 +45,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             f.AttemptPlaced()
             | f.AttemptArranged()
             | f.AttemptStarted()
+            | f.AttemptWarned()
             | f.StopRequested()
             | f.StopForced()
             | f.AttemptClosed()
@@ -69,6 +71,7 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> Non
         case f.EpochStarted(epoch, cluster, networks):
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
             state.sessions.clear()
+            state.suspects.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = 0.0
@@ -95,6 +98,8 @@ def _apply_link(state: State, fact: f.Ephemeral) -> None:
             state.sessions[session] = name
         case f.NodeSynced():
             pass
+        case f.FailureSuspected(_, task, cause, ended_at):
+            state.suspects[task] = Suspect(cause, ended_at)
         case f.NodeHeard(_, heard_at, lease_until):
             node.heard_at, node.lease_until = heard_at, lease_until
         case f.NodeDisconnected(_, session):
@@ -156,6 +161,7 @@ def _apply_attempt(
     fact: f.AttemptPlaced
     | f.AttemptArranged
     | f.AttemptStarted
+    | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
     | f.AttemptClosed,
@@ -182,9 +188,13 @@ def _apply_attempt(
         case f.AttemptStarted():
             _attempt_to(attempt, AttemptPhase.RUNNING)
             attempt.released_at = at
+        case f.AttemptWarned():
+            attempt.warned_at = at
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
             attempt.cause, attempt.stopping_at = cause, at
+            for task in attempt.tasks:
+                state.suspects.pop(task.id, None)
         case f.StopForced():
             attempt.forced = True
         case f.AttemptClosed():

@@ -148,6 +148,13 @@ class TaskStarted(_Fact, frozen=True):
     rank: int
 
 
+class AttemptWarned(_Fact, frozen=True):
+    """The ranks are to get the signal that warns of the time limit, once."""
+
+    job: JobId
+    attempt: int
+
+
 class StopRequested(_Fact, frozen=True):
     """The attempt ends, of this cause and no other."""
 
@@ -235,6 +242,16 @@ class NodeSynced(_Fact, frozen=True):
     held: tuple[tuple[TaskId, TaskState], ...] = ()
 
 
+class FailureSuspected(_Fact, frozen=True):
+    """A rank has failed as ranks do when another one has failed. Whether another one has is soon to
+    be heard; `ended_at` is when this one did, in this process's monotonic seconds."""
+
+    node: NodeName
+    task: TaskId
+    cause: Cause
+    ended_at: float
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -258,7 +275,13 @@ class NodeLeaseExpired(_Fact, frozen=True):
 
 
 Ephemeral = (
-    NodeConnected | NodeSynced | NodeHeard | NodeDisconnected | LeaseExtended | NodeLeaseExpired
+    NodeConnected
+    | NodeSynced
+    | FailureSuspected
+    | NodeHeard
+    | NodeDisconnected
+    | LeaseExtended
+    | NodeLeaseExpired
 )
 
 Durable = (
@@ -274,6 +297,7 @@ Durable = (
     | AttemptStarted
     | TaskListening
     | TaskStarted
+    | AttemptWarned
     | StopRequested
     | StopForced
     | TaskExited
@@ -293,6 +317,7 @@ _LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobReque
 _EPHEMERAL: Final = (
     NodeConnected,
     NodeSynced,
+    FailureSuspected,
     NodeHeard,
     NodeDisconnected,
     LeaseExtended,

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.protocol.hosts import BadHost, check_address
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, RankReport, Refusal, TaskReport
+from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
-from muster.protocol.states import TaskState
-from orchestrator.core.state import Attempt, Task
-from orchestrator.core.task import reached
+from orchestrator.core.state import Task
+from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge
+
+TEXT_CHARS_MAX: Final = 800
+TAIL_CHARS_MAX: Final = 4096
+_EXIT_NOT_FOUND: Final = 127
 
 
-def failed_rank(report: TaskReport) -> RankReport | None:
-    """The rank of this task that failed first, if one has."""
-    failed = [r for r in report.ranks if r.exit is not None and not r.exit.ok]
-    for rank in failed:
-        if rank.rank == report.first_failed:
-            return rank
-    return failed[0] if failed else None
+def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
+    """The rank of this task that failed first by itself, and of what; None if none has.
+
+    One that died of what happened to another rank may have been quicker to end than that one.
+    """
+    found = [
+        (rank, judge(rank.exit, rank.error, oom=rank.oom))
+        for rank in report.ranks
+        if rank.exit is not None and not rank.exit.ok and not rank.stopped
+    ]
+    return min(
+        found,
+        key=lambda it: (
+            it[1].kind in CONSEQUENCES,
+            it[0].at_s or 0.0,
+            it[0].rank != report.first_failed,
+        ),
+        default=None,
+    )
 
 
 def from_report(task: Task, report: TaskReport) -> Cause | None:
@@ -51,71 +68,89 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
                 node_fault=True,
             )
     if report.refusal is not None and report.exit is not None:
-        return Cause(
-            CauseCode.START_FAILED,
-            # A port that another program took is no fault of the job's.
-            Outcome.INFRA if report.refusal.code == PORT_TAKEN else Outcome.USER,
-            f"{task.node} could not start it: {report.refusal.text}",
-            node=task.node,
-            exit=report.exit,
-            refusal=report.refusal.code,
-        )
-    if report.refusal is not None and report.state is TaskState.PREPARED:
-        if report.refusal.code == UNREACHABLE:
-            # The others say which end of the way it is.
-            return None
-        return from_refusal(task, report.refusal, CauseCode.ARRANGE_FAILED)
-    rank = failed_rank(report)
-    if rank is not None and rank.exit is not None:
-        return Cause(
-            CauseCode.RANK_FAILED,
-            Outcome.USER,
-            f"rank {rank.rank} on {task.node} {told(rank.exit)}"
-            + (f": {_last_line(rank.error)}" if rank.error else ""),
-            node=task.node,
-            rank=rank.rank,
-            exit=rank.exit,
-        )
+        return _start_failed(task, report.refusal, report.exit)
+    failed = first_failed(report)
+    if failed is not None:
+        return _rank_failed(task, *failed)
     if report.exit is not None and not report.exit.ok:
-        return Cause(
-            CauseCode.LAUNCHER_FAILED,
-            Outcome.USER,
-            f"the launcher on {task.node} {told(report.exit)}; see its log: "
-            f"muster logs {task.job} --node {task.node}",
-            node=task.node,
-            exit=report.exit,
-        )
+        return _launcher_failed(task, report.exit, report.launcher_said)
     return None
 
 
-def from_refusal(
-    task: Task, refusal: Refusal, code: CauseCode = CauseCode.PREPARE_REFUSED
-) -> Cause:
-    """Why a gang is rolled back whose node refused."""
+def from_record(task: Task) -> Cause | None:
+    """Why the gang has to stop, by what is on record of a task that has ended."""
+    if task.exit is None:
+        return None
+    known = TaskReport(
+        task.id, task.state, ranks=task.ranks, exit=task.exit, stopped_by=task.stopped_by
+    )
+    return from_report(task, known)
+
+
+def is_consequence(cause: Cause) -> bool:
+    """Whether the cause looks like what follows when another rank has failed."""
+    return cause.kind in CONSEQUENCES
+
+
+def ended_before_s(cause: Cause, report: TaskReport) -> float:
+    """How long before it was reported the rank that is blamed had ended, on its node's clock."""
+    at_s = next((r.at_s for r in report.ranks if r.rank == cause.rank), None)
+    return max(0.0, report.running_s - at_s) if at_s is not None else 0.0
+
+
+def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
+    missing = how.code == _EXIT_NOT_FOUND
     return Cause(
-        code,
-        Outcome.INFRA,
-        f"{task.node} refused: {refusal.text}",
+        CauseCode.START_FAILED,
+        # A port that another program took is no fault of the job's.
+        Outcome.INFRA if refusal.code == PORT_TAKEN else Outcome.USER,
+        shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
+        exit=how,
         refusal=refusal.code,
-        node_fault=refusal.node_fault,
+        kind=Kind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
     )
 
 
-def unreached(attempt: Attempt) -> Cause:
-    """Of a gang of which a worker did not reach the launcher: if none did, that is to blame."""
-    launcher, *workers = attempt.tasks
-    task, refusal = next((t, t.refusal) for t in workers if t.refusal is not None)
-    if any(reached(t.state, TaskState.ARRANGED) for t in workers):
-        return from_refusal(task, refusal, CauseCode.ARRANGE_FAILED)
+def _rank_failed(task: Task, rank: RankReport, verdict: Verdict) -> Cause:
+    how = rank.exit or ExitStatus()
     return Cause(
-        CauseCode.ARRANGE_FAILED,
-        Outcome.INFRA,
-        f"none of the gang reaches its launcher; {task.node} says: {refusal.text}",
-        node=launcher.node,
-        refusal=refusal.code,
-        node_fault=True,
+        CauseCode.RANK_FAILED,
+        Outcome.USER,
+        _sentence(f"rank {rank.rank} on {task.node} {told(how)}", verdict),
+        node=task.node,
+        rank=rank.rank,
+        exit=how,
+        kind=verdict.kind,
+        tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )
+
+
+def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
+    verdict = judge(how, said)
+    text = f"the launcher on {task.node} {told(how)}"
+    if not verdict.said and not verdict.advice:
+        text += f"; see its log: muster logs {task.job} --node {task.node}"
+    return Cause(
+        CauseCode.LAUNCHER_FAILED,
+        Outcome.USER,
+        _sentence(text, verdict),
+        node=task.node,
+        exit=how,
+        kind=verdict.kind,
+        tail=said[-TAIL_CHARS_MAX:],
+    )
+
+
+def _sentence(what: str, verdict: Verdict) -> str:
+    said = f": {verdict.said}" if verdict.said else ""
+    advice = f"; {verdict.advice}" if verdict.advice else ""
+    return shortened(f"{what}{said}{advice}")
+
+
+def shortened(text: str) -> str:
+    """A program's name, and what a program says, may be of any length."""
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}..."
 
 
 def told(exit_status: ExitStatus) -> str:
@@ -150,8 +185,3 @@ _SIGNALS = {
     24: "SIGXCPU",
     25: "SIGXFSZ",
 }
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""

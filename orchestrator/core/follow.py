@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import ForgetTask
+from muster.protocol.messages import UNREACHABLE, ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
@@ -17,14 +17,15 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import unreached
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
-from orchestrator.core.policy import after_attempt
+from orchestrator.core.placement import can_do_without
+from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
-from orchestrator.core.timers import phase_timers, refusal_cause
+from orchestrator.core.timers import limit_timers, phase_timers
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -44,6 +45,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision()
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
+        case f.FailureSuspected(_, task):
+            return _suspected(state, task, now, limits)
+        case f.AttemptWarned():
+            return _warned(state, fact, limits)
         case f.NodeDisconnected(name, _):
             timer = a.Timer(a.TimerKind.NODE, node=name)
             return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
@@ -55,8 +60,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.StopRequested() | f.StopForced():
             return _stopping(state, fact, limits)
         case f.AttemptClosed(job_id, number):
-            job = state.jobs[job_id]
-            return Decision([after_attempt(job, job.attempts[number - 1])])
+            return Decision([_after(state, state.jobs[job_id], number)])
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -106,6 +110,32 @@ def _phase_begun(
     return decision
 
 
+def _after(state: State, job: Job, number: int) -> f.Fact:
+    attempt = job.attempts[number - 1]
+    guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
+    spare = can_do_without(state, job.spec, job.avoid | guilty)
+    return after_attempt(job, attempt, spare=spare)
+
+
+def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:
+    """Hear the others for a moment: one of them may have failed first."""
+    job, number, _ = parse_task_id(task)
+    attempt = state.jobs[job].attempts[number - 1]
+    if sum(t.id in state.suspects for t in attempt.tasks) > 1:
+        return Decision()
+    timer = a.Timer(a.TimerKind.BLAME, job=job, attempt=number)
+    return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])
+
+
+def _warned(state: State, fact: f.AttemptWarned, limits: Limits) -> Decision:
+    job, attempt = _of(state, fact)
+    decision = Decision()
+    for task in attempt.tasks:
+        if task.state is TaskState.STARTED:
+            decision.actions += _tell(state, job, attempt, task, task.state, limits)
+    return decision
+
+
 def _stopping(state: State, fact: f.StopRequested | f.StopForced, limits: Limits) -> Decision:
     job, attempt = _of(state, fact)
     decision = Decision()
@@ -133,16 +163,19 @@ def _task_moved(
     job, attempt = _of(state, fact)
     task = attempt.tasks[fact.rank]
     match fact:
+        case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
+            # Said in one breath: what comes of the refusal has been decided.
+            return Decision()
         case f.TaskPrepared():
             return _prepared(state, attempt)
         case f.TaskRefused():
             return _refused(attempt, task, now, limits)
         case f.TaskArranged():
-            return Decision(_all_arranged(attempt) or _all_tried(attempt))
+            return Decision(_all_arranged(attempt))
         case f.TaskListening():
             return _listening(state, job, attempt, limits)
         case f.TaskStarted():
-            return Decision([], _limit(job, attempt, now))
+            return Decision([], limit_timers(job, attempt, 0.0, now))
         case f.TaskExited():
             return Decision(_all_exited(attempt))
         case f.TaskCleaned():
@@ -160,8 +193,8 @@ def _task_moved(
 def _prepared(state: State, attempt: Attempt) -> Decision:
     if attempt.phase is not AttemptPhase.PREPARING:
         return Decision()
-    # Not by their states: a task that has refused is cleaned, and was never prepared.
-    if any(t.prepared is None for t in attempt.tasks):
+    # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
+    if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
     meeting = choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
@@ -171,42 +204,55 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
 
 def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
-    if attempt.phase not in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
-        return Decision()
-    arranging = attempt.phase is AttemptPhase.ARRANGING
-    if not arranging and task.refusal is not None and task.refusal.node_fault:
-        return Decision([f.StopRequested(attempt.job, attempt.number, refusal_cause(task))])
-    answered = _all_tried(attempt) if arranging else _all_answered(attempt)
-    if answered:
-        return Decision(answered)
-    timer = a.Timer(a.TimerKind.REFUSED, job=attempt.job, attempt=attempt.number)
-    return Decision([], [a.SetTimer(timer, now.mono + limits.refusal_wait_s)])
+    match attempt.phase:
+        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
+            if _settles(attempt, task):
+                return Decision([_rolled_back(attempt)])
+            answered = _all_answered(attempt)
+            if answered:
+                return Decision(answered)
+            timer = a.Timer(a.TimerKind.REFUSED, job=attempt.job, attempt=attempt.number)
+            return Decision([], [a.SetTimer(timer, now.mono + limits.refusal_wait_s)])
+        case AttemptPhase.RUNNING:
+            return Decision([_rolled_back(attempt)])
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            return Decision()
+        case _:
+            assert_never(attempt.phase)
+
+
+def _settles(attempt: Attempt, task: Task) -> bool:
+    """Whether it is clear at once whose fault a refusal is."""
+    if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
+        return task.refusal is not None and task.refusal.node_fault
+    return task.refusal.code != UNREACHABLE
 
 
 def _all_answered(attempt: Attempt) -> list[f.Fact]:
-    refused = [t for t in attempt.tasks if t.refusal is not None]
-    answered = all(
-        t.refusal is not None or t.state is not TaskState.ASSIGNED for t in attempt.tasks
-    )
-    if not refused or not answered:
+    """Everybody has said what the phase asks for, or that it refuses, and one does."""
+    if all(t.refusal is None for t in attempt.tasks):
         return []
-    return [f.StopRequested(attempt.job, attempt.number, refusal_cause(refused[0]))]
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            asked, wanted = attempt.tasks, TaskState.PREPARED
+        case AttemptPhase.ARRANGING:
+            # Whether they reach the launcher is for the workers to say.
+            asked, wanted = attempt.tasks[1:], TaskState.ARRANGED
+        case _:
+            return []
+    answered = all(t.refusal is not None or reached(t.state, wanted) for t in asked)
+    return [_rolled_back(attempt)] if answered else []
 
 
-def _all_tried(attempt: Attempt) -> list[f.Fact]:
-    """Every worker has said whether it reaches the launcher, and one does not."""
-    if attempt.phase is not AttemptPhase.ARRANGING:
-        return []
-    workers = attempt.tasks[1:]
-    answered = all(t.refusal or reached(t.state, TaskState.ARRANGED) for t in workers)
-    if not answered or not any(t.refusal for t in workers):
-        return []
-    return [f.StopRequested(attempt.job, attempt.number, unreached(attempt))]
+def _rolled_back(attempt: Attempt) -> f.Fact:
+    return f.StopRequested(attempt.job, attempt.number, refusal_cause(attempt))
 
 
 def _all_arranged(attempt: Attempt) -> list[f.Fact]:
     if attempt.phase is not AttemptPhase.ARRANGING:
         return []
+    if any(t.refusal is not None for t in attempt.tasks):
+        return _all_answered(attempt)
     if not all(reached(t.state, TaskState.ARRANGED) for t in attempt.tasks):
         return []
     return [f.AttemptStarted(attempt.job, attempt.number)]
@@ -219,13 +265,6 @@ def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Deci
             if task.state is TaskState.ARRANGED:
                 decision.actions += _tell(state, job, attempt, task, task.state, limits)
     return decision
-
-
-def _limit(job: Job, attempt: Attempt, now: Instant) -> list[a.Action]:
-    if attempt.started_at is None or job.spec.time_limit_s is None:
-        return []
-    timer = a.Timer(a.TimerKind.LIMIT, job=job.id, attempt=attempt.number)
-    return [a.SetTimer(timer, now.mono + job.spec.time_limit_s)]
 
 
 def _all_exited(attempt: Attempt) -> list[f.Fact]:
@@ -294,6 +333,7 @@ _AttemptFact = (
     f.AttemptPlaced
     | f.AttemptArranged
     | f.AttemptStarted
+    | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
     | f.TaskPrepared

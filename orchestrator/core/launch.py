@@ -104,6 +104,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         hostfile=gang.hostfile,
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
+        stop_signal=spec.stop.signal,
         meeting=_meeting(attempt, task),
         ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),

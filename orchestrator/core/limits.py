@@ -12,7 +12,8 @@ class Limits:
     the time a shim takes to end its task when the lease is over, and what two clocks may drift
     apart in
     the length of a lease. `refusal_wait_s` is how long the others of a gang may take to say
-    whether they refuse too, once one has.
+    whether they refuse too, once one has. `blame_wait_s` is how long the gang goes on when a rank
+    has failed as ranks do whose peer has failed: whoever failed first is then heard of.
     """
 
     lease_s: float = 300.0
@@ -21,5 +22,6 @@ class Limits:
     silence_s: float = 15.0
     prepare_timeout_s: float = 300.0
     refusal_wait_s: float = 1.0
+    blame_wait_s: float = 0.5
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0

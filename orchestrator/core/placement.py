@@ -80,17 +80,11 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     failed the job before are taken only where the job could not run at all without them. The first
     is the launcher: where it has another number of ranks than the others, the node that suits.
     """
-    fitting = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
-    # One that has been lost may never come back: it is no reason to wait.
-    kept = [
-        node
-        for node in fitting
-        if node.name not in job.avoid and node.link in (LinkState.CONNECTED, LinkState.SUSPECT)
-    ]
+    kept = _unspoilt(state, job.spec, job.avoid)
     if len(kept) < job.spec.nodes or (
         job.avoid and reachable_gang(kept, job.spec.nodes, state.networks) is None
     ):
-        kept = fitting
+        kept = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
@@ -111,6 +105,24 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         + (f": {_some([f'{name} {reason}' for name, reason in lacking])}" if lacking else ""),
         lacking,
     )
+
+
+def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
+    """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
+    kept = _unspoilt(state, spec, avoid)
+    if len(kept) < spec.nodes:
+        return False
+    return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
+
+
+def _unspoilt(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> list[Node]:
+    # One that has been lost may never come back: it is no reason to wait.
+    there = (LinkState.CONNECTED, LinkState.SUSPECT)
+    return [
+        node
+        for node in state.nodes.values()
+        if node.name not in avoid and node.link in there and unfit(spec, node) is None
+    ]
 
 
 def _gang(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import assert_never
 
-import msgspec
+from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName
 from muster.protocol.messages import PORT_TAKEN, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import JobEnded, RetryScheduled
+from orchestrator.core.faults import is_consequence
 from orchestrator.core.state import Attempt, Job
 
 TRY_AGAIN_S = 1.0
@@ -19,16 +20,23 @@ TRY_AGAIN_S = 1.0
 COLLISIONS_FREE = 5
 """So many times a port that somebody took costs a job nothing; then something is wrong there."""
 
+TOLD_MAX = 6
+TOLD_CHARS_MAX = 200
+_SETUP_FAILED = "setup_failed"
 
-def after_attempt(job: Job, attempt: Attempt) -> JobEnded | RetryScheduled:
-    """Decide on a closed attempt. A job that was to be cancelled is not tried again."""
+
+def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
+    """Decide on a closed attempt. A job that was to be cancelled is not tried again.
+
+    `spare`: a whole gang could be had without the nodes at which the job has failed.
+    """
     cause = attempt.cause
     if cause is None:
         raise AssertionError(f"attempt {job.id}.{attempt.number} closed without a cause")
-    cause = _settled(attempt, cause)
-    retry = _retry(job, attempt, cause)
+    cause = _settled(job, attempt, cause, spare=spare)
+    retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
-        return JobEnded(job.id, cause)
+        return JobEnded(job.id, _with_the_others(job, cause))
     if job.cancel is not None:
         return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
     return retry
@@ -39,16 +47,62 @@ def cancelled(user: str, reason: str) -> Cause:
     return Cause(CauseCode.CANCELLED, Outcome.CANCELLED, text)
 
 
-def _settled(attempt: Attempt, cause: Cause) -> Cause:
-    """A refusal in which nobody stood ready is the job's own fault, not a node's."""
+def _settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
+    """What was not known before all of the attempt was over: whose fault it was."""
+    if is_consequence(cause):
+        lost = [t.node for t in attempt.tasks if t.state is TaskState.LOST]
+        if not lost:
+            return cause
+        return replace(
+            cause,
+            code=CauseCode.NODE_LOST,
+            outcome=Outcome.INFRA,
+            text=f"{lost[0]} was lost; {cause.text}",
+            node=lost[0],
+            node_fault=True,
+        )
     if cause.code is not CauseCode.PREPARE_REFUSED or cause.node_fault:
         return cause
-    if any(task.prepared is not None for task in attempt.tasks):
-        return msgspec.structs.replace(cause, node_fault=True)
-    return msgspec.structs.replace(cause, outcome=Outcome.NEVER_STARTED)
+    if _is_the_jobs_own(job, cause, spare=spare):
+        return replace(cause, outcome=Outcome.NEVER_STARTED)
+    return replace(cause, node_fault=True)
 
 
-def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
+def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
+    """A refusal is, where no node ever stood ready, and two have said the same or there is no other
+    to ask. A `setup` that fails is a program of the job.
+    """
+    tasks = [task for attempt in job.attempts for task in attempt.tasks]
+    if any(task.prepared is not None and task.refusal is None for task in tasks):
+        return False
+    alike = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
+    alone = job.spec.nodes == 1 and cause.refusal == _SETUP_FAILED
+    return len(alike) > 1 or not spare or alone
+
+
+def _with_the_others(job: Job, cause: Cause) -> Cause:
+    """The end of a job that nobody could start says what each node that was tried has said."""
+    if cause.refusal is None or cause.code is CauseCode.START_FAILED:
+        return cause
+    said = {
+        task.node: task.refusal.text.partition("\n")[0]
+        for attempt in job.attempts
+        for task in attempt.tasks
+        if task.refusal is not None and task.node != cause.node
+    }
+    told = [f"{node}: {_short(text)}" for node, text in said.items()]
+    if not told:
+        return cause
+    more = f"; and {len(told) - TOLD_MAX} more" if len(told) > TOLD_MAX else ""
+    others = "; ".join(told[:TOLD_MAX])
+    return replace(cause, text=f"{cause.text} | refused by others too: {others}{more}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TOLD_CHARS_MAX else f"{text[:TOLD_CHARS_MAX]}..."
+
+
+def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetryScheduled | None:
     policy = job.spec.retry
     match cause.outcome:
         case Outcome.SUCCESS | Outcome.CANCELLED | Outcome.TIME_LIMIT | Outcome.NEVER_STARTED:
@@ -64,8 +118,10 @@ def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if job.infra_used >= policy.infra:
                 return None
-            guilty = _guilty(attempt, cause)
-            delay = min(policy.backoff_s, TRY_AGAIN_S) if guilty else policy.backoff_s
+            guilty = guilty_nodes(attempt, cause)
+            # Those that refuse and have no others beside them will be asked again: not at once.
+            soon = guilty and (spare or cause.refusal is None)
+            delay = min(policy.backoff_s, TRY_AGAIN_S) if soon else policy.backoff_s
             avoid = tuple(sorted(job.avoid | guilty))
             return RetryScheduled(job.id, "infra", delay, avoid)
         case _:
@@ -74,7 +130,7 @@ def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
 
 def blame(job: Job) -> Counter[NodeName]:
     """In how many attempts of the job each node was at fault."""
-    faults = (_guilty(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
+    faults = (guilty_nodes(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
     return Counter(name for guilty in faults for name in guilty)
 
 
@@ -82,7 +138,7 @@ def _collisions(job: Job) -> int:
     return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == PORT_TAKEN)
 
 
-def _guilty(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
+def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
     """Nodes whose own fault it was: lost ones, those that refused, the one that is named."""
     launcher, *workers = (task.node for task in attempt.tasks)
     if cause.refusal == UNREACHABLE and cause.node == launcher and len(workers) > 1:

@@ -20,8 +20,7 @@ def news(task: Task, report: TaskReport) -> list[f.Fact]:
         return []
     key = (task.job, task.attempt, task.rank)
     found: list[f.Fact] = []
-    standing_by = task.state is TaskState.ASSIGNED and report.prepared is None
-    standing_by = standing_by or report.state is TaskState.PREPARED
+    standing_by = not reached(task.state, TaskState.STARTED) and report.exit is None
     if report.refusal is not None and task.refusal is None and standing_by:
         found.append(f.TaskRefused(*key, report.refusal))
     if report.prepared is not None and not reached(task.state, TaskState.PREPARED):

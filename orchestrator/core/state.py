@@ -52,6 +52,14 @@ class Task:
     stopped_by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A failure that may be the consequence of another one; `ended_at` in monotonic seconds."""
+
+    cause: Cause
+    ended_at: float
+
+
 @dataclass(slots=True)
 class Attempt:
     job: JobId
@@ -66,6 +74,7 @@ class Attempt:
     network: str = ""  # which one that is, and why
     cause: Cause | None = None
     forced: bool = False
+    warned_at: float | None = None  # the ranks were to be told that the time limit is near
     prepared_at: float | None = None
     released_at: float | None = None  # the gates were opened
     started_at: float | None = None  # every task had started
@@ -109,6 +118,7 @@ class State:
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
+    suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)

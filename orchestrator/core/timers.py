@@ -11,11 +11,12 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import from_refusal, unreached
+from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import Attempt, State, Task
+from orchestrator.core.refusals import refusal_cause
+from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 
 
@@ -33,6 +34,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             | a.TimerKind.REFUSED
             | a.TimerKind.ARRANGE
             | a.TimerKind.START
+            | a.TimerKind.BLAME
             | a.TimerKind.LIMIT
         ):
             attempt = state.attempt(timer.job, timer.attempt)
@@ -42,8 +44,31 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if cause is None:
                 return Decision()
             return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+        case a.TimerKind.WARN:
+            attempt = state.attempt(timer.job, timer.attempt)
+            due = attempt is not None and attempt.phase is AttemptPhase.RUNNING
+            if attempt is None or not due or attempt.warned_at is not None:
+                return Decision()
+            return Decision([f.AttemptWarned(attempt.job, attempt.number)])
         case _:
             assert_never(timer.kind)
+
+
+def limit_timers(job: Job, attempt: Attempt, ran_s: float, now: Instant) -> list[a.Action]:
+    """The time limit of a gang that runs for `ran_s`, and the warning before it."""
+    limit_s, warn = job.spec.time_limit_s, job.spec.stop.warn
+    if attempt.started_at is None or limit_s is None:
+        return []
+
+    def at(kind: a.TimerKind, seconds: float) -> a.Action:
+        timer = a.Timer(kind, job=job.id, attempt=attempt.number)
+        return a.SetTimer(timer, now.mono + max(0.0, seconds - ran_s))
+
+    found = [at(a.TimerKind.LIMIT, limit_s)]
+    if warn is not None and attempt.warned_at is None:
+        # First of the two, should both be due: a coordinator that was away warns before it stops.
+        found.insert(0, at(a.TimerKind.WARN, limit_s - warn.before_s))
+    return found
 
 
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
@@ -56,6 +81,9 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]
         attempt = job.current
         if attempt is not None:
             found += phase_timers(attempt, now, limits)
+            if _has_failed(attempt):
+                timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
+                found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
     return found
 
 
@@ -129,29 +157,36 @@ def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) 
                 CauseCode.START_TIMEOUT, late, f"not started after {limits.start_timeout_s:g} s"
             )
         case a.TimerKind.REFUSED:
-            if attempt.phase is AttemptPhase.ARRANGING:
-                return unreached(attempt)
-            if attempt.phase is not AttemptPhase.PREPARING:
+            if attempt.phase not in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
                 return None
-            refused = next(t for t in attempt.tasks if t.refusal is not None)
-            return refusal_cause(refused)
+            return refusal_cause(attempt)
+        case a.TimerKind.BLAME:
+            return _blamed(state, attempt) if attempt.phase is AttemptPhase.RUNNING else None
         case a.TimerKind.LIMIT:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
             limit = state.jobs[attempt.job].spec.time_limit_s
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
-        case a.TimerKind.NODE | a.TimerKind.RETRY:
+        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN:
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:
             assert_never(kind)
 
 
-def refusal_cause(task: Task) -> Cause:
-    """The cause of a rolled back gang, of the task that refused first in rank order."""
-    if task.refusal is None:
-        raise AssertionError(f"task {task.id} has not refused")
-    return from_refusal(task, task.refusal)
+def _blamed(state: State, attempt: Attempt) -> Cause | None:
+    """Nobody has said better: the first of those that failed as if another one had."""
+    suspects = [state.suspects[t.id] for t in attempt.tasks if t.id in state.suspects]
+    if suspects:
+        return min(suspects, key=lambda suspect: suspect.ended_at).cause
+    # Those of an earlier process of ours; what it had on disk no node says again.
+    causes = (from_record(task) for task in attempt.tasks)
+    return next((cause for cause in causes if cause is not None), None)
+
+
+def _has_failed(attempt: Attempt) -> bool:
+    running = attempt.phase is AttemptPhase.RUNNING
+    return running and any(t.exit is not None and not t.exit.ok for t in attempt.tasks)
 
 
 def _short_of(attempt: Attempt, wanted: TaskState) -> list[Task]:

@@ -1,6 +1,7 @@
 """`muster logs`: bytes as they are, lines that never mix, streams that never look ended."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -237,3 +238,28 @@ def test_a_rank_or_a_node_that_the_job_does_not_have(run: Run, fake: FakeCoordin
     assert b"job 42 has no rank 7: 0 to 1 are there" in rank.stderr
     node = run("logs", "42", "--node", "nosuch")
     assert b"job 42 has no node nosuch, only gpu-01" in node.stderr
+
+
+def test_on_a_terminal_the_closing_sentence_has_a_line_of_its_own(
+    environ: dict[str, str], fake: FakeCoordinator
+) -> None:
+    fake.put(ended(job_view(), JobState.FAILED, 1, "rank 0 on gpu-01 exited with code 1"))
+    fake.log(record(1, "loss 0.5"))
+    ours, theirs = pty.openpty()
+    with open(ours, "rb", buffering=0) as terminal:
+        done = subprocess.Popen(
+            [sys.executable, "-m", "muster.cli", "logs", "-f", "42"],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := terminal.read(4096):
+                shown += piece
+        except OSError:
+            pass  # the end of a pseudo-terminal
+        assert done.wait(DEADLINE_S) == 0
+    assert b"loss 0.5\r\nmuster: job 42 FAILED: rank 0 on gpu-01" in shown

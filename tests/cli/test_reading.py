@@ -1,6 +1,7 @@
 """The verbs that only look: ps, show, nodes, events, version, and how they fail."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -53,6 +54,47 @@ def failed_job() -> api.JobView:
     steps = (api.Step(1_700_000_000.0, "submitted"), api.Step(1_700_000_065.0, "started"))
     view = job_view(attempts=(attempt,), timeline=steps)
     return ended(view, JobState.FAILED, 17, "rank 9 on gpu-03 exited with 17")
+
+
+def test_show_quotes_the_last_words_of_what_failed_and_nothing_in_them_moves_the_cursor(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    view = failed_job()
+    said = "Traceback:\n\x1b[2J\tboom\rover\nValueError: \u202e" + "\nx" * 10
+    known = view.attempts[0].cause
+    assert known is not None
+    cause = msgspec.structs.replace(known, tail=said, kind="exception")
+    task = msgspec.structs.replace(
+        view.attempts[0].tasks[0],
+        ranks=(
+            api.RankView(8, ExitStatus(0), stopped=True),
+            api.RankView(9, ExitStatus(17)),
+            api.RankView(10, ExitStatus(signal=15), stopped=True),
+        ),
+    )
+    attempt = msgspec.structs.replace(view.attempts[0], cause=cause, tasks=(task,))
+    fake.put(msgspec.structs.replace(view, attempts=(attempt,), failure="exception"))
+    text = run("show", "42").stdout.decode()
+    lines = text.splitlines()
+    at = lines.index("  its last lines")
+    assert len([line for line in lines[at + 1 :] if line == "    x"]) == 10
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "    \\x1b[2J    boom" in text
+    assert "ValueError: \\u202e" in text
+    assert "8-10 (9: 17, 2 stopped by us)" in text
+    assert json.loads(run("show", "42", "--json").stdout)["failure"] == "exception"
+
+
+def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
+    now = 1_700_000_123.0  # by the clock of the fake
+    fake.put(job_view(1, state=JobState.RUNNING, limit_at=now + 725))
+    fake.put(job_view(2, state=JobState.STOPPING, kill_at=now + 55))
+    fake.put(job_view(3, state=JobState.STOPPING, kill_at=now - 5))
+    assert re.search(r"time limit: ends in 1[12]m", run("show", "1").stdout.decode())
+    assert re.search(r"stopping: \d+s of the grace left", run("show", "2").stdout.decode())
+    assert "the grace is over" in run("show", "3").stdout.decode()
+    assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == now + 55
 
 
 def test_ps_lists_what_waits_and_runs(run: Run, fake: FakeCoordinator) -> None:

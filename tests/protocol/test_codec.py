@@ -54,6 +54,7 @@ COMMANDS: tuple[m.Command, ...] = (
     m.ArrangeTask(TASK, ("--nnodes", "2"), {"B": "2"}, (("n", "10.0.0.1"),), "n slots=8\n", 20001),
     m.StartTask(TASK),
     m.StopTask(TASK, "SIGINT", 3.0, True),
+    m.SignalTask(TASK, "SIGUSR1", 1),
     m.ForgetTask(TASK),
 )
 
@@ -131,6 +132,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "arrange",
         "start",
         "stop",
+        "signal",
         "forget",
     }
     assert all(isinstance(kind, type) and issubclass(kind, msgspec.Struct) for kind in kinds)

@@ -7,10 +7,12 @@ decision hangs on the wall clock (I9, by comparing runs), and all of it comes to
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
+from agent.core.shim import ShimPhase
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
@@ -46,6 +48,7 @@ class Checkers:
     cancels: set[JobId] = field(default_factory=set)  # acknowledged before the end
     on_node: dict[NodeName, dict[TaskId, Shim]] = field(default_factory=dict)
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
+    warned: set[TaskId] = field(default_factory=set)
     wiring: dict[NodeName, Machine] = field(default_factory=dict)
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
@@ -58,6 +61,7 @@ class Checkers:
     causes: dict[tuple[JobId, int], Cause] = field(default_factory=dict)
     ends: dict[JobId, Cause] = field(default_factory=dict)
     epoch: int = 0
+    peace_at: float = math.inf
     commits: int = 0
 
     def fail(self, text: str) -> NoReturn:
@@ -165,6 +169,16 @@ class Checkers:
                 if clash and other is not shim:
                     self.fail(f"ports: {other.task} and {shim.task} meet at {shim.listen_port}")
 
+    def signalled(self, shim: Shim) -> None:
+        """The ranks of a task get the signal that warns of its time limit."""
+        self.world.met["warned"] += 1
+        if shim.task in self.warned:
+            self.fail(f"warn: {shim.task} is warned twice")
+        self.warned.add(shim.task)
+        attempt = self._attempt(shim.job, shim.attempt)
+        if attempt is None or attempt.warned_at is None:
+            self.fail(f"warn: {shim.task} is warned, and that is not on disk")
+
     def succeeded(self, shim: Shim) -> None:
         self.succeeded_tasks.add(shim.task)
 
@@ -261,10 +275,24 @@ class Checkers:
             for task in self.durable.jobs[job].attempts[attempt - 1].tasks:
                 if task.id not in self.succeeded_tasks:
                     self.fail(f"truth: job {job} has completed, {task.id} has not")
+        elif cause.code is CauseCode.TIME_LIMIT:
+            known = self.durable.jobs[job]
+            if known.spec.stop.warn:
+                self._check_warned(known.attempts[attempt - 1])
         elif cause.code is CauseCode.RANK_FAILED:
             seen = None if cause.rank is None else self.failures.get((job, attempt, cause.rank))
             if seen is None or seen != cause.exit:
                 self.fail(f"truth: {job}.{attempt} blames {cause.text!r}, what happened is {seen}")
+
+    def _check_warned(self, attempt: Attempt) -> None:
+        """At its time limit. Where nothing fails any more, every node has heard of it, too."""
+        name = f"{attempt.job}.{attempt.number}"
+        if attempt.warned_at is None:
+            self.fail(f"warn: {name} is stopped at its limit and was not warned")
+        for shim in self.of_job.get(attempt.job, {}).values():
+            in_peace = (shim.started_at or 0.0) > self.peace_at
+            if in_peace and shim.phase is ShimPhase.RUNNING and not shim.signalled:
+                self.fail(f"warn: {name} is stopped at its limit, {shim.task} was not warned")
 
     def settled(self, state: State, disk: Disk) -> None:
         """A commit is done: now and then, see whether the disk holds the state."""

@@ -66,7 +66,7 @@ class Cluster:
         self.coordinator.start()
         world.run(TROUBLE_S)
         self._make_peace()
-        self._peace_at = world.now
+        self._peace_at = self.checkers.peace_at = world.now
         deadline = world.now + BOUND_S
         while not self._ended():
             if world.now >= deadline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -17,6 +17,7 @@ from muster.spec.types import (
     Roles,
     Shell,
     Stop,
+    Warn,
 )
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import World
@@ -66,7 +67,9 @@ def make_job(
     if program.never_ends and rng.random() < 0.7:
         limit_s = rng.uniform(5.0, 300.0)
     name = f"job-{number}"
-    programs.by_name[name] = program
+    own = random.Random(f"infects {world.seed} {number}")
+    infects = world.seed >= FIRST_VARIED and own.random() < 0.4
+    programs.by_name[name] = replace(program, infects=infects)
     programs.nodes[name] = nodes
     spec = JobSpec(
         name=name,
@@ -90,7 +93,13 @@ def make_job(
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
     """Perhaps another kind of gang: ranks that we start, with another number on the launcher."""
     own = random.Random(f"varied {world.seed} {number}")
-    if world.seed < FIRST_VARIED or own.random() > 0.3:
+    if world.seed < FIRST_VARIED:
+        return spec
+    limit_s = spec.time_limit_s
+    if limit_s is not None and own.random() < 0.6:
+        warn = Warn("SIGUSR1", limit_s * own.uniform(0.1, 0.9))
+        spec = msgspec.structs.replace(spec, stop=Stop(grace_s=spec.stop.grace_s, warn=warn))
+    if own.random() > 0.3:
         return spec
     roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
     return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)

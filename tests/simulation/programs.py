@@ -21,6 +21,7 @@ class Program:
     gate_dies: float = 0.0  # a task's bootstrap is killed while it waits
     start_fails: float = 0.0  # a task's program cannot be started
     fails: float = 0.0  # a rank fails early, the others would go on for ever
+    infects: bool = False  # ranks on the other nodes then lose their connection, and fail too
     fails_alone: bool = False  # then the other nodes end well by themselves
     never_ends: bool = False
     ignores_term: bool = False

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, assert_never
 
+import msgspec
+
 from agent.core import shim as s
 from agent.core.shim import ShimPhase as P
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
@@ -22,6 +24,11 @@ ABANDONED_S = 30.0
 LINGER_S = 120.0
 LEFTOVER_GRACE_S = 2.0
 STUCK_S = 60.0
+RAISED = '  File "train.py", line 7, in <module>\nValueError: boom'
+PEER_GONE = (
+    '  File "train.py", line 9, in <module>\n'
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:22419."
+)
 BEFORE_GATE = (P.NEW, P.PREPARING, P.PREPARED)
 ENDED = (P.CLEANED, P.REFUSED)
 
@@ -38,6 +45,8 @@ class Truth(Protocol):
     def program_started(self, shim: Shim) -> None: ...
 
     def listens(self, shim: Shim) -> None: ...
+
+    def signalled(self, shim: Shim) -> None: ...
 
     def succeeded(self, shim: Shim) -> None: ...
 
@@ -72,6 +81,7 @@ class Shim:
         self.record: s.ShimStatus | None = None
         self.listening = False
         self.listen_port: int | None = None
+        self.signalled = 0
         self._programs = programs
         self._name = ""
         self._torchrun = False
@@ -114,6 +124,7 @@ class Shim:
             stopped_by=self._stopped_by,
             first_failed=self._first_failed,
             running_s=running_s,
+            signalled=self.signalled,
         )
 
     # --- who speaks to it -----------------------------------------------------------------
@@ -148,6 +159,8 @@ class Shim:
                 self._start(command)
             case s.ShimStop(signal, grace_s):
                 self._stop("stop", 0.0 if signal == "SIGKILL" else grace_s)
+            case s.ShimSignal(_, number):
+                self._signal(number)
             case s.ShimKill():
                 self._stop("kill", 0.0)
             case s.ShimLease():
@@ -157,6 +170,12 @@ class Shim:
                     self.dead = True
             case _:
                 assert_never(command)
+
+    def _signal(self, number: int) -> None:
+        if self.phase is P.RUNNING and number > self.signalled:
+            self.signalled = number
+            self.truth.signalled(self)
+            self.changed(self)
 
     def _lease(self, command: s.ShimLease) -> None:
         if self.phase in ENDED:
@@ -271,7 +290,10 @@ class Shim:
         world = self.world
         if course.failing_node == self.rank:
             local = course.failing_local % count
-            world.at(course.fails_at_s, partial(self._rank_fails, local, course.code))
+            world.at(course.fails_at_s, partial(self._rank_fails, local, course.code, RAISED))
+        elif course.failing_node is not None and program.infects:
+            after_s = course.fails_at_s + 0.2 * (1 + self.rank)
+            world.at(after_s, partial(self._rank_fails, 0, 1, PEER_GONE))
         elif not program.never_ends and (course.failing_node is None or program.fails_alone):
             world.at(course.run_s * world.rng.uniform(0.9, 1.1), self._succeeds)
 
@@ -289,14 +311,15 @@ class Shim:
         self._end_ranks(s.ShimExit(code=0))
         self._main_ended(s.ShimExit(code=0))
 
-    def _rank_fails(self, local: int, code: int) -> None:
+    def _rank_fails(self, local: int, code: int, error: str) -> None:
         if self._over() or self._ends:
             return
         self.world.met["rank_failed"] += 1
         status = s.ShimExit(code=code) if code > 0 else s.ShimExit(signal=-code)
+        status = msgspec.structs.replace(status, at_s=self.world.now - (self.started_at or 0.0))
         rank = self._ranks[local]
         self._ranks[local] = s.ShimRank(
-            rank.rank, rank.local_rank, pid=rank.pid, exit=status, error="Traceback\nBoom"
+            rank.rank, rank.local_rank, pid=rank.pid, exit=status, error=error
         )
         self._first_failed = rank.rank
         self.truth.failed(self, rank.rank, status.status)
@@ -320,7 +343,9 @@ class Shim:
         self._ranks = [
             rank
             if rank.exit is not None
-            else s.ShimRank(rank.rank, rank.local_rank, pid=rank.pid, exit=status)
+            else s.ShimRank(
+                rank.rank, rank.local_rank, pid=rank.pid, exit=status, stopped=status.code != 0
+            )
             for rank in self._ranks
         ]
 

@@ -37,6 +37,7 @@ WANTED = {
     "grace_over": 50,
     "refused": 50,
     "rank_failed": 100,
+    "warned": 50,
     "start_failed": 20,
     "gate_died": 10,
     "spawn_failed": 20,

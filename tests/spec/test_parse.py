@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from muster.spec.later import LATER_KEYS, LATER_LAUNCHERS
 from muster.spec.parse import parse_job, parse_json, parse_mapping
 from muster.spec.problems import Kind, Problem, SpecError
+from muster.spec.render import to_mapping
 from muster.spec.types import (
     Argv,
     JobSpec,
@@ -21,6 +22,7 @@ from muster.spec.types import (
     Seat,
     Shell,
     Stop,
+    Warn,
     gpus_on_node,
     nproc_on_node,
     ranks_on_node,
@@ -236,6 +238,13 @@ def test_unknown_keys(text: str, field: str, hint: str) -> None:
         ("stop: {signal: SIGKILL}", "stop.signal", "SIGKILL"),
         ("stop: {signal: FOO}", "stop.signal", "FOO"),
         ("stop: {grace: 30}", "stop.grace", "30"),
+        ("stop: {warn: USR1@5m}", "stop.warn", "USR1@5m"),
+        ("time_limit: 5m\nstop: {warn: USR1@5m}", "stop.warn", "USR1@5m"),
+        ("time_limit: 1h\nstop: {warn: FOO@5m}", "stop.warn", "FOO@5m"),
+        ("time_limit: 1h\nstop: {warn: USR1@}", "stop.warn", "USR1@"),
+        ("time_limit: 1h\nstop: {warn: USR1@0s}", "stop.warn", "USR1@0s"),
+        ("time_limit: 1h\nstop: {warn: 'B:USR1@5m'}", "stop.warn", "B:USR1@5m"),
+        ("time_limit: 1h\nstop: {warn: KILL@5m}", "stop.warn", "KILL@5m"),
         ("retry: many", "retry", "many"),
         ("retry: {infra: -1}", "retry.infra", "-1"),
         ("retry: {backoff: 30}", "retry.backoff", "30"),
@@ -469,3 +478,26 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         except SpecError as error:
             problems = error.problems
         assert problems != ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "warn"),
+    [
+        ("USR1@300s", Warn("SIGUSR1", 300.0)),
+        ("SIGUSR2@5m", Warn("SIGUSR2", 300.0)),
+        ("10 @ 1m30s", Warn("SIGUSR1", 90.0)),
+        # As Slurm reads them.
+        ("USR1@300", Warn("SIGUSR1", 300.0)),
+        ("usr1", Warn("SIGUSR1", 60.0)),
+    ],
+)
+def test_a_warning_before_the_time_limit(typed: str, warn: Warn) -> None:
+    spec = parse_mapping({"run": "x.py", "time_limit": "1h", "stop": {"warn": typed}})
+    assert spec.stop.warn == warn
+    assert parse_mapping(to_mapping(spec)) == spec
+
+
+def test_a_warning_is_not_judged_by_a_limit_that_is_wrong_itself() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_mapping({"run": "x.py", "time_limit": "90", "stop": {"warn": "USR1@5m"}})
+    assert [problem.field for problem in caught.value.problems] == ["time_limit"]

@@ -25,6 +25,7 @@ from muster.spec.types import (
     Roles,
     Shell,
     Stop,
+    Warn,
 )
 
 
@@ -68,6 +69,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
     nodes = draw(st.integers(1, 3))
     names = st.lists(NODE_NAMES, unique=True, max_size=3).map(tuple)
     include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
+    limit = draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 3))
+    warn = st.just(Warn("SIGUSR1", 1.5)) if limit else st.none()
     runs = {Launcher.TORCHRUN: TRAINING, Launcher.PROCESSES: PLAIN_ARGV | TRAINING}.get(
         launcher, PLAIN
     )
@@ -87,8 +90,12 @@ def specs(draw: st.DrawFn) -> JobSpec:
         setup=draw(st.none() | PLAIN),
         launcher=launcher,
         env=draw(ENV),
-        time_limit_s=draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 1)),
-        stop=Stop(draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])), draw(MILLIS)),
+        time_limit_s=limit,
+        stop=Stop(
+            draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])),
+            draw(MILLIS),
+            draw(st.none() | warn),
+        ),
         retry=Retry(draw(st.integers(0, 9)), user, draw(codes) if user else (), draw(MILLIS)),
         priority=draw(st.integers(0, 100)),
         pool=draw(NAMES),

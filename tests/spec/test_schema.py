@@ -63,7 +63,7 @@ REFUSED: list[dict[str, object]] = [
     {"roles": {"worker": {"setup": "x"}}},
     {"time_limit": 90},
     {"time_limit": "90"},
-    {"stop": {"warn": "USR1@300s"}},
+    {"time_limit": "1h", "stop": {"warn": "B:USR1@5m"}},
     {"retry": {"never_on": ["OOM"]}},
     {"priority": 101},
     {"placement": {"spread": "same-switch"}},

@@ -20,6 +20,7 @@ from agent.core.shim import (
     ShimRank,
     ShimRefusal,
     ShimRelease,
+    ShimSignal,
     ShimStart,
     ShimStatus,
     ShimStop,
@@ -107,7 +108,7 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     assert a.WriteHostfile(TASK, "n1 slots=1\n") in planned
     assert reports(planned)[-1].state is TaskState.ARRANGED
     assert told(agent.hear(m.StartTask(TASK))) == [
-        ShimStart(ARRANGE.argv, ARRANGE.env, 20001, 30.0)
+        ShimStart(ARRANGE.argv, ARRANGE.env, 20001, 30.0, "SIGTERM")
     ]
     assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].state is TaskState.STARTED
     done = agent.shim(ShimPhase.CLEANED, running_s=2.0, exit=ShimExit(0))
@@ -262,7 +263,7 @@ def test_who_a_job_runs_as_comes_from_the_configuration() -> None:
 def test_a_lease_says_how_long_the_job_has_when_it_is_over() -> None:
     """The coordinator counts on it, and the shim's own default is longer."""
     sent = msgspec.to_builtins(ShimLease(300.0))
-    assert sent == {"cmd": "lease", "ttl_s": 300.0, "signal": "SIGTERM", "grace_s": LEASE_GRACE_S}
+    assert sent == {"cmd": "lease", "ttl_s": 300.0, "grace_s": LEASE_GRACE_S}
     assert Limits().lease_margin_s > LEASE_GRACE_S
 
 
@@ -289,7 +290,32 @@ def test_a_node_full_of_failed_ranks_still_fits_a_frame() -> None:
     assert isinstance(hello, a.SendReport)
     assert isinstance(hello.report, m.Hello)
     assert len(encode(ReportFrame(1, hello.report))) < 200_000
-    assert [r.rank for r in hello.report.tasks[0].ranks if r.error] == [17]
+    assert [r.rank for r in hello.report.tasks[0].ranks if r.error] == [0, 1, 2, 17]
+
+
+def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
+    warn = m.SignalTask(TASK, "SIGUSR1", 1)
+    agent = Agent()
+    agent.running()
+    assert told(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
+    agent.hear(m.StopTask(TASK))
+    assert told(agent.hear(warn)) == []
+    stranger = Agent()
+    stranger.connect()
+    assert reports(stranger.hear(warn)) == [m.TaskReport(TASK, TaskState.CLEANED)]
+
+
+def test_the_ranks_that_failed_first_are_the_ones_that_are_quoted() -> None:
+    agent = Agent()
+    agent.running()
+    ranks = tuple(
+        ShimRank(n, n, exit=ShimExit(1, at_s=10.0 - n), error=f"error {n}", stopped=n == 7)
+        for n in range(8)
+    )
+    said = reports(agent.shim(ShimPhase.RUNNING, running_s=11.0, ranks=ranks, first_failed=6))[-1]
+    assert [r.rank for r in said.ranks if r.error] == [3, 4, 5, 6]
+    assert [r.at_s for r in said.ranks][:2] == [10.0, 9.0]
+    assert [r.stopped for r in said.ranks] == [False] * 7 + [True]
 
 
 ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
@@ -340,3 +366,13 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     assert agent.turn(s.NetworkSeen(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
     assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)
+
+
+def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
+    agent = Agent()
+    agent.at_gate()
+    refusal = m.Refusal("spawn_failed", "the host file cannot be written", node_fault=True)
+    (said,) = reports(agent.turn(s.PlanRefused(TASK, refusal)))
+    assert said.refusal == refusal
+    ended = reports(agent.shim(ShimPhase.CLEANED, stopped_by="kill"))[-1]
+    assert (ended.state, ended.refusal) == (TaskState.CLEANED, refusal)

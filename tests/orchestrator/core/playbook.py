@@ -81,8 +81,8 @@ class Cluster:
     def pass_time(self, seconds: float) -> None:
         """Let time pass, firing every timer that becomes due on the way, in order."""
         until = self.mono + seconds
-        while due := sorted((at, str(t), t) for t, at in self.timers.items() if at <= until):
-            at, _, timer = due[0]
+        while due := [(at, timer) for timer, at in self.timers.items() if at <= until]:
+            at, timer = min(due, key=lambda it: it[0])
             del self.timers[timer]
             self.mono = max(self.mono, at)
             self.turn(s.TimerFired(timer))

@@ -327,10 +327,14 @@ def test_only_ranks_that_we_ended_are_called_stopped_by_us() -> None:
         ranks=(RankReport(0, exit=ExitStatus(3)), RankReport(1)),
         first_failed=0,
     )
+    # The second failed by itself, a moment later.
     ends = (RankReport(0, exit=ExitStatus(3)), RankReport(1, exit=ExitStatus(3)))
     more = {"prepared": prepared(), "exit": ExitStatus(1), "stopped_by": "stop"}
     cluster.report(tasks[0], TaskState.EXITED, ranks=ends, **more)
-    ends = (RankReport(2, exit=ExitStatus(signal=15)), RankReport(3, exit=ExitStatus(signal=15)))
+    ends = (
+        RankReport(2, exit=ExitStatus(signal=15), stopped=True),
+        RankReport(3, exit=ExitStatus(0), stopped=True),
+    )
     cluster.report(tasks[1], TaskState.EXITED, ranks=ends, **more)
     steps = [s.text for s in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
     assert "rank 0 on n0 exited with code 3; 2 ranks stopped by us" in steps

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.protocol.instant import Instant
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
 from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
@@ -65,7 +66,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     again = frozenset({stopping, AttemptPhase.CLOSED})
     monkeypatch.setitem(ATTEMPT_TRANSITIONS, stopping, again)
 
-    def take(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
+    def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
         found = news(task, report)
         cause = from_report(task, report)
         attempt = state.jobs[task.job].attempts[task.attempt - 1]
@@ -76,8 +77,8 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide, "_take_report", take)
 
 
-def _cancel_forgotten(job: Job, attempt: Attempt) -> f.JobEnded | f.RetryScheduled:
-    return after_attempt(replace(job, cancel=None), attempt)
+def _cancel_forgotten(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
+    return after_attempt(replace(job, cancel=None), attempt, spare=spare)
 
 
 def _freed_early(real: Any) -> Any:
@@ -113,8 +114,8 @@ def _appends(state: State, job: Job) -> None:
 
 
 def _changes_in_memory(real: Any) -> Any:
-    def after(job: Job, attempt: Attempt) -> f.JobEnded | f.RetryScheduled:
-        decided: f.JobEnded | f.RetryScheduled = real(job, attempt)
+    def after(job: Job, attempt: Attempt, *, spare: bool) -> f.JobEnded | f.RetryScheduled:
+        decided: f.JobEnded | f.RetryScheduled = real(job, attempt, spare=spare)
         job.avoid |= {attempt.tasks[0].node}
         return decided
 
@@ -163,7 +164,9 @@ def _blames_the_stopped(real: Any) -> Any:
 
 
 def _endless_budget(real: Any) -> Any:
-    return lambda job, attempt, cause: real(replace(job, infra_used=0, user_used=0), attempt, cause)
+    return lambda job, attempt, cause, **more: real(
+        replace(job, infra_used=0, user_used=0), attempt, cause, **more
+    )
 
 
 LAZY, EPHEMERAL = f.Durability.LAZY, f.Durability.EPHEMERAL

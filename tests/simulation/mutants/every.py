@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, hosts, links, networks, ours
+from tests.simulation.mutants import books, hosts, links, networks, ours, stops
 
-EVERY = (*books.MUTANTS, *hosts.MUTANTS, *links.MUTANTS, *networks.MUTANTS, *ours.MUTANTS)
+EVERY = (
+    *books.MUTANTS,
+    *hosts.MUTANTS,
+    *links.MUTANTS,
+    *networks.MUTANTS,
+    *ours.MUTANTS,
+    *stops.MUTANTS,
+)

@@ -86,8 +86,8 @@ MUTANTS = (
     Mutant(
         "a gang is arranged around one that refused",
         _wrap(follow, "_prepared", _arranges_holes),
-        ("task", "books"),
-        seed=3,
+        ("task", "books", "raised: InvalidTransition"),
+        seed=17,
     ),
     Mutant(
         "a refusal goes unheard where something came before it",

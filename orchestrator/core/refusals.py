@@ -1,0 +1,62 @@
+"""Why a gang is rolled back before its start: what its nodes refused, and whose fault it is."""
+
+from __future__ import annotations
+
+from muster.protocol.messages import PORT_TAKEN, UNREACHABLE
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.faults import TAIL_CHARS_MAX, shortened
+from orchestrator.core.state import Attempt, Task
+from orchestrator.core.task import reached
+
+
+def refusal_cause(attempt: Attempt) -> Cause:
+    """Of several refusals the first, in rank order, that is its node's own fault, else the first.
+
+    That the launcher is not reached comes last: the others say which end of the way it is.
+    """
+    refused = [task for task in attempt.tasks if task.refusal is not None]
+    first = min(refused, key=_clearer)
+    if first.refusal is not None and first.refusal.code == UNREACHABLE:
+        return _unreached(attempt, first)
+    return _refused(attempt, first)
+
+
+def _clearer(task: Task) -> tuple[bool, bool]:
+    if task.refusal is None:
+        raise AssertionError(f"task {task.id} has not refused")
+    return task.refusal.code == UNREACHABLE, not task.refusal.node_fault
+
+
+def _unreached(attempt: Attempt, worker: Task) -> Cause:
+    """If no worker reached the launcher, that is to blame."""
+    launcher, *workers = attempt.tasks
+    if any(t.refusal is None and reached(t.state, TaskState.ARRANGED) for t in workers):
+        return _refused(attempt, worker)
+    said = "" if worker.refusal is None else worker.refusal.text
+    return Cause(
+        CauseCode.ARRANGE_FAILED,
+        Outcome.INFRA,
+        shortened(f"none of the gang reaches its launcher; {worker.node} says: {said}"),
+        node=launcher.node,
+        refusal=UNREACHABLE,
+        node_fault=True,
+    )
+
+
+def _refused(attempt: Attempt, task: Task) -> Cause:
+    assert task.refusal is not None
+    text, _, tail = task.refusal.text.partition("\n")
+    preparing = attempt.phase is AttemptPhase.PREPARING
+    # It had stood ready: what it lacks now is of this node, or of its way to the others.
+    unready = task.prepared is not None and task.refusal.code != PORT_TAKEN
+    return Cause(
+        CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
+        Outcome.INFRA,
+        shortened(f"{task.node} refused: {text}"),
+        node=task.node,
+        refusal=task.refusal.code,
+        node_fault=task.refusal.node_fault or unready,
+        tail=tail[-TAIL_CHARS_MAX:],
+    )

@@ -1,0 +1,263 @@
+"""A node that refuses, for each reason: nothing starts, nothing stays, others are tried."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from examples.namespace_cluster import NamespaceCluster
+from examples.rig.rig import missing
+from muster.protocol.http import JobView
+from muster.protocol.states import JobState
+from tests.cluster.jobs import submit, until, wait
+
+pytestmark = pytest.mark.root
+
+CULPRIT = "node-2"
+RETRY = {"infra": 3, "backoff": "1s"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+    """Four nodes: a pair that fails leaves another pair."""
+    if why := missing():
+        pytest.skip(why)
+    made = NamespaceCluster(tmp_path_factory.mktemp("partial"), agents=4)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+@dataclass
+class Ground:
+    """What a job stands on, the same on every node until it is spoilt on one."""
+
+    cluster: NamespaceCluster
+    folder: Path
+
+    def hide(self, path: Path, node: str = CULPRIT) -> contextlib.AbstractContextManager[None]:
+        """An empty folder in the place of this one, on that node alone."""
+        return self._mounted(node, path, "-t", "tmpfs", "none")
+
+    def replace(self, path: Path, script: str) -> contextlib.AbstractContextManager[None]:
+        """Another program in the place of this one, on the culprit alone."""
+        other = self.folder / f"other-{path.name}"
+        other.write_text(script)
+        other.chmod(0o755)
+        return self._mounted(CULPRIT, path, "--bind", str(other))
+
+    @contextlib.contextmanager
+    def _mounted(self, node: str, path: Path, *what: str) -> Iterator[None]:
+        machine = self.cluster.machines[node]
+        machine.exec("mount", *what, str(path))
+        try:
+            yield
+        finally:
+            machine.exec("umount", "-l", str(path))
+
+    @contextlib.contextmanager
+    def configured(self, node: str, **settings: Any) -> Iterator[None]:
+        """The agent of a node with other settings, for a while."""
+        file = self.cluster.root / "config" / f"{node}.yaml"
+        before = file.read_text()
+        with self.away(node):
+            file.write_text(yaml.safe_dump({**yaml.safe_load(before), **settings}))
+        try:
+            yield
+        finally:
+            with self.away(node):
+                file.write_text(before)
+
+    @contextlib.contextmanager
+    def away(self, node: str) -> Iterator[None]:
+        """The agent of a node is not there."""
+        agent = self.cluster.nodes[node]
+        agent.stop()
+        until(lambda: self._link(node) != "connected", f"{node} away")
+        try:
+            yield
+        finally:
+            agent.start()
+            until(lambda: self._link(node) == "connected", f"{node} back")
+
+    def _link(self, node: str) -> str:
+        return next(n.link for n in self.cluster.client().nodes().nodes if n.name == node)
+
+
+@pytest.fixture
+def ground(cluster: NamespaceCluster, tmp_path: Path) -> Ground:
+    return Ground(cluster, tmp_path)
+
+
+def rolled_back(ground: Ground, culprit: str = CULPRIT, **job: Any) -> JobView:
+    """Run a job of two nodes that one of them spoils: it does well on others, and nothing of the
+    first attempt is left. Returns the view."""
+    cluster = ground.cluster
+    hosts = {name: machine.hosts() for name, machine in cluster.machines.items()}
+    ran = ground.folder / "ran"
+    ran.mkdir()
+    spec = {"nodes": 2, "run": f'echo >> {ran}/"$MUSTER_ATTEMPT"', "retry": RETRY, **job}
+    number = submit(cluster, ground.folder, **spec)
+    assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
+    view = cluster.client().job(int(number))
+    first, *more = view.attempts
+    assert first.cause is not None
+    assert culprit in {task.node for task in first.tasks}
+    assert first.cause.node == culprit, first.cause
+    assert f"{culprit} refused: " in first.cause.text
+    assert culprit not in {task.node for task in more[-1].tasks}
+    assert not (ran / "1").exists(), "a program of the first attempt has run"
+    for name, machine in cluster.machines.items():
+        await_empty(cluster.root / "state" / name / "tasks")
+        assert machine.hosts() == hosts[name]
+    until(lambda: cluster.survivors() == [], "no process of a job")
+    assert first.closed_at is not None
+    steps = [step.at for step in view.timeline if "refused: " in step.text]
+    took_s = first.closed_at - steps[0]
+    print(f"rolled back in {took_s * 1000:.0f} ms: {first.cause.text}")
+    # A bound on what is plainly broken; the figure is for the log.
+    assert took_s < 20
+    return view
+
+
+def await_empty(folder: Path) -> None:
+    until(lambda: list(folder.iterdir()) == [], f"nothing in {folder}")
+
+
+def refusal(view: JobView) -> str | None:
+    cause = view.attempts[0].cause
+    return None if cause is None else cause.refusal
+
+
+def test_no_folder(ground: Ground) -> None:
+    work = ground.folder / "above" / "work"
+    work.mkdir(parents=True)
+    with ground.hide(work.parent):
+        view = rolled_back(ground, workdir=str(work))
+    assert refusal(view) == "no_folder"
+
+
+def test_a_setup_that_fails_there(ground: Ground) -> None:
+    data = ground.folder / "data"
+    data.mkdir()
+    (data / "set").touch()
+    with ground.hide(data):
+        view = rolled_back(ground, setup=f"ls {data}/set")
+    assert refusal(view) == "setup_failed"
+    cause = view.attempts[0].cause
+    assert cause is not None
+    assert "No such file or directory" in cause.tail
+    # The others were ready or on their way, and were told nothing but to go.
+    shown = ground.cluster.muster("show", str(view.id)).stdout
+    assert "refused: `setup` exited with code" in shown
+
+
+def test_jobs_would_be_root_s(ground: Ground) -> None:
+    with ground.configured(CULPRIT, allow_root_jobs=False):
+        assert refusal(rolled_back(ground)) == "root_refused"
+
+
+def test_a_user_that_has_gone(ground: Ground) -> None:
+    passwd = ground.folder / "passwd"
+    shutil.copy("/etc/passwd", passwd)
+    with passwd.open("a") as file:
+        file.write("trainer:x:4711:4711::/:/bin/sh\n")
+    machine = ground.cluster.machines[CULPRIT]
+    machine.exec("mount", "--bind", str(passwd), "/etc/passwd")
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(ground.configured(CULPRIT, run_as="trainer"))
+            machine.exec("umount", "/etc/passwd")
+            view = rolled_back(ground)
+    finally:
+        machine.exec("umount", "/etc/passwd", check=False)
+    assert refusal(view) == "user_unknown"
+
+
+def test_a_full_disk(ground: Ground) -> None:
+    state = ground.cluster.root / "state" / CULPRIT
+    machine = ground.cluster.machines[CULPRIT]
+    with ground.away(CULPRIT):
+        machine.exec("mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "none", str(state))
+    try:
+        assert refusal(rolled_back(ground)) == "no_space"
+    finally:
+        with ground.away(CULPRIT):
+            machine.exec("umount", "-l", str(state))
+
+
+def test_no_port_left(ground: Ground) -> None:
+    with ground.configured("node-1", ports={"first": 25_001, "last": 25_002}):
+        assert refusal(rolled_back(ground, culprit="node-1")) == "no_ports"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (None, "no_python"),
+        ('#!/bin/sh\nexec {python} -I -S "$@"\n', "no_torch"),
+        ("#!/bin/sh\necho libpython3.so is missing >&2\nexit 5\n", "bootstrap_failed"),
+    ],
+)
+def test_an_interpreter_that_will_not_do(ground: Ground, script: str | None, code: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    bin_folder = ground.folder / "venv" / "bin"
+    bin_folder.mkdir(parents=True)
+    python = bin_folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (ground.folder / "train.py").write_text(
+        "import os\nopen(os.path.join('ran', os.environ['MUSTER_ATTEMPT']), 'a').close()\n"
+    )
+    spoilt = (
+        ground.hide(bin_folder)
+        if script is None
+        else ground.replace(python, script.format(python=sys.executable))
+    )
+    with spoilt:
+        view = rolled_back(ground, launcher="torchrun", run="train.py", python=str(python))
+    assert refusal(view) == code
+
+
+def test_the_launcher_is_not_reached(ground: Ground) -> None:
+    """Either of a pair may be to blame: both are left out."""
+    first, second = (ground.cluster.machines[name] for name in ("node-1", CULPRIT))
+    second.cut_from(first)
+    try:
+        ran = ground.folder / "ran"
+        ran.mkdir()
+        number = submit(ground.cluster, ground.folder, nodes=2, run="true", retry=RETRY)
+        assert wait(ground.cluster, number) == 0
+    finally:
+        second.mend()
+        first.mend()
+    view = ground.cluster.client().job(int(number))
+    cause = view.attempts[0].cause
+    assert cause is not None
+    assert cause.refusal == "launcher_unreachable"
+    assert "node-2 says: " in cause.text
+    assert [task.node for task in view.attempts[-1].tasks] == ["node-3", "node-4"]
+
+
+def test_when_no_node_is_left_the_end_says_what_each_has_said(ground: Ground) -> None:
+    cluster = ground.cluster
+    work = ground.folder / "above" / "work"
+    work.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        for name in cluster.machines:
+            stack.enter_context(ground.hide(work.parent, name))
+        number = submit(cluster, ground.folder, nodes=1, run="true", workdir=str(work), retry=RETRY)
+        ended = cluster.muster("wait", "--timeout", "60s", number, check=False)
+    assert ended.returncode == 123
+    assert "node-2 refused: " in ended.stderr
+    assert "refused by others too: node-1: " in ended.stderr
+    assert cluster.client().job(int(number)).state is JobState.FAILED

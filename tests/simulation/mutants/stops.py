@@ -1,0 +1,40 @@
+"""Planted bugs of the warning before a time limit."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from muster.protocol.messages import SignalTask
+from orchestrator.core import commands, follow
+from orchestrator.core.decision import Decision
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _put
+
+
+def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = count(1)
+    real = commands._warn
+
+    def warn(*args: Any) -> list[Any]:
+        said = real(*args)
+        return [SignalTask(it.task, it.signal, next(numbers)) for it in said]  # type: ignore[union-attr]
+
+    monkeypatch.setattr(commands, "_warn", warn)
+
+
+def _told_nobody(*_: object) -> Decision:
+    return Decision()
+
+
+MUTANTS = (
+    Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
+    Mutant(
+        "a warning is noted and nobody is told",
+        _put(follow, "_warned", _told_nobody),
+        ("warn",),
+        seed=167,
+    ),
+)
