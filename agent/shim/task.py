@@ -250,6 +250,8 @@ class Task(Outcome, Course):
         # They come from the job's own process.
         if self.ranks.acceptable(rank) and self.ranks.acceptable(local_rank):
             fds = self.ranks.open(rank, local_rank)
+            # A kill that was meant for the ranks of the round before.
+            self._loop.cancel(_CLOSING)
         gate.give_files(fds)
         for fd in fds:
             os.close(fd)

@@ -34,7 +34,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt."""
+    """One node's part of an attempt. `left`: why an elastic gang went on without it."""
 
     node: str
     node_rank: int
@@ -43,6 +43,7 @@ class TaskView(msgspec.Struct, frozen=True):
     ranks: tuple[RankView, ...]
     exit: ExitStatus | None
     refusal: Reason | None
+    left: str | None = None
 
 
 class AttemptView(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
+from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import from_report
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
@@ -183,7 +184,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     """A coordinator that finds a job running knows from its nodes for how long it has."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
-    if attempt.started_at is None or job.spec.time_limit_s is None:
+    if attempt.started_at is None or job.spec.time_limit_s is None or task.joined:
         return []
     timer = a.Timer(a.TimerKind.LIMIT, job=job.id, attempt=attempt.number)
     return [a.SetTimer(timer, now.mono + max(0.0, job.spec.time_limit_s - report.running_s))]
@@ -260,12 +261,15 @@ def _report(
 
 def _take_report(state: State, task: Task, report: TaskReport) -> list[f.Fact]:
     """The news of a report and, where it means the end of the gang, the request to stop it."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    job = state.jobs[task.job]
+    attempt = job.attempts[task.attempt - 1]
     found = news(task, report)
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
-    cause = from_report(task, report)
-    if cause is not None:
+    cause = from_report(task, report) if task.present else None
+    if cause is not None and is_news(job, report, cause):
+        if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
+            return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
         # Before the news: the first cause is on record when the exit arrives.
         return [f.StopRequested(task.job, task.attempt, cause), *found]
     return found

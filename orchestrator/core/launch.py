@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
@@ -11,6 +12,7 @@ from muster.spec.types import (
     Command,
     JobSpec,
     Launcher,
+    Rendezvous,
     Seat,
     Shell,
     env_on_node,
@@ -75,15 +77,14 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     torchrun = spec.launcher is Launcher.TORCHRUN
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
-    hosts = tuple((t.node, _prepared(t).address) for t in attempt.tasks)
+    gang = _gang(attempt)
+    hosts = tuple((t.node, _prepared(t).address) for t in gang)
     return ArrangeTask(
         task=task.id,
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task),
         hosts=hosts,
-        hostfile="".join(
-            f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in attempt.tasks
-        ),
+        hostfile="".join(f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in gang),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         ranks=_ranks(job, attempt, task) if processes else (),
@@ -94,28 +95,16 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
     """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
 
-    Static rendezvous: the node rank given is the one used. No restarts of its own: one node would
-    restart alone. Redirects, never --tee: that reads and decodes every line. Nodes may have
-    different numbers of ranks: torchrun's agents tell each other theirs through the store.
+    Redirects, never --tee: that reads and decodes every line. Nodes may have different numbers of
+    ranks: torchrun's agents tell each other theirs through the store.
     """
     prepared = _prepared(task)
     return (
-        "--nnodes",
-        str(len(attempt.tasks)),
-        "--node-rank",
-        str(task.rank),
+        *_rendezvous(job.spec, attempt, task),
         "--nproc-per-node",
         str(ranks_on_node(job.spec, _seat(task))),
-        "--rdzv-backend",
-        "static",
-        "--master-addr",
-        attempt.master_addr,
-        "--master-port",
-        str(attempt.master_port),
         "--rdzv-id",
         f"{job.id}.{attempt.number}",
-        "--max-restarts",
-        "0",
         "--redirects",
         "3",
         "--log-dir",
@@ -123,6 +112,60 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--local-addr",
         prepared.address,
     )
+
+
+def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
+    match spec.rendezvous:
+        case Rendezvous.STATIC:
+            return _static(attempt, task)
+        case Rendezvous.C10D:
+            return _c10d(spec, attempt, task)
+        case _:
+            assert_never(spec.rendezvous)
+
+
+def _static(attempt: Attempt, task: Task) -> tuple[str, ...]:
+    """The node rank given is the one used. No restarts of its own: one node would restart alone."""
+    return (
+        "--nnodes",
+        str(len(attempt.tasks)),
+        "--node-rank",
+        str(task.rank),
+        "--rdzv-backend",
+        "static",
+        "--master-addr",
+        attempt.master_addr,
+        "--master-port",
+        str(attempt.master_port),
+        "--max-restarts",
+        "0",
+    )
+
+
+def _c10d(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
+    """No node rank: it would be ignored. The store is on the launcher's node, said out loud, as
+    torchrun would else guess it from names."""
+    nodes = f"{spec.nodes}:{spec.max_nodes}" if spec.elastic else str(spec.nodes)
+    restarts = spec.retry.infra + spec.retry.user if spec.elastic else 0
+    conf = f"is_host={int(task.rank == 0)},last_call_timeout={last_call_s(spec)}"
+    return (
+        "--nnodes",
+        nodes,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{attempt.master_addr}:{attempt.master_port}",
+        "--rdzv-conf",
+        conf,
+        "--max-restarts",
+        str(restarts),
+    )
+
+
+def last_call_s(spec: JobSpec) -> int:
+    """How long torchruns that are enough wait for more before they start their ranks. Those of a
+    gang that meets again come as late as their ranks take to end; torchrun's own 30 s at most."""
+    return min(30, 5 + math.ceil(spec.stop.grace_s))
 
 
 def _ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
@@ -162,15 +205,15 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     """
     spec = job.spec
     prepared = _prepared(task)
-    per_node = [ranks_on_node(spec, _seat(t)) for t in attempt.tasks]
-    gpus = [gpus_on_node(spec, _prepared(t).gpus) for t in attempt.tasks]
+    gang = _gang(attempt)
+    per_node = [ranks_on_node(spec, _seat(t)) for t in gang]
     ours = {
         **_identity(job, task),
-        "MUSTER_NUM_NODES": str(len(attempt.tasks)),
-        "MUSTER_GPUS_PER_NODE": str(gpus[task.rank]),
-        "MUSTER_NUM_GPUS": str(sum(gpus)),
-        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in attempt.tasks),
-        "MUSTER_NODE_NAMES": "\n".join(t.node for t in attempt.tasks),
+        "MUSTER_NUM_NODES": str(len(gang)),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
+        "MUSTER_NUM_GPUS": str(sum(gpus_on_node(spec, _prepared(t).gpus) for t in gang)),
+        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in gang),
+        "MUSTER_NODE_NAMES": "\n".join(t.node for t in gang),
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
         "MUSTER_MASTER_PORT": str(attempt.master_port),
@@ -192,6 +235,10 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(attempt, task, per_node)
     usual = _sockets(prepared)
+    if spec.elastic:
+        # torchrun keeps what it was told of the first store; where another node becomes the first,
+        # ranks would wait for each other in two stores. So rank 0 opens one for each round.
+        ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.launcher is not Launcher.NONE and max(per_node) > 1:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
@@ -215,6 +262,11 @@ def _sockets(prepared: Prepared) -> dict[str, str]:
 def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     # A rank that dies must not take unflushed lines with it.
     return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
+
+
+def _gang(attempt: Attempt) -> list[Task]:
+    """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
+    return [task for task in attempt.present if task.prepared is not None]
 
 
 def _seat(task: Task) -> Seat:

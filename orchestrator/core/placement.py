@@ -92,15 +92,15 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
 
 
 def _gang(spec: JobSpec, free: list[Node]) -> tuple[NodeName, ...]:
-    """Names in node-rank order, of more than enough free nodes."""
+    """Names in node-rank order, of enough free nodes; an elastic gang takes as many as it may."""
     free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        chosen = free[: spec.nodes]
+        chosen = free[: spec.most_nodes]
         return tuple(sorted((node.name for node in chosen), key=natural))
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
     launcher = _suiting(spec, 0, free)[0]
     rest = [node for node in free if node is not launcher]
-    workers = _suiting(spec, 1, rest)[: spec.nodes - 1]
+    workers = _suiting(spec, 1, rest)[: spec.most_nodes - 1]
     return (launcher.name, *sorted((node.name for node in workers), key=natural))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
+from orchestrator.core.elastic import next_join
 from orchestrator.core.evolve import apply
 from orchestrator.core.facts import Fact
 from orchestrator.core.follow import follow
@@ -34,6 +35,8 @@ def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn
     done.actions[:0] = decision.actions
     while (placed := next_placement(state)) is not None:
         _carry(state, [placed], now, limits, done)
+    while (joined := next_join(state)) is not None:
+        _carry(state, [joined], now, limits, done)
     return done
 
 

@@ -11,6 +11,7 @@ from muster.spec.types import (
     Argv,
     JobSpec,
     Launcher,
+    Rendezvous,
     Resources,
     Retry,
     Role,
@@ -88,12 +89,25 @@ def make_job(
 
 
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
-    """Perhaps another kind of gang: ranks that we start, with another number on the launcher."""
+    """Perhaps another kind of gang: ranks that we start, with another number on the launcher, or
+    one whose size may change.
+    """
     own = random.Random(f"varied {world.seed} {number}")
-    if world.seed < FIRST_VARIED or own.random() > 0.3:
-        return spec
-    roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
-    return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
+    kind = "plain" if world.seed < FIRST_VARIED else own.choice(("plain", "processes", "elastic"))
+    match kind:
+        case "processes":
+            roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
+            return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
+        case "elastic":
+            return msgspec.structs.replace(
+                spec,
+                launcher=Launcher.TORCHRUN,
+                nodes=own.randint(1, spec.nodes),
+                max_nodes=spec.nodes + own.randint(1, 3),
+                rendezvous=Rendezvous.C10D,
+            )
+        case _:
+            return spec
 
 
 def _program(world: World, temper: Temper) -> Program:

@@ -49,6 +49,8 @@ WANTED = {
     "job_user": 50,
     "job_time_limit": 50,
     "job_never_started": 20,
+    "joined": 50,
+    "left": 20,
     "cause_node_lost": 10,
     "cause_lease_expired": 10,
     "cause_task_vanished": 10,
