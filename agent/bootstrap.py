@@ -100,6 +100,11 @@ def main() -> None:
     shim.tell({"t": "running"})
     try:
         torchrun.main(argv)
+    except Exception as error:
+        # Once there are ranks it is one of theirs.
+        if not watchers and "EADDRINUSE" in str(error):
+            shim.tell({"t": "failed", "code": "port_taken", "text": _port_taken(start["argv"])})
+        raise
     finally:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
@@ -130,6 +135,12 @@ def _no_torch(error: ImportError) -> str:
             " install it there or set `python` to the environment that has it."
         )
     return f"torch cannot be imported by {sys.executable}: {error}"
+
+
+def _port_taken(argv: list[str]) -> str:
+    """In the instant between the agent's letting go of the port and torchrun's listening on it."""
+    port = argv[argv.index("--master-port") + 1] if "--master-port" in argv else "of the rendezvous"
+    return f"port {port} was free, and another program has taken it since"
 
 
 def _watch_ranks(shim: Shim) -> list[threading.Thread]:

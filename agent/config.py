@@ -21,6 +21,7 @@ PREFIX: Final = "MUSTER_AGENT"
 # RFC 1123: a node's name becomes a host name in every peer's hosts file.
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _POOL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_INTERFACE: Final = r"^[A-Za-z0-9_.@-]{1,15}$"
 # useradd's own rule.
 _USER: Final = r"^[a-z_][a-z0-9_-]{0,30}\$?$"
 
@@ -47,6 +48,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str = "http://127.0.0.1:7077"
     node: str = msgspec.field(default_factory=default_node_name)
     address: str | None = None
+    interface: Annotated[str, msgspec.Meta(pattern=_INTERFACE)] | None = None
     state_dir: Path = Path("/var/lib/muster/agent")
     token_file: Path | None = None
     tls_ca: Path | None = None

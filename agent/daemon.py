@@ -20,10 +20,13 @@ import structlog
 from agent.config import AgentConfig
 from agent.core.actions import (
     Action,
+    ArrangeNetwork,
     CloseLink,
     CreateTask,
     KeepCluster,
+    LetGo,
     RemoveTask,
+    RestoreNetwork,
     SendReport,
     SetTimer,
     TellShim,
@@ -38,7 +41,11 @@ from agent.folders import Folders, Owner, owner_named
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
+from agent.network import Network
+from agent.ports import check_range
 from agent.probe import host
+from agent.probe.changes import watch
+from agent.probe.network import NetworkProbe
 from agent.process.template import Template
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
@@ -61,7 +68,12 @@ class Agent:
     """Everything that one agent is made of, wired; `run` is its life."""
 
     def __init__(
-        self, config: AgentConfig, identity: Identity, owner: Owner | None, clock: Clock
+        self,
+        config: AgentConfig,
+        identity: Identity,
+        owner: Owner | None,
+        clock: Clock,
+        network: NetworkProbe,
     ) -> None:
         """Needs a running loop. Raises DaemonError for what the configuration gets wrong."""
         self._clock = clock
@@ -80,6 +92,7 @@ class Agent:
             lambda task: self._inbox.post(LogsStored(task)),
         )
         self._template = Template()
+        self._probe = network
         self._config = config
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
@@ -88,10 +101,18 @@ class Agent:
         folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
             self._tasks = Tasks(
-                folders, self._template, self._logs, config.ports, self._inbox.post, owner
+                folders,
+                self._template,
+                self._logs,
+                config.ports,
+                self._probe,
+                self._inbox.post,
+                owner,
             )
+            self._network = Network(self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
+            owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             try:
                 await self._template.start()
                 await self._tasks.adopt()
@@ -146,6 +167,12 @@ class Agent:
                 self._tasks.tell(action.task, action.command)
             case WriteHostfile():
                 self._tasks.write_hostfile(action.task, action.text)
+            case ArrangeNetwork():
+                self._network.arrange(action.task, action.plan)
+            case LetGo():
+                self._network.let_go(action.task)
+            case RestoreNetwork():
+                self._network.restore(action.task)
             case RemoveTask():
                 _log.info("task_removed", task=action.task)
                 self._tasks.remove(action.task)
@@ -207,20 +234,23 @@ async def serve(
     with lock_directory(config.state_dir), _alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
-        identity = await asyncio.to_thread(identify, config)
-        agent = Agent(config, identity, owner, SystemClock())
+        _check_ports(config)
+        network = NetworkProbe(config.address, config.interface)
+        identity = await asyncio.to_thread(identify, config, network)
+        agent = Agent(config, identity, owner, SystemClock(), network)
         await agent.run(stop, Notifier(environ))
 
 
-def identify(config: AgentConfig) -> Identity:
+def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
     """Who this agent is. May wait for a name server. Raises DaemonError."""
     host.check_labels(config)
+    interfaces = host.interfaces(config, network)
     return Identity(
         node=check_node_name(config.node),
         agent_id=agent_id(config.state_dir),
         boot_id=host.boot_id(),
         version=version(),
-        inventory=host.inventory(config),
+        inventory=host.inventory(config, interfaces),
         run_as=config.run_as or "",
         allow_root_jobs=config.allow_root_jobs,
     )
@@ -279,6 +309,18 @@ def _alone(config: AgentConfig) -> socket.socket:
             "configuration of both to try things out"
         ) from error
     return claim
+
+
+def _check_ports(config: AgentConfig) -> None:
+    first, last = config.ports.first, config.ports.last
+    usable = check_range(first, last)
+    if usable < last - first + 1:
+        _log.warning(
+            "ports_left_out",
+            usable=usable,
+            why=f"of the ports {first} to {last} some are in the kernel's own range "
+            "(net.ipv4.ip_local_port_range), from which any program gets ports",
+        )
 
 
 def _warn_of_root(config: AgentConfig) -> None:

@@ -8,9 +8,27 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
+from muster.daemon.errors import DaemonError
 
-class NoPortsError(Exception):
+
+class NoPortsError(DaemonError):
     """There are not enough; the text says which range was searched."""
+
+
+def check_range(first: int, last: int, root: Path = Path("/")) -> int:
+    """How many ports between `first` and `last` can be given to jobs at all, whoever has them now.
+
+    Raises NoPortsError where there is none.
+    """
+    ephemeral = _ephemeral(root)
+    usable = sum(1 for port in range(first, last + 1) if port not in ephemeral)
+    if not usable:
+        raise NoPortsError(
+            f"ports: {first} to {last} lies within the kernel's own range "
+            f"{_written(ephemeral)}, from which any program gets ports; name another one, or "
+            "reserve it in net.ipv4.ip_local_reserved_ports"
+        )
+    return usable
 
 
 def free_ports(
@@ -18,7 +36,7 @@ def free_ports(
 ) -> tuple[int, ...]:
     """`count` ports between `first` and `last`, both included, on which nobody listens.
 
-    Left out are `taken` and the range from which the kernel takes the local ports of outgoing
+    Left out are `taken` and those from which the kernel takes the local ports of outgoing
     connections, since any program could be given one of those before the job binds it. The search
     starts anywhere, so that agents of one host do not all offer the same. Raises NoPortsError.
     """
@@ -37,18 +55,31 @@ def free_ports(
             return tuple(found)
     raise NoPortsError(
         f"of the ports {first} to {last} only {len(found)} are free and outside the kernel's own "
-        f"range {ephemeral.start} to {ephemeral.stop - 1}, and {count} are needed: "
+        f"range {_written(ephemeral)}, and {count} are needed: "
         "widen `ports` in the agent's configuration"
     )
 
 
-def _ephemeral(root: Path) -> range:
+def _ephemeral(root: Path) -> frozenset[int]:
+    """The kernel's own ports: its range (of IPv6, too) less those that it was told to leave."""
+    folder = root / "proc/sys/net/ipv4"
     try:
-        text = (root / "proc/sys/net/ipv4/ip_local_port_range").read_text()
-        low, high = text.split()
-        return range(int(low), int(high) + 1)
+        low, high = (folder / "ip_local_port_range").read_text().split()
+        own = set(range(int(low), int(high) + 1))
     except (OSError, ValueError):
-        return range(32768, 61000)
+        own = set(range(32768, 61000))
+    try:
+        for part in (folder / "ip_local_reserved_ports").read_text().split(","):
+            begin, _, end = part.strip().partition("-")
+            if begin:
+                own -= set(range(int(begin), int(end or begin) + 1))
+    except (OSError, ValueError):
+        pass
+    return frozenset(own)
+
+
+def _written(ports: frozenset[int]) -> str:
+    return f"{min(ports)} to {max(ports)}" if ports else "(empty)"
 
 
 def _can_bind(port: int) -> bool:

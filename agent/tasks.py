@@ -15,6 +15,7 @@ from agent.folders import Folders
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
+from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
 from muster.daemon.errors import FileError
@@ -36,6 +37,7 @@ class Tasks:
         template: Template,
         logs: LogShipper,
         ports: Ports,
+        network: NetworkProbe,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -43,6 +45,7 @@ class Tasks:
         self._template = template
         self._logs = logs
         self._range = ports
+        self._network = network
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -118,8 +121,9 @@ class Tasks:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
-            paths, keeper.ports = await asyncio.to_thread(self._place, prepare, taken)
-            self._post(TaskPlaced(task, paths, keeper.ports))
+            placed = await asyncio.to_thread(self._place, prepare, taken)
+            keeper.ports = placed.ports
+            self._post(placed)
             await self._template.spawn(self._folders.path(task))
         except (FileError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)
@@ -128,7 +132,13 @@ class Tasks:
             return
         await keeper.run()
 
-    def _place(self, prepare: PrepareTask, taken: set[int]) -> tuple[TaskPaths, tuple[int, ...]]:
+    def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
         """In a thread: the disk may be slow."""
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
-        return self._folders.create(prepare, ports), ports
+        paths = self._folders.create(prepare, ports)
+        try:
+            interfaces = self._network.interfaces()
+        except OSError as error:
+            _log.warning("network_not_read", task=prepare.task, why=str(error))
+            interfaces = None
+        return TaskPlaced(prepare.task, paths, ports, interfaces)

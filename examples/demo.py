@@ -2,7 +2,8 @@
 nodes.
 
 Started by `./dev demo`. Everything it makes lies in one folder, which it removes; `--keep` leaves
-the cluster running.
+the cluster running. `--namespaces` gives every node a machine of its own, with its own network,
+host name, /etc/hosts and processes; that needs root.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ import time
 from pathlib import Path
 
 from examples.local_cluster import MUSTER, ClusterError, LocalCluster
+from examples.namespace_cluster import NamespaceCluster
+from examples.rig.machine import RigError
+from examples.rig.rig import missing
+from muster.client import ClientError
+from muster.protocol.states import ENDED_STATES, JobState
 
 PI = Path(__file__).parent / "pi"
 NODES = 3
@@ -30,7 +36,7 @@ def say(text: str = "") -> None:
 def typed(cluster: LocalCluster, *args: str) -> int:
     """Show a command as a person would type it, and run it on this terminal."""
     say(f"\n$ muster {' '.join(args)}")
-    return subprocess.run([MUSTER, *args], env=cluster.base_env(), check=False).returncode
+    return subprocess.run(cluster.command(*args), env=cluster.base_env(), check=False).returncode
 
 
 def run_job(cluster: LocalCluster) -> int:
@@ -40,16 +46,40 @@ def run_job(cluster: LocalCluster) -> int:
     job = cluster.muster(*submit).stdout.strip()
     say(job)
     try:
+        if isinstance(cluster, NamespaceCluster):
+            show_names(cluster, int(job))
         code = typed(cluster, "logs", "-f", "--rank", "all", "--tail", "all", "--exit-status", job)
         typed(cluster, "show", job)
     except KeyboardInterrupt:
         say("\nstopping")
         cluster.muster("cancel", "--wait", "--grace", "2s", job, check=False)
         return 130
+    if isinstance(cluster, NamespaceCluster):
+        show_hosts(cluster, "after the job")
     return code
 
 
+def show_names(cluster: NamespaceCluster, job: int) -> None:
+    """Once the job runs: what each node knows of the names of the gang."""
+    client = cluster.client()
+    while (state := client.job(job).state) is not JobState.RUNNING and state not in ENDED_STATES:
+        time.sleep(0.05)
+    show_hosts(cluster, "while the job runs")
+    first, *peers = cluster.machines.values()
+    for machine, peer in ((first, peers[0]), (peers[0], first)):
+        found = machine.exec("getent", "hosts", peer.name, check=False).stdout.strip()
+        say(f"\n{machine.name}$ getent hosts {peer.name}\n{found or '(no such name there)'}")
+
+
+def show_hosts(cluster: NamespaceCluster, when: str) -> None:
+    for machine in cluster.machines.values():
+        say(f"\n{machine.name}$ cat /etc/hosts   # {when}\n{machine.hosts().rstrip()}")
+
+
 def leave_running(cluster: LocalCluster) -> None:
+    if isinstance(cluster, NamespaceCluster):
+        leave_rig_running(cluster)
+        return
     say(
         f"""
 The cluster goes on. To use it:
@@ -67,6 +97,34 @@ To end it: cancel what still runs (muster ps, muster cancel --wait ID), then
 
   kill {" ".join(str(d.pid) for d in (*cluster.nodes.values(), cluster.coordinator))}
   rm -r {cluster.root}"""
+    )
+
+
+def leave_rig_running(cluster: NamespaceCluster) -> None:
+    cluster.rig.keep()
+    muster = " ".join(cluster.command())
+    say(
+        f"""
+The cluster goes on. To use it:
+
+  export MUSTER_CONFIG={cluster.client_config}
+  alias muster='{muster}'
+  muster nodes
+
+To enter a machine, or to pull its plug:
+
+{_machines(cluster)}
+
+To end it all:
+
+  kill {cluster.rig.keeper}"""
+    )
+
+
+def _machines(cluster: NamespaceCluster) -> str:
+    return "\n".join(
+        f"  {machine.name} ({machine.address}): nsenter -t {machine.pid} -a, kill -9 {machine.pid}"
+        for machine in (cluster.head, *cluster.machines.values())
     )
 
 
@@ -88,32 +146,52 @@ def check_nothing_left(cluster: LocalCluster) -> list[str]:
     return left
 
 
+def make(folder: Path, *, namespaces: bool) -> LocalCluster:
+    """The cluster, not yet started, and a word on it."""
+    if namespaces:
+        cluster = NamespaceCluster(folder, agents=NODES, transient=True)
+        say(f"A coordinator on {cluster.head.address} and the agents {', '.join(cluster.nodes)},")
+        say("each on a machine of its own: network, host name, /etc, processes, boot id.")
+        return cluster
+    local = LocalCluster(folder, agents=NODES)
+    say(
+        f"Starting a coordinator on 127.0.0.1:{local.port} and the agents {', '.join(local.nodes)}."
+    )
+    say("All of them share this machine's loopback, so host names are not tested here.")
+    return local
+
+
 def main() -> int:
     """Run the demo; returns its exit code."""
     parser = argparse.ArgumentParser(prog="./dev demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
+    parser.add_argument(
+        "--namespaces", action="store_true", help="a machine for each node (needs root)"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.namespaces and (why := missing()):
+        say(f"demo: {why}; without --namespaces the nodes share this machine")
+        return 1
 
     began = time.monotonic()
-    cluster = LocalCluster(Path(tempfile.mkdtemp(prefix="muster-demo-")), agents=NODES)
-    names = ", ".join(cluster.nodes)
-    say(f"Starting a coordinator on 127.0.0.1:{cluster.port} and the agents {names}.")
-    say("All of them share this machine's loopback, so host names are not tested here.")
+    folder = Path(tempfile.mkdtemp(prefix="muster-demo-"))
     kept = False
+    cluster = None
     try:
+        cluster = make(folder, namespaces=args.namespaces)
         cluster.start()
         typed(cluster, "nodes")
         code = run_job(cluster)
         if args.keep:
-            leave_running(cluster)
             kept = True
+            leave_running(cluster)
             return code
-    except ClusterError as error:
+    except (ClusterError, RigError, ClientError) as error:
         say(f"demo: {error}")
         return 1
     finally:
-        if not kept:
+        if cluster is not None and not kept:
             cluster.stop()
             cluster.remove()
     left = check_nothing_left(cluster)

@@ -1,8 +1,8 @@
 """A coordinator and agents on this machine, as the processes that run on real nodes.
 
 What the demo, the tests of the whole and the benchmarks stand on. Every agent has its own name,
-address in
-127.0.0.0/8 and state folder; the programs are started exactly as a person would start them.
+address in 127.0.0.0/8 and state folder; the programs are started exactly as a person would start
+them. namespace_cluster.py gives each of them a machine of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from muster.client import Client, ClientError, load_settings
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
 START_TIMEOUT_S = 30.0
+START_AGENT_S = 2.0
 STOP_TIMEOUT_S = 15.0
 
 
@@ -71,14 +72,18 @@ class Daemon:
     def _end(self, number: signal.Signals) -> int:
         if self.process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        self._signal(number)
         try:
             return self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self._signal(signal.SIGKILL)
             self.process.wait()
             raise ClusterError(f"{self.name} did not stop in {STOP_TIMEOUT_S:g} s") from None
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def tail(self, lines: int = 12) -> str:
         if not self.log.exists():
@@ -100,23 +105,14 @@ class LocalCluster:
     def __post_init__(self) -> None:
         self.root = self.root.resolve()
         self.root.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
+        self.port = self._free_port()
         self._init()
-        logs = self.root / "logs"
-        logs.mkdir(exist_ok=True)
-        config = self.root / "config"
-        self.coordinator = Daemon(
-            "coordinator",
-            [MUSTER, "coordinator", "--config", str(config / "coordinator.yaml")],
-            self.base_env(),
-            logs / "coordinator.log",
-        )
+        (self.root / "logs").mkdir(exist_ok=True)
+        config = str(self.root / "config" / "coordinator.yaml")
+        self.coordinator = self._daemon("coordinator", [MUSTER, "coordinator", "--config", config])
         self.nodes = {
-            name: Daemon(
-                name,
-                [MUSTER, "agent", "--config", str(self._agent_config(number, name))],
-                self.base_env(),
-                logs / f"{name}.log",
+            name: self._daemon(
+                name, [MUSTER, "agent", "--config", str(self._agent_config(number, name))]
             )
             for number, name in ((n, f"node-{n}") for n in range(1, self.agents + 1))
         }
@@ -179,11 +175,15 @@ class LocalCluster:
     def muster(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the command line against this cluster and return what it printed."""
         done = subprocess.run(
-            [MUSTER, *args], env=self.base_env(), capture_output=True, text=True, check=False
+            self.command(*args), env=self.base_env(), capture_output=True, text=True, check=False
         )
         if check and done.returncode != 0:
             raise ClusterError(f"muster {' '.join(args)}: exit {done.returncode}: {done.stderr}")
         return done
+
+    def command(self, *args: str) -> list[str]:
+        """What to run, in `base_env`, for `muster *args` against this cluster."""
+        return [MUSTER, *args]
 
     def survivors(self) -> list[str]:
         """Processes of jobs of this cluster that still run, as `pid: command`."""
@@ -203,12 +203,21 @@ class LocalCluster:
                     if mark in env:
                         yield f"{entry.name}: {command.decode(errors='replace').strip()}", env
 
+    def _free_port(self) -> int:
+        return free_port()
+
+    def _listen(self) -> list[str]:
+        """Arguments of `muster init`: where the coordinator is reached."""
+        return ["--listen", f"127.0.0.1:{self.port}"]
+
+    def _daemon(self, name: str, argv: list[str]) -> Daemon:
+        return Daemon(name, argv, self.base_env(), self.root / "logs" / f"{name}.log")
+
     def _init(self) -> None:
         config = self.root / "config"
         if not config.exists():
-            listen = f"127.0.0.1:{self.port}"
             done = subprocess.run(
-                [MUSTER, "init", "--dir", str(config), "--listen", listen],
+                [MUSTER, "init", "--dir", str(config), *self._listen()],
                 env=self.base_env(),
                 capture_output=True,
                 text=True,
@@ -223,9 +232,8 @@ class LocalCluster:
         settings = {
             **made,
             "node": name,
-            "address": f"127.0.0.{10 + number}",
             "state_dir": str(self.root / "state" / name),
-            "shared_host": True,
+            **self._place(number),
             "gpus": 0,
             "python": sys.executable,
             # On a machine of one's own a job may do what its owner may.
@@ -235,8 +243,13 @@ class LocalCluster:
         path.write_text(yaml.safe_dump(settings, sort_keys=False))
         return path
 
+    def _place(self, number: int) -> dict[str, object]:
+        """Settings of an agent that come of where it runs."""
+        return {"address": f"127.0.0.{10 + number}", "shared_host": True}
+
     def _until(self, reached: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        patience_s = START_TIMEOUT_S + START_AGENT_S * len(self.nodes)
+        deadline = time.monotonic() + patience_s
         while not reached():
             for daemon in (self.coordinator, *self.nodes.values()):
                 if daemon.process is not None and daemon.process.poll() is not None:
@@ -245,7 +258,7 @@ class LocalCluster:
                         f"the end of its log:\n{daemon.tail()}"
                     )
             if time.monotonic() > deadline:
-                raise ClusterError(f"{what} in {START_TIMEOUT_S:g} s\n{self.coordinator.tail()}")
+                raise ClusterError(f"{what} in {patience_s:g} s\n{self.coordinator.tail()}")
             time.sleep(0.02)
 
 

@@ -1,5 +1,6 @@
 """The coordinator's configuration: `configs/coordinator.yaml` explains each setting."""
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,6 +11,7 @@ from muster.daemon.address import is_loopback
 from muster.daemon.config import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.settings import Count, Log, Seconds
+from muster.protocol.interfaces import usable_name
 
 PREFIX: Final = "MUSTER_COORDINATOR"
 
@@ -49,6 +51,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: Seconds = 300
     arrange_timeout_s: Seconds = 60
     start_timeout_s: Seconds = 120
+    networks: tuple[str, ...] = ()
     limits: Limits = Limits()
     log: Log = Log()
 
@@ -58,6 +61,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"lease_s ({self.lease_s:g}) must be at least three times heartbeat_s "
                 f"({self.heartbeat_s:g}), or one lost heartbeat ends jobs"
             )
+        for entry in self.networks:
+            _check_network(entry)
 
     @property
     def tokens_path(self) -> Path:
@@ -72,6 +77,18 @@ def load(
     config = load_config(CoordinatorConfig, prefix=PREFIX, file=file, environ=environ, flags=flags)
     check_listen(config)
     return config
+
+
+def _check_network(entry: str) -> None:
+    if usable_name(entry):
+        return
+    try:
+        ipaddress.ip_network(entry)
+    except ValueError as error:
+        raise ValueError(
+            f"networks: {entry!r} is neither the name of an interface (ib0) nor a network "
+            f"(10.1.0.0/16): {error}"
+        ) from error
 
 
 def check_listen(config: CoordinatorConfig) -> None:

@@ -97,6 +97,7 @@ def _build(
         limits=_limits(config),
         sessions=agents,
         changes=changes,
+        networks=config.networks,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)

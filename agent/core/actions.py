@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimCommand
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import PrepareTask, Report
+from muster.protocol.messages import ArrangeTask, PrepareTask, Report
 
 
 class Timer(enum.Enum):
@@ -64,6 +64,30 @@ class WriteHostfile:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrangeNetwork:
+    """Make the gang of `plan` reachable from this node, and prove it: write its host table, resolve
+    every name (answered by NetworkArranged or NetworkRefused)."""
+
+    task: TaskId
+    plan: ArrangeTask
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Before the gate opens: the port that ArrangeNetwork holds is the program's to listen on."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreNetwork:
+    """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
+    (answered by NetworkRestored)."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveTask:
     """Remove the task's folder, never following a link (answered by TaskRemoved)."""
 
@@ -85,6 +109,9 @@ Action = (
     | CreateTask
     | TellShim
     | WriteHostfile
+    | ArrangeNetwork
+    | LetGo
+    | RestoreNetwork
     | RemoveTask
     | SetTimer
 )

@@ -8,12 +8,14 @@ from agent.core import actions as a
 from agent.core import facts as f
 from agent.core import stimuli as s
 from agent.core.decision import Decision
+from agent.core.network import NetworkPhase
 from agent.core.shim import ShimPhase
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface
 from muster.protocol.states import TaskState
 
 SILENT_BEATS = 3
@@ -40,8 +42,24 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if task not in state.tasks:
                 return Decision()
             return Decision([f.TaskFailed(task, m.Refusal("spawn_failed", text, node_fault=True))])
-        case s.TaskPlaced(task, paths, ports):
-            return Decision([f.TaskHoused(task, paths, ports)] if task in state.tasks else [])
+        case s.TaskPlaced(task, paths, ports, interfaces):
+            changed = _changed(state, interfaces)
+            if task not in state.tasks:
+                return Decision(changed)
+            return Decision(
+                [*changed, f.TaskHoused(task, paths, ports, interfaces if changed else None)]
+            )
+        case s.NetworkSeen(interfaces):
+            return _network_seen(state, interfaces, now)
+        case s.NetworkArranged(task, warnings):
+            return _network(state, task, f.NetworkReady(task, warnings))
+        case s.NetworkRefused(task, refusal):
+            return _network(state, task, f.NetworkDenied(task, refusal))
+        case s.NetworkRestored(task):
+            held = state.tasks.get(task)
+            if held is None or held.network is NetworkPhase.NONE:
+                return Decision()
+            return Decision([f.NetworkFreed(task)])
         case s.LogsStored(task):
             return Decision([f.LogsKept(task)] if task in state.tasks else [])
         case s.TaskRemoved(task):
@@ -70,9 +88,30 @@ def _hello(state: State, now: Instant) -> m.Hello:
     )
 
 
+def _changed(state: State, interfaces: tuple[Interface, ...] | None) -> list[f.Fact]:
+    known = state.identity.inventory.interfaces
+    return [] if interfaces is None or interfaces == known else [f.NetworkChanged(interfaces)]
+
+
+def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant) -> Decision:
+    changed = _changed(state, interfaces)
+    if not changed or not state.welcomed:
+        # Before the welcome it waits for it: see _welcome.
+        return Decision(changed)
+    return Decision(changed, [a.SendReport(m.Heartbeat(now.mono, interfaces))])
+
+
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
     """Of two statuses that crossed, the one that is further on holds."""
     return held.status is not None and not later(held.status.phase, phase)
+
+
+def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied) -> Decision:
+    """Of a task that was ended meanwhile, or was told otherwise, it is no news."""
+    held = state.tasks.get(task)
+    if held is None or held.network is not NetworkPhase.ARRANGING:
+        return Decision()
+    return Decision([fact])
 
 
 def _heartbeat(state: State, now: Instant) -> Decision:
@@ -124,6 +163,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
     )
+    interfaces = state.identity.inventory.interfaces
+    if interfaces != state.told:
+        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces)))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():
@@ -149,11 +191,15 @@ def _about_task(
             return said
         case m.ArrangeTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
-            if not at_gate or held.stop is not None or held.started:
+            if not at_gate or held.stop is not None or held.arrange == command:
+                return said
+            if held.arrange is not None and held.started:
                 return said
             return Decision([f.PlanTaken(held.id, command)])
         case m.StartTask():
-            if task_state(held) is not TaskState.ARRANGED or held.stop is not None or held.started:
+            at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
+            planned = at_gate and held.arrange is not None
+            if not planned or held.stop is not None or held.started:
                 return said
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
+import msgspec
+
 from agent.core import facts as f
+from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
 
 
 def apply(state: State, fact: f.Fact) -> None:
     if isinstance(fact, f.LinkOpened | f.LinkClosed | f.Welcomed | f.Heard | f.LeaseGranted):
         _apply_link(state, fact)
+    elif isinstance(fact, f.NetworkChanged):
+        inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
+        state.identity = replace(state.identity, inventory=inventory)
     else:
         _apply_task(state, fact)
 
@@ -20,6 +27,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
+            state.told = state.identity.inventory.interfaces
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
@@ -40,7 +48,12 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             state.tasks[task] = HeldTask(task, prepare=prepare)
         case f.TaskAdopted(task, status, paths, ports, at):
             state.tasks[task] = HeldTask(
-                task, paths=paths, ports=ports, status=status, status_at=at
+                task,
+                paths=paths,
+                ports=ports,
+                status=status,
+                status_at=at,
+                network=NetworkPhase.LEFT,
             )
         case f.Buried(task):
             state.buried.add(task)
@@ -56,20 +69,33 @@ def _apply_held(
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
+    | f.NetworkReady
+    | f.NetworkDenied
+    | f.NetworkFreed
     | f.GateOpened
     | f.StopTaken
     | f.Forgotten
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskHoused(_, paths, ports):
-            held.paths, held.ports = paths, ports
+        case f.TaskHoused(_, paths, ports, interfaces):
+            held.paths, held.ports, held.interfaces = paths, ports, interfaces
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):
             held.failure = refusal
         case f.PlanTaken(_, arrange):
-            held.arrange = arrange
+            held.arrange, held.denied, held.warnings = arrange, None, ()
+            if needed(arrange):
+                _network_to(held, NetworkPhase.ARRANGING)
+        case f.NetworkReady(_, warnings):
+            _network_to(held, NetworkPhase.READY)
+            held.warnings = warnings
+        case f.NetworkDenied(_, refusal):
+            _network_to(held, NetworkPhase.REFUSED)
+            held.denied = refusal
+        case f.NetworkFreed():
+            _network_to(held, NetworkPhase.NONE)
         case f.GateOpened():
             held.started = True
         case f.StopTaken(_, stop):
@@ -80,3 +106,9 @@ def _apply_held(
             held.logs_stored = True
         case _:
             assert_never(fact)
+
+
+def _network_to(held: HeldTask, phase: NetworkPhase) -> None:
+    if phase not in NETWORK_TRANSITIONS[held.network]:
+        raise AssertionError(f"network of {held.id}: {held.network.value} to {phase.value}")
+    held.network = phase

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
 
 
@@ -43,6 +44,11 @@ class LeaseGranted:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -61,9 +67,12 @@ class TaskAdopted:
 
 @dataclass(frozen=True, slots=True)
 class TaskHoused:
+    """`interfaces` are there where they are others than the agent has said so far."""
+
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,26 @@ class PlanTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkReady:
+    task: TaskId
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDenied:
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFreed:
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
 class GateOpened:
+    """The coordinator has said so; where the network is still being arranged, it opens then."""
+
     task: TaskId
 
 
@@ -121,6 +149,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
+NodeFact = NetworkChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
@@ -128,6 +157,9 @@ TaskFact = (
     | ShimSeen
     | TaskFailed
     | PlanTaken
+    | NetworkReady
+    | NetworkDenied
+    | NetworkFreed
     | GateOpened
     | StopTaken
     | Buried
@@ -135,4 +167,4 @@ TaskFact = (
     | LogsKept
     | TaskGone
 )
-Fact = LinkFact | TaskFact
+Fact = LinkFact | NodeFact | TaskFact

@@ -6,6 +6,7 @@ from typing import Final, assert_never
 
 from agent.core import actions as a
 from agent.core import facts as f
+from agent.core.network import NetworkPhase, needed
 from agent.core.shim import (
     ShimKill,
     ShimLease,
@@ -29,7 +30,15 @@ LEASE_S_MIN: Final = 0.001
 
 def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
     match fact:
-        case f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Buried() | f.TaskGone():
+        case (
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.Heard()
+            | f.Buried()
+            | f.NetworkChanged()
+            | f.TaskGone()
+        ):
             return []
         case f.LeaseGranted(until):
             lease = _lease(until, now)
@@ -43,15 +52,28 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
         case f.GateOpened(task):
             return _open_gate(state.tasks[task])
         case f.PlanTaken(task, arrange):
-            return [
-                a.WriteHostfile(task, arrange.hostfile),
-                *_say(state, state.tasks[task], now),
-            ]
+            hostfile = a.WriteHostfile(task, arrange.hostfile)
+            if needed(arrange):
+                return [hostfile, a.ArrangeNetwork(task, arrange)]
+            return [hostfile, *_say(state, state.tasks[task], now)]
+        case f.NetworkReady(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
+        case f.NetworkDenied(task):
+            return _say(state, state.tasks[task], now)
+        case f.NetworkFreed(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *_tidy(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task])
         case f.ShimSeen(task) | f.TaskAdopted(task):
             held = state.tasks[task]
-            return [*_drive(state, held, now), *_say(state, held, now), *_tidy(held)]
+            return [
+                *_drive(state, held, now),
+                *_restore(held),
+                *_say(state, held, now),
+                *_tidy(held),
+            ]
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *_tidy(held)]
@@ -104,20 +126,26 @@ def _lease(until: float, now: Instant) -> ShimLease:
 def _open_gate(held: HeldTask) -> list[a.Action]:
     if held.arrange is None:
         raise AssertionError(f"task {held.id} starts without a plan")
+    if task_state(held) is not TaskState.ARRANGED:
+        return []
     arrange = held.arrange
-    return [
-        a.TellShim(
-            held.id,
-            ShimStart(
-                arrange.argv,
-                arrange.env,
-                arrange.listen_port,
-                arrange.grace_s,
-                arrange.ranks,
-                arrange.interpreter,
-            ),
-        )
-    ]
+    start = ShimStart(
+        arrange.argv,
+        arrange.env,
+        arrange.listen_port,
+        arrange.grace_s,
+        arrange.ranks,
+        arrange.interpreter,
+    )
+    holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
+    return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]
+
+
+def _restore(held: HeldTask) -> list[a.Action]:
+    """Names are needed as long as anything of the task may run, and no longer."""
+    if held.status is None or not held.status.phase.terminal or held.network is NetworkPhase.NONE:
+        return []
+    return [a.RestoreNetwork(held.id)]
 
 
 def _stop(held: HeldTask) -> list[a.Action]:

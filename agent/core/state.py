@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this agent is; the same for the whole of its life.
+    """Who this agent is; the same for the whole of its life, but for the network it has.
 
     `run_as` is the user jobs run as ("" is the agent's own).
     """
@@ -34,11 +36,15 @@ class HeldTask:
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
+    interfaces: tuple[Interface, ...] | None = None  # where they had changed when it came
     status: ShimStatus | None = None
     status_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
-    started: bool = False  # the gate was opened
+    network: NetworkPhase = NetworkPhase.NONE
+    denied: Refusal | None = None  # the network could not be arranged
+    warnings: tuple[str, ...] = ()
+    started: bool = False  # the gate is to be open
     stop: StopTask | None = None
     forgotten: bool = False
     logs_stored: bool = False
@@ -56,5 +62,6 @@ class State:
     heard_at: float = 0.0
     dialled_at: float = 0.0
     lease_until: float | None = None
+    told: tuple[Interface, ...] = ()  # the interfaces, in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import Command
+from muster.protocol.interfaces import Interface
+from muster.protocol.messages import Command, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,45 @@ class ShimFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskPlaced:
-    """The folders of the task exist, and these ports were free."""
+    """The folders of the task exist, and these ports were free.
+
+    `interfaces` are the node's as they are now; None where they were not looked at.
+    """
 
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSeen:
+    """The node's interfaces, read again because something of them has changed."""
+
+    interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkArranged:
+    """The task's peers can be reached by name; `warnings` are sentences for a person."""
+
+    task: TaskId
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRefused:
+    """They cannot."""
+
+    task: TaskId
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRestored:
+    """Nothing of the task is left in this node's network."""
+
+    task: TaskId
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +136,10 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
+    | NetworkSeen
+    | NetworkArranged
+    | NetworkRefused
+    | NetworkRestored
     | LogsStored
     | TaskRemoved
     | TimerFired

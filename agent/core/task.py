@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
+from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.ids import TaskId
@@ -70,7 +71,7 @@ def task_state(held: HeldTask) -> TaskState:
         case ShimPhase.PREPARED:
             if held.paths is None:
                 return TaskState.ASSIGNED
-            return TaskState.PREPARED if held.arrange is None else TaskState.ARRANGED
+            return TaskState.ARRANGED if _arranged(held) else TaskState.PREPARED
         case ShimPhase.RUNNING:
             return TaskState.STARTED
         case ShimPhase.STOPPING | ShimPhase.STUCK:
@@ -79,9 +80,17 @@ def task_state(held: HeldTask) -> TaskState:
             return TaskState.EXITED
         case ShimPhase.CLEANED | ShimPhase.REFUSED:
             # A shim that refuses has cleaned up before it says so.
-            return TaskState.CLEANED
+            if held.network is NetworkPhase.NONE:
+                return TaskState.CLEANED
+            return TaskState.EXITED if started(status) else TaskState.ASSIGNED
         case _:
             assert_never(status.phase)
+
+
+def _arranged(held: HeldTask) -> bool:
+    if held.arrange is None:
+        return False
+    return held.network is NetworkPhase.READY or not needed(held.arrange)
 
 
 def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
@@ -95,7 +104,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
     return TaskReport(
         task=held.id,
         state=task_state(held),
-        refusal=_refusal(status),
+        refusal=_refusal(status) or held.denied,
         prepared=_prepared(state, held, status),
         listening=status.listening,
         ranks=tuple(
@@ -113,6 +122,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         first_failed=status.first_failed,
         running_s=running_s,
         stopped_by=status.stopped_by or "",
+        warnings=held.warnings,
     )
 
 
@@ -143,6 +153,8 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         interface=state.identity.inventory.interface,
         fingerprint=_fingerprint(status.fingerprint),
         boot_s=status.boot_s or 0.0,
+        hostname=state.identity.inventory.hostname,
+        interfaces=held.interfaces,
     )
 
 

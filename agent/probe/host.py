@@ -14,7 +14,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from agent.config import AgentConfig
+from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError, DaemonError
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Inventory
 
 _ROOT: Final = Path("/")
@@ -25,7 +27,9 @@ class ProbeError(DaemonError):
     """Something of this node that an agent must know cannot be found out."""
 
 
-def inventory(config: AgentConfig, root: Path = _ROOT) -> Inventory:
+def inventory(
+    config: AgentConfig, interfaces: tuple[Interface, ...] = (), root: Path = _ROOT
+) -> Inventory:
     """What this node offers. May wait for a name server. Raises ProbeError and ConfigError."""
     gpus, model = gpus_of(root)
     return Inventory(
@@ -39,7 +43,24 @@ def inventory(config: AgentConfig, root: Path = _ROOT) -> Inventory:
         labels=config.labels,
         python=default_python(config),
         shared_host=config.shared_host,
+        hostname=socket.gethostname(),
+        interfaces=interfaces,
     )
+
+
+def interfaces(config: AgentConfig, network: NetworkProbe) -> tuple[Interface, ...]:
+    """What a gang could meet on. Raises ProbeError, also for a pinned one without an address."""
+    try:
+        found = network.interfaces()
+    except OSError as error:
+        raise ProbeError(f"the network of this node cannot be read: {error}") from error
+    if any(one.pinned and not one.addresses for one in found):
+        there = ", ".join(one.name for one in found if one.addresses) or "none"
+        raise ProbeError(
+            f"interface: {config.interface} has no address on this node; "
+            f"those that have one: {there}"
+        )
+    return found
 
 
 def boot_id(root: Path = _ROOT) -> str:

@@ -126,6 +126,19 @@ class Cgroup:
         return True
 
 
+def remove_all(parent: str | None, prefix: str) -> bool:
+    """Remove the cgroups of this prefix that `Cgroup.make` made; False where one is not empty."""
+    base = parent or own_cgroup()
+    middle = os.path.join(base or "", FOLDER)
+    try:
+        names = os.listdir(middle) if base else []
+    except OSError:
+        names = []
+    mine = [name for name in names if name.startswith(prefix)]
+    removed = [Cgroup(os.path.join(middle, name)).remove() for name in mine]
+    return all(removed)
+
+
 def _try_write(path: str, text: str) -> bool:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)

@@ -61,7 +61,7 @@ class Child:
             except OSError:
                 data = b""
             if not data:
-                self._close()
+                self.close()
             self._tell(Report.parse(data), last=not data)
 
     def _tell(self, report: Report, last: bool) -> None:
@@ -74,7 +74,9 @@ class Child:
         elif becomes is not None and not self._told:
             becomes(report)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        if not self._open:
+            return
         self._open = False
         self._loop.forget(self._runner.channel.fileno())
         self._runner.channel.close()
@@ -120,6 +122,11 @@ class Children:
                 self._spare = None
             child.receive()
             child.ended(ended)
+
+    def close(self) -> None:
+        """All have ended, and what they said is of no use any more."""
+        for child in (*self._children.values(), *filter(None, [self._spare])):
+            child.close()
 
     def _keep(self, runner: Runner) -> Child:
         child = self._children[runner.pid] = Child(runner, self._loop)

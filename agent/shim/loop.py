@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Self
 
 # A lease runs on while the machine sleeps, timers of epoll do not: look at the clock this often.
 LONGEST_WAIT_S = 5.0
@@ -21,13 +22,30 @@ def now() -> float:
 
 
 class Loop:
-    """Readiness, named timers and SIGCHLD, each answered by a call; calls never wait."""
+    """Readiness, named timers and SIGCHLD, each answered by a call; calls never wait.
+
+    Used with `with`, or closed.
+    """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._after_turn: list[Callable[[], None]] = []
         self._stopped = False
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._selector.close()
+        if self._wakeup is not None:
+            signal.set_wakeup_fd(-1)
+            for end in self._wakeup:
+                end.close()
 
     def watch(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Options:
     """`cgroup` false: the sub-reaper alone. Times in seconds."""
@@ -24,3 +26,8 @@ class Options:
         self.linger_s = linger_s
         # After so many seconds of SIGKILL a process is held by the kernel.
         self.unkillable_s = unkillable_s
+
+    @classmethod
+    def of(cls, wish: Mapping[str, object]) -> Options:
+        """What a request says of them."""
+        return cls(**{name: wish[name] for name in cls.__slots__ if name in wish})  # type: ignore[arg-type]

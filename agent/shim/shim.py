@@ -1,4 +1,8 @@
-"""The shim process: what a forked child does to become one, and to end as one."""
+"""The shim process: what a forked child does to become one, its tasks one after the other, its end.
+
+A task costs no fork of an interpreter where a shim has ended one before it. Nothing of a task stays
+in its shim: whatever knows a task is made for it and closed with it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import time
 import traceback
 
 from agent.shim import commands, linux, record
@@ -28,46 +33,124 @@ _COURSE: tuple[dict[str, object], ...] = (
 ABANDONED_S = 0.05
 
 
+REQUEST_BYTES_MAX = 65536
+LOG = "shim.log"
+# Without a task for so long, and what the next one needs is made ahead.
+READY_PAUSE_S = 0.05
+
+
+def cgroup_prefix(pid: int) -> str:
+    """How the cgroups of this shim's tasks are named."""
+    return f"shim-{pid}-"
+
+
+def live(
+    channel: socket.socket, options: Options, own: Identity, bootstrap: bytes, ahead: bool
+) -> int:
+    """Serve the tasks that come through the channel until its other end is closed; returns the exit
+    code.
+
+    `ahead`: none is on its way, so that there is time to get ready. `options` are a guess then.
+    """
+    _become_shim()
+    ready = None
+    if ahead:
+        ready = _get_ready(options, ahead=True)
+        rehearse(options, own)
+    while True:
+        channel.settimeout(READY_PAUSE_S if ready is None else None)
+        try:
+            data, fds, _, _ = socket.recv_fds(
+                channel, REQUEST_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC
+            )
+        except TimeoutError:
+            ready = _get_ready(options, ahead=True)
+            continue
+        if not data:
+            if ready is not None:
+                ready.undo()
+            return 0
+        wish = json.loads(data)
+        options = Options.of(wish)
+        if ready is not None and ready.made_for != (options.cgroup, options.cgroup_parent):
+            ready.undo()
+            ready = None
+        if ready is None:
+            ready = _get_ready(options, ahead=False)
+        _redirect(fds[0])
+        code = _run(str(wish["task"]), fds, options, own, bootstrap, ready, channel)
+        if code:
+            return code
+        ready = None
+        _redirect(None)
+
+
 class Ready:
-    """What of a shim can be there before its task is known."""
+    """What of a task's part can be there before it is known. `made_for`: cgroup and cgroup_parent
+    of the options.
+    """
 
-    __slots__ = ("cgroup", "loop", "runner")
+    __slots__ = ("cgroup", "made_for", "runner")
 
-    def __init__(self, cgroup: Cgroup | None, runner: Runner | None, loop: Loop) -> None:
+    def __init__(
+        self, cgroup: Cgroup | None, runner: Runner | None, made_for: tuple[bool, str | None]
+    ) -> None:
         self.cgroup = cgroup
         self.runner = runner
-        self.loop = loop
+        self.made_for = made_for
 
     def undo(self) -> None:
-        """There will be no task."""
+        """There will be no such task."""
         if self.runner is not None:
             self.runner.channel.close()
             os.waitpid(self.runner.pid, 0)
         if self.cgroup is not None:
             self.cgroup.remove()
+            self.cgroup.close()
 
 
-def get_ready(cgroup: Cgroup | None) -> Ready:
-    """Become a shim that has no task yet; its processes are to live in `cgroup`. Raises OSError."""
-    # First of all: every page that is touched before a fork is paid for again after it.
-    try:
-        runner = fork_runner(cgroup)
-    except OSError:
-        # The task's preparation tries again, and can say what is wrong.
-        runner = None
+def _become_shim() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.prctl(linux.PR_SET_NAME, b"muster-shim")
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    return Ready(cgroup, runner, Loop())
+
+
+def _get_ready(options: Options, ahead: bool) -> Ready:
+    """`ahead`: there is time for a runner to make itself quick."""
+    cgroup = None
+    if options.cgroup:
+        # The task may be unknown yet, so the name tells none.
+        name = f"{cgroup_prefix(os.getpid())}{time.monotonic_ns()}"
+        cgroup = Cgroup.make(options.cgroup_parent, name)
+    try:
+        runner = fork_runner(cgroup, rehearsed=ahead)
+    except OSError:
+        # The task's preparation tries again, and can say what is wrong.
+        runner = None
+    return Ready(cgroup, runner, (options.cgroup, options.cgroup_parent))
+
+
+def _redirect(folder_fd: int | None) -> None:
+    """Write into the task's log; without a task hold on to nothing, neither of it nor of the
+    agent's: its terminal, its journal, its pipes.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    log = null
+    if folder_fd is not None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        log = os.open(LOG, flags, 0o600, dir_fd=folder_fd)
+    for target, fd in ((0, null), (1, log), (2, log)):
+        os.dup2(fd, target)
+    for fd in {null, log}:
+        os.close(fd)
 
 
 def rehearse(options: Options, own: Identity) -> None:
     """Use once what a task will use: the first use after a fork copies memory, page by page."""
     loop = Loop()
     task = Task("0.0.0", -1, options, own, b"", loop, None, None)
-    signal.set_wakeup_fd(-1)
     linux.stat_of(os.getpid())
     linux.boot_id()
     ours, theirs = socket.socketpair()
@@ -80,37 +163,55 @@ def rehearse(options: Options, own: Identity) -> None:
     task.handle(_COURSE[0])
     task.ranks.stream("stdout", 0, "rank-0.stdout")
     json.dumps(task.status.document(now()))
+    loop.close()
 
 
-def run(
+def _run(
     name: str,
-    folder_fd: int,
-    listener: socket.socket,
+    fds: list[int],
     options: Options,
     own: Identity,
     bootstrap: bytes,
     ready: Ready,
+    channel: socket.socket,
 ) -> int:
-    """Be the shim of task `name` until it is released; returns the exit code.
+    """Be the shim of task `name` until it is released; returns 0 when nothing of it is left.
 
-    The caller holds the folder's lock.
+    `fds`: its folder, the lock of that, its listening socket. The channel hears of the end.
     """
+    folder_fd, lock, listening = fds
+    listener = socket.socket(fileno=listening)
+    listener.setblocking(False)
     try:
-        loop = ready.loop
-        task = Task(name, folder_fd, options, own, bootstrap, loop, ready.cgroup, ready.runner)
-        record.write_identity(folder_fd, name, task.mark, task.cgroup_path)
-        control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
-        task.changed, task.flush = control.changed, control.flush
-        _watch_company(loop, control, task, options)
-        loop.run()
-        os.unlink(record.SOCKET, dir_fd=folder_fd)
-        control.close()
+        with Loop() as loop:
+            task = Task(name, folder_fd, options, own, bootstrap, loop, ready.cgroup, ready.runner)
+            record.write_identity(folder_fd, name, task.mark, task.cgroup_path)
+            control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
+            task.changed, task.flush = control.changed, control.flush
+            _watch_company(loop, control, task, options)
+            loop.run()
+            os.unlink(record.SOCKET, dir_fd=folder_fd)
+            os.close(lock)
+            _tell_waiting(channel)
+            # Only now: an agent that sees the connection end finds the folder without an owner, and
+            # this shim ready for its next task.
+            control.close()
+            task.close()
+        os.close(folder_fd)
     except Exception:  # noqa: BLE001  the process boundary
         # Nobody else can say it: standard error is the task's shim.log, and the agent finds a dead
         # shim.
         traceback.print_exc()
         return 1
     return 0
+
+
+def _tell_waiting(channel: socket.socket) -> None:
+    try:
+        channel.send(b"1")
+    except OSError:
+        # The template has ended, which the next look at the channel tells.
+        return
 
 
 def _watch_company(loop: Loop, control: Control, task: Task, options: Options) -> None:

@@ -130,8 +130,10 @@ class Runner:
             return
 
 
-def fork_runner(cgroup: Cgroup | None) -> Runner:
-    """Start one. Raises OSError (no memory, no process number left)."""
+def fork_runner(cgroup: Cgroup | None, rehearsed: bool = False) -> Runner:
+    """Start one; `rehearsed`: it has time to make itself quick. Raises OSError (no memory, no
+    process number left).
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with theirs:
@@ -141,21 +143,22 @@ def fork_runner(cgroup: Cgroup | None) -> Runner:
             ours.close()
             raise
         if pid == 0:
-            _run(theirs.fileno())
+            _run(theirs.fileno(), rehearsed)
     return Runner(pid, ours)
 
 
-def _run(channel: int) -> NoReturn:
+def _run(channel: int, rehearsed: bool) -> NoReturn:
     """Never returns, whatever happens: two shims must not come of one."""
     code = EXIT_CANNOT_RUN
     try:
-        orders = _Orders(_arrange_fds({}, channel))
+        orders = _Orders(arrange_fds({}, channel))
         # Whatever does not depend on whose job it will be.
         _reset_signals()
         os.setsid()
         _limits()
         os.umask(0o022)
-        _rehearse()
+        if rehearsed:
+            _rehearse()
         code = orders.obey()
     except BaseException:  # noqa: BLE001  the process boundary
         os._exit(EXIT_CANNOT_RUN)
@@ -228,12 +231,12 @@ class _Orders:
         candidates: list[str] = document["candidates"]
         self._stage, self._path = "program", candidates[0]
         numbers: list[int] = order["fds"]  # type: ignore[assignment]
-        channel = _arrange_fds(dict(zip(numbers, fds[1:], strict=True)), self._channel.detach())
+        channel = arrange_fds(dict(zip(numbers, fds[1:], strict=True)), self._channel.detach())
         self._channel = socket.socket(fileno=channel)
         _exec(candidates, document["arguments"], document["env"])
 
 
-def _arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
+def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
     """Give the child the descriptors of `wanted` and the pipe, and close all others; returns the
     pipe.
     """

@@ -33,6 +33,7 @@ class RefusalCode(enum.StrEnum):
     ROOT_REFUSED = "root_refused"
     BOOTSTRAP_FAILED = "bootstrap_failed"
     SPAWN_FAILED = "spawn_failed"
+    PORT_TAKEN = "port_taken"
 
 
 class StoppedBy(enum.StrEnum):

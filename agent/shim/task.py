@@ -29,6 +29,7 @@ _LISTEN = "listen"
 _CLOSING = "closing"
 _LAST_WORDS = "last-words"
 LAST_WORDS_S = 0.5
+TEXT_CHARS_MAX = 1024
 LISTEN_POLL_S = 0.003
 LISTEN_WATCH_S = 600.0
 RECORD_RETRY_S = 1.0
@@ -81,6 +82,12 @@ class Task(Outcome, Course):
     @property
     def cgroup_path(self) -> str | None:
         return None if self._cgroup is None else self._cgroup.path
+
+    def close(self) -> None:
+        """Nothing is left of the task, and nobody speaks of it."""
+        self._children.close()
+        if self._cgroup is not None:
+            self._cgroup.close()
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -210,6 +217,9 @@ class Task(Outcome, Course):
                 self.ranks.told_ended(message)
             case "closing":
                 self._close_ranks()
+            case "failed" if message.get("code") == RefusalCode.PORT_TAKEN:
+                text = str(message.get("text"))[:TEXT_CHARS_MAX]
+                self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
             case _:
                 # Of a newer bootstrap.
                 pass

@@ -4,7 +4,7 @@ interpreter's start.
 Run as `python -I -S -c "...; from agent.shim.template import main; main(FD)"`, FD being a packet
 socket to the agent. A request is {"id", "task_dir", "task", options...}; the answer {"id"} with
 "pid" or "error". With the answer the shim's socket can be connected to. The template ends when the
-agent's end of the socket is closed; its shims live on.
+agent's end of the socket is closed; shims that have a task live on.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import gc
 import json
 import os
 import pwd  # noqa: F401
+import selectors
 import signal
 import socket
-import time
 
-from agent.shim import linux, record, shim
-from agent.shim.cgroup import Cgroup
+from agent.shim import cgroup, linux, record
 from agent.shim.identity import Identity, own_identity
 from agent.shim.options import Options
+from agent.shim.shim import REQUEST_BYTES_MAX, cgroup_prefix, live
+from agent.shim.spawn import arrange_fds
 
-REQUEST_BYTES_MAX = 65536
 # The job's processes are set back to 0: memory must be taken from the job before its shim.
 OOM_SCORE = -998
-# Without a request for so long, and the next shim is forked ahead.
+# Without a request for so long, and a shim is forked ahead.
 SPARE_PAUSE_S = 0.05
-LOG = "shim.log"
+# More of them end when their task has: what a burst needed is not kept for ever.
+IDLE_MAX = 2
 
 
 def main(agent_fd: int) -> None:
@@ -50,36 +51,48 @@ def main(agent_fd: int) -> None:
 
 
 class _Template:
-    """Answers requests. Between them it keeps one shim ready, whose forks then cost nobody time."""
+    """Answers requests with shims that wait for a task. One that has ended its task waits again;
+    where none waits, one is forked, ahead of need as soon as there is time.
+    """
 
     def __init__(self, agent: socket.socket, own: Identity, bootstrap: bytes) -> None:
         self._agent = agent
         self._own = own
         self._bootstrap = bootstrap
+        # Of the last request: the next will be like it.
         self._options = Options()
-        self._spare: Spare | None = None
-        # Of spares that were killed; nobody else will remove them.
-        self._left: list[Cgroup] = []
+        self._idle: list[_Shim] = []
+        self._buried: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(agent, selectors.EVENT_READ)
 
     def serve(self) -> None:
         while True:
             # Not at once: a burst of tasks comes first, and needs the processors itself.
-            self._agent.settimeout(SPARE_PAUSE_S if self._spare is None else None)
-            try:
-                request = self._agent.recv(REQUEST_BYTES_MAX)
-            except TimeoutError:
-                self._left = [cgroup for cgroup in self._left if not cgroup.remove()]
-                self._spare = self._fork_spare()
-                continue
-            if not request:
-                return
-            wish = json.loads(request)
-            answer = self._answer(wish)
-            self._agent.send(json.dumps({**answer, "id": wish["id"]}).encode())
+            at_rest = self._idle and not self._buried
+            events = self._selector.select(None if at_rest else SPARE_PAUSE_S)
+            if not events:
+                self._tidy()
+            # The agent last: a shim that waits again can serve what it asks for.
+            for key, _ in sorted(events, key=lambda event: event[0].fileobj is self._agent):
+                if key.fileobj is not self._agent:
+                    self._hear(key.data)
+                elif not self._serve_agent():
+                    return
+
+    def _serve_agent(self) -> bool:
+        """False when the agent has gone; its shims that wait go when they notice that we have."""
+        request = self._agent.recv(REQUEST_BYTES_MAX)
+        if not request:
+            return False
+        wish = json.loads(request)
+        answer = self._answer(wish)
+        self._agent.send(json.dumps({**answer, "id": wish["id"]}).encode())
+        return True
 
     def _answer(self, wish: dict[str, object]) -> dict[str, object]:
         folder = str(wish["task_dir"])
-        options = Options(**{name: wish[name] for name in Options.__slots__ if name in wish})  # type: ignore[arg-type]
+        self._options = Options.of(wish)
         try:
             folder_fd, lock, listener = _open_folder(folder)
         except BlockingIOError:
@@ -88,9 +101,7 @@ class _Template:
             return {"error": f"{folder} cannot be made a task's folder: {error.strerror}"}
         with listener:
             try:
-                pid = self._hand_over(wish, options, (folder_fd, lock, listener.fileno()))
-                if pid is None:
-                    pid = self._fork(str(wish["task"]), options, folder_fd, listener)
+                pid = self._hand_over(wish, (folder_fd, lock, listener.fileno()))
             except OSError as error:
                 return {"error": f"this node can start no process: {error.strerror}"}
             finally:
@@ -98,111 +109,94 @@ class _Template:
                 os.close(lock)
         return {"pid": pid}
 
-    def _fork(self, task: str, options: Options, folder_fd: int, listener: socket.socket) -> int:
-        cgroup = _cgroup(options)
-        pid = os.fork()
-        if pid:
-            if cgroup is not None:
-                cgroup.close()
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            self._agent.close()
-            ready = shim.get_ready(cgroup)
-            _redirect(folder_fd)
-            code = shim.run(task, folder_fd, listener, options, self._own, self._bootstrap, ready)
-        finally:
-            os._exit(code)
-
-    def _hand_over(
-        self, wish: dict[str, object], options: Options, fds: tuple[int, int, int]
-    ) -> int | None:
-        """Give the task to the spare; None where there is none that would do, or it has died."""
-        spare, self._spare = self._spare, None
-        if spare is None:
-            return None
-        with spare.channel:
-            if (options.cgroup, options.cgroup_parent) != spare.made_for:
-                # It ends by itself, and the next one will be of the right kind.
-                self._options = options
-                return None
+    def _hand_over(self, wish: dict[str, object], fds: tuple[int, int, int]) -> int:
+        """Give the task to a shim; returns its pid. Raises OSError where there can be none."""
+        task = [json.dumps(wish).encode()]
+        while self._idle:
+            chosen = self._idle[-1]
             try:
-                socket.send_fds(spare.channel, [json.dumps(wish).encode()], fds)
+                socket.send_fds(chosen.channel, task, fds)
             except OSError:
-                # It was killed. Its runner goes with it, but may not have gone yet.
-                if spare.cgroup is not None:
-                    self._left.append(spare.cgroup)
-                return None
-        return spare.pid
+                self._bury(chosen)
+                continue
+            self._idle.pop()
+            return chosen.pid
+        chosen = self._fork(ahead=False)
+        socket.send_fds(chosen.channel, task, fds)
+        return chosen.pid
 
-    def _fork_spare(self) -> Spare | None:
+    def _hear(self, shim: _Shim) -> None:
+        """It waits for a task again, or has ended."""
+        try:
+            waits = bool(shim.channel.recv(1))
+        except OSError:
+            waits = False
+        if not waits:
+            self._bury(shim)
+        elif len(self._idle) < IDLE_MAX:
+            self._idle.append(shim)
+        else:
+            # It ends when it sees that.
+            self._let_go(shim)
+
+    def _bury(self, shim: _Shim) -> None:
+        """It has ended. One that was killed without a task has left a cgroup, with a runner that
+        ends too; what one leaves that had a task is for the agent to sweep.
+        """
+        self._let_go(shim)
+        if shim in self._idle:
+            self._idle.remove(shim)
+            self._buried.append(shim.pid)
+
+    def _let_go(self, shim: _Shim) -> None:
+        self._selector.unregister(shim.channel)
+        shim.channel.close()
+
+    def _tidy(self) -> None:
+        """There is time: what the dead left, and a shim for the next task."""
+        parent = self._options.cgroup_parent
+        self._buried = [
+            pid for pid in self._buried if not cgroup.remove_all(parent, cgroup_prefix(pid))
+        ]
+        if self._idle:
+            return
+        try:
+            self._idle.append(self._fork(ahead=True))
+        except OSError:
+            # The next request says so.
+            return
+
+    def _fork(self, ahead: bool) -> _Shim:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        cgroup = _cgroup(self._options)
         try:
             pid = os.fork()
         except OSError:
             ours.close()
             theirs.close()
-            return None
+            raise
         if pid:
             theirs.close()
-            if cgroup is not None:
-                cgroup.close()
-            made_for = (self._options.cgroup, self._options.cgroup_parent)
-            return Spare(pid, ours, cgroup, made_for)
+            shim = _Shim(pid, ours)
+            self._selector.register(ours, selectors.EVENT_READ, shim)
+            return shim
         code = 1
         try:
             os.setsid()
-            self._agent.close()
-            ours.close()
-            code = self._wait_for_task(theirs, cgroup)
+            # Nothing of ours, least of all the lock of the folder that waits for it.
+            channel = socket.socket(fileno=arrange_fds({}, theirs.detach()))
+            code = live(channel, self._options, self._own, self._bootstrap, ahead)
         finally:
             os._exit(code)
 
-    def _wait_for_task(self, channel: socket.socket, cgroup: Cgroup | None) -> int:
-        """The spare's life. It ends with its template, as long as it has no task."""
-        ready = shim.get_ready(cgroup)
-        shim.rehearse(self._options, self._own)
-        data, fds, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC)
-        channel.close()
-        if not data:
-            ready.undo()
-            return 0
-        # The lock's descriptor stays open for as long as this process lives.
-        folder_fd, _, listening = fds
-        _redirect(folder_fd)
-        listener = socket.socket(fileno=listening)
-        listener.setblocking(False)
-        wish = json.loads(data)
-        options = Options(**{name: wish[name] for name in Options.__slots__ if name in wish})
-        task = str(wish["task"])
-        return shim.run(task, folder_fd, listener, options, self._own, self._bootstrap, ready)
 
+class _Shim:
+    """One of this template. The channel carries tasks down, and up a byte whenever it waits."""
 
-class Spare:
-    """A shim that waits for its task. `made_for`: what cannot be changed in it any more."""
+    __slots__ = ("channel", "pid")
 
-    __slots__ = ("cgroup", "channel", "made_for", "pid")
-
-    def __init__(
-        self,
-        pid: int,
-        channel: socket.socket,
-        cgroup: Cgroup | None,
-        made_for: tuple[bool, str | None],
-    ) -> None:
+    def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid
         self.channel = channel
-        self.cgroup = cgroup
-        self.made_for = made_for
-
-
-def _cgroup(options: Options) -> Cgroup | None:
-    """Of its own for a shim's processes. The task may be unknown yet, so the name tells none."""
-    if not options.cgroup:
-        return None
-    return Cgroup.make(options.cgroup_parent, f"shim-{os.getpid()}-{time.monotonic_ns()}")
 
 
 def _open_folder(path: str) -> tuple[int, int, socket.socket]:
@@ -236,17 +230,6 @@ def _open_folder(path: str) -> tuple[int, int, socket.socket]:
                 os.close(fd)
         raise
     return folder_fd, lock, listener
-
-
-def _redirect(folder_fd: int) -> None:
-    """Hold on to nothing of the agent's: its terminal, its journal, its pipes."""
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    log = os.open(LOG, flags, 0o600, dir_fd=folder_fd)
-    for target, fd in ((0, null), (1, log), (2, log)):
-        os.dup2(fd, target)
-    os.close(null)
-    os.close(log)
 
 
 def _spare_from_oom() -> None:

@@ -77,10 +77,15 @@ def _waited(view: JobView, now: float | None) -> str:
 def _print_attempt(attempt: AttemptView) -> None:
     master = f", master {safe(attempt.master)}" if attempt.master else ""
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
+    if attempt.network:
+        print(f"  network {safe(attempt.network)}")
     if attempt.cause is not None:
         print(f"  first cause: {safe(attempt.cause.text)}")  # it names the rank and the node
     if attempt.tasks:
         print_table(_TASKS, [_task_row(task) for task in attempt.tasks])
+    for task in attempt.tasks:
+        for warning in task.warnings:
+            print(f"  warning: {safe(task.node)}: {safe(warning)}")
 
 
 def _task_row(task: TaskView) -> list[str]:

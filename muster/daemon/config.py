@@ -44,7 +44,7 @@ def load_config(
     """Read a configuration of type `kind`.
 
     `prefix` is that of its environment variables: with MUSTER_AGENT, `ports.first` is
-    MUSTER_AGENT_PORTS_FIRST; maps are written k=v,k=v. `file` falls back to the variable
+    MUSTER_AGENT_PORTS_FIRST; maps are written k=v,k=v, lists a,b. `file` falls back to the variable
     <prefix>_CONFIG, then to no file at all. `flags` maps paths (`ports.first`) to values; a
     value of None means that the flag was not given, a string is read as the variable would be.
     Raises ConfigError.
@@ -166,6 +166,8 @@ def _from_text(setting: Setting, text: str, origin: str) -> object:
                     f"{setting.path}: expected k=v,k=v, got {_show(key)} (from {origin})"
                 )
         return {key: value for key, _, value in pairs}
+    if get_origin(setting.type) is tuple:
+        return [item.strip() for item in text.split(",") if item.strip()]
     try:
         return msgspec.to_builtins(
             msgspec.convert(text, setting.type, strict=False, dec_hook=_decode), enc_hook=str

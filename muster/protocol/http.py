@@ -34,7 +34,9 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt. `left`: why an elastic gang went on without it."""
+    """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
+    without it.
+    """
 
     node: str
     node_rank: int
@@ -44,6 +46,7 @@ class TaskView(msgspec.Struct, frozen=True):
     exit: ExitStatus | None
     refusal: Reason | None
     left: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -55,6 +58,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     placed_at: float
     started_at: float | None
     closed_at: float | None
+    network: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):

@@ -12,22 +12,32 @@ ignored.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
+PORT_TAKEN: Final = "port_taken"
+"""Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
+UNREACHABLE: Final = "launcher_unreachable"
+"""Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
+
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node has, as its agent found or was told it.
 
-    `address` is the IP address under which other nodes reach this one, `interface` the network
-    interface that has it ("" if not known). `machine_id` names the host:
-    agents of one host share its ports. `python` is the default interpreter of jobs.
+    `address` is the IP address on the way to the coordinator, or the one its configuration names.
+    `interfaces` are all that a gang could meet on; an agent that reports none is reached at
+    `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
+    default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
+    name in the cluster.
     """
 
     address: str
@@ -41,6 +51,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: dict[str, str] = {}
     python: str = ""
     shared_host: bool = False
+    hostname: str = ""
+    interfaces: tuple[Interface, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,6 +77,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
+    `interfaces` are there where they are others than the inventory said.
     """
 
     address: str
@@ -78,6 +91,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     interface: str = ""
     fingerprint: Fingerprint = Fingerprint()
     boot_s: float = 0.0
+    hostname: str = ""
+    interfaces: tuple[Interface, ...] | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +112,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `running_s` is how long the program has run, on the node's own clock. `first_failed` is the
     rank that
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
+    `warnings` are sentences for a person, about what was found while the gang was arranged.
     """
 
     task: TaskId
@@ -109,6 +125,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     first_failed: int | None = None
     running_s: float = 0.0
     stopped_by: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -130,9 +147,13 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
-    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer."""
+    """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
+
+    `interfaces` are there where they have changed since Hello.
+    """
 
     sent_s: float
+    interfaces: tuple[Interface, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat
@@ -182,11 +203,28 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     ports: int = 0
 
 
+class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a gang is to prove, before its start, that it meets.
+
+    The agent of the task `launcher`, on `node`, holds the port at `address`; the others connect to
+    it from `source`, their own address, until it answers with that task's id, for `timeout_s`.
+    """
+
+    launcher: TaskId
+    node: str
+    address: str
+    port: int
+    source: str = ""
+    timeout_s: float = 10.0
+
+
 class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"):
     """The gang's plan for this node: its command, its environment and who the others are.
 
-    `hosts` maps names to addresses in node-rank order. `listen_port` is set on the node whose
-    rank 0 opens the rendezvous port: the others start once it listens. `ranks` is set where we
+    `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
+    of one node has no table. `listen_port` is set on the node whose
+    rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
+    as no process of the gang can have been started. `ranks` is set where we
     start the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python.
     """
@@ -198,6 +236,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     hostfile: str
     listen_port: int | None = None
     grace_s: float = 30.0
+    meeting: Meeting | None = None
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
 

@@ -8,6 +8,7 @@ from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
 from muster.spec.render import nodes_text
 from orchestrator.core import facts as f
+from orchestrator.core.display import host_port
 from orchestrator.core.state import State
 
 
@@ -81,8 +82,9 @@ def _attempt_text(
     match fact:
         case f.AttemptPlaced(_, _, nodes):
             return f"placed on {', '.join(nodes)}"
-        case f.AttemptArranged(_, _, address, port):
-            return f"meets at {address}:{port}" if address else "arranged"
+        case f.AttemptArranged(_, _, address, port, _, network):
+            over = f", network {network}" if network else ""
+            return f"meets at {host_port(address, port)}{over}" if address else "arranged"
         case f.AttemptStarted():
             return "all nodes are ready, starting"
         case f.StopRequested(_, _, cause):

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId, check_node_name
+from msgspec import structs
+
+from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
+from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId, check_node_name
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface, problem
 from muster.protocol.messages import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -65,7 +69,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
     """A new process: nothing is known of the connections, and every lease begins anew."""
-    decision = Decision([f.EpochStarted(started.epoch, state.cluster or started.cluster)])
+    cluster = state.cluster or started.cluster
+    decision = Decision([f.EpochStarted(started.epoch, cluster, started.networks)])
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holder is not None:
@@ -200,8 +205,22 @@ def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
         )
     try:
         check_node_name(hello.node)
-    except BadId as error:
+        check_name(hello.node)
+    except (BadId, BadHost) as error:
         return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    unusable = problem(hello.inventory.interfaces)
+    if unusable is not None:
+        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
+    try:
+        check_address(hello.inventory.address)
+    except BadHost as error:
+        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    if breaks_line(hello.inventory.hostname):
+        return Refused(
+            "bad_hostname",
+            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
+            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+        )
     ours = hello.cluster == state.cluster
     if hello.tasks and hello.cluster and not ours:
         return Refused(
@@ -245,18 +264,32 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s):
+        case Heartbeat(sent_s, interfaces):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until)
-            return Decision([heard], [a.Send(name, session, HeartbeatAck(sent_s))])
+            changed = _changed_network(state, name, interfaces)
+            return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(_take_report(state, task, report))
+            told = report.prepared.interfaces if report.prepared and not task.prepared else None
+            changed = _changed_network(state, name, told)
+            return Decision([*changed, *_take_report(state, task, report)])
         case _:
             assert_never(report)
+
+
+def _changed_network(
+    state: State, name: NodeName, interfaces: tuple[Interface, ...] | None
+) -> list[f.Fact]:
+    """A node whose interfaces have changed says so, by itself or with the task that it prepares."""
+    node = state.nodes[name]
+    if interfaces is None or interfaces == node.inventory.interfaces or problem(interfaces):
+        return []
+    inventory = structs.replace(node.inventory, interfaces=interfaces)
+    return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
 
 
 def _take_report(state: State, task: Task, report: TaskReport) -> list[f.Fact]:

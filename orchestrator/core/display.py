@@ -198,7 +198,7 @@ def _named(tasks: list[Task]) -> str:
 
 
 def _attempt_view(attempt: Attempt) -> h.AttemptView:
-    master = f"{attempt.master_addr}:{attempt.master_port}" if attempt.master_port else None
+    master = host_port(attempt.master_addr, attempt.master_port) if attempt.master_port else None
     return h.AttemptView(
         number=attempt.number,
         state=attempt.phase.value,
@@ -208,7 +208,13 @@ def _attempt_view(attempt: Attempt) -> h.AttemptView:
         placed_at=attempt.placed_at,
         started_at=attempt.started_at,
         closed_at=attempt.closed_at,
+        network=attempt.network or None,
     )
+
+
+def host_port(address: str, port: int) -> str:
+    """As in a URL: an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _task_view(task: Task) -> h.TaskView:
@@ -222,6 +228,7 @@ def _task_view(task: Task) -> h.TaskView:
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
+        warnings=task.warnings,
     )
 
 

@@ -14,6 +14,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.facts import TaskJoined
+from orchestrator.core.meeting import endpoint_of_joining
 from orchestrator.core.placement import busy, natural, unfit
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
@@ -61,9 +62,11 @@ def next_join(state: State) -> TaskJoined | None:
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
         free = [node for node in state.nodes.values() if _may_join(job, attempt, node)]
-        if free:
-            node = min(free, key=lambda node: (node.inventory.gpus, natural(node.name)))
-            return TaskJoined(job.id, attempt.number, len(attempt.tasks), node.name)
+        for node in sorted(free, key=lambda node: (node.inventory.gpus, natural(node.name))):
+            endpoint = endpoint_of_joining(state, attempt, node)
+            if not isinstance(endpoint, Cause):
+                rank = len(attempt.tasks)
+                return TaskJoined(job.id, attempt.number, rank, node.name, endpoint)
     return None
 
 

@@ -69,8 +69,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
 
 def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
     match fact:
-        case f.EpochStarted(epoch, cluster):
-            state.epoch, state.cluster = epoch, cluster
+        case f.EpochStarted(epoch, cluster, networks):
+            state.epoch, state.cluster, state.networks = epoch, cluster, networks
             state.sessions.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
@@ -133,10 +133,13 @@ def _apply_job(
             job = state.jobs[job_id]
             _job_to(job, JobPhase.BACKOFF)
             job.retry_after_s, job.avoid = delay_s, frozenset(avoid)
-            if budget == "user":
-                job.user_used += 1
-            else:
-                job.infra_used += 1
+            match budget:
+                case "user":
+                    job.user_used += 1
+                case "infra":
+                    job.infra_used += 1
+                case _:
+                    pass
         case f.JobRequeued(job_id):
             job = state.jobs[job_id]
             _job_to(job, JobPhase.QUEUED)
@@ -173,8 +176,9 @@ def _apply_attempt(
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port):
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
+            attempt.endpoints, attempt.network = endpoints, network
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
             attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id
@@ -184,9 +188,9 @@ def _apply_attempt(
             attempt.released_at = at
             if job.spec.elastic:
                 state.elastic.add(job.id)
-        case f.TaskJoined(_, _, rank, node):
+        case f.TaskJoined(_, _, rank, node, endpoint):
             task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
-            task.joined = True
+            task.joined, task.endpoint = True, endpoint
             attempt.tasks.append(task)
             attempt.changes.append((at, f"{node} joins"))
             state.nodes[node].holder = (job.id, attempt.number)
@@ -227,8 +231,9 @@ def _apply_task(
             task.prepared = prepared
         case f.TaskRefused(_, _, _, refusal):
             task.refusal = refusal
-        case f.TaskArranged():
+        case f.TaskArranged(_, _, _, warnings):
             _task_to(task, TaskState.ARRANGED)
+            task.warnings = warnings
         case f.TaskListening():
             task.listening = True
         case f.TaskStarted():

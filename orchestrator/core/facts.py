@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
@@ -40,11 +41,13 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 class EpochStarted(_Fact, frozen=True):
     """A coordinator process took over the journal, and has none of the connections before it.
 
-    `cluster` is the name that the journal's first owner gave it.
+    `cluster` is the name that the journal's first owner gave it, `networks` those that its
+    configuration wants gangs to use.
     """
 
     epoch: int
     cluster: str = ""
+    networks: tuple[str, ...] = ()
 
 
 class NodeRegistered(_Fact, frozen=True):
@@ -100,18 +103,26 @@ class TaskRefused(_Fact, frozen=True):
 
 
 class AttemptArranged(_Fact, frozen=True):
-    """Where the gang meets. The port is leased until the attempt is closed."""
+    """Where the gang meets. The port is leased until the attempt is closed.
+
+    `endpoints` are in node-rank order, and `network` says which network they are of, and why.
+    """
 
     job: JobId
     attempt: int
     master_addr: str
     master_port: int
+    endpoints: tuple[Endpoint, ...] = ()
+    network: str = ""
 
 
 class TaskArranged(_Fact, frozen=True):
+    """`warnings` are sentences for a person."""
+
     job: JobId
     attempt: int
     rank: int
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptStarted(_Fact, frozen=True):
@@ -177,12 +188,14 @@ class TaskLost(_Fact, frozen=True):
 
 
 class TaskJoined(_Fact, frozen=True):
-    """A node becomes part of a running elastic gang: its task has the next free rank."""
+    """A node becomes part of a running elastic gang: its task has the next free rank, and is
+    reached at `endpoint` (None: where its agent says)."""
 
     job: JobId
     attempt: int
     rank: int
     node: NodeName
+    endpoint: Endpoint | None = None
 
 
 class TaskLeft(_Fact, frozen=True):
@@ -203,7 +216,10 @@ class AttemptClosed(_Fact, frozen=True):
 
 
 class RetryScheduled(_Fact, frozen=True):
-    """Another attempt will follow after `delay_s`, not on `avoid` where others will do."""
+    """Another attempt will follow after `delay_s`, not on `avoid` where others will do.
+
+    `budget` is the one that pays: user, infra, or free where it costs the job nothing.
+    """
 
     job: JobId
     budget: str

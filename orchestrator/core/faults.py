@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from muster.protocol.messages import RankReport, Refusal, TaskReport
+from muster.protocol.hosts import BadHost, check_address
+from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
-from orchestrator.core.state import Task
+from muster.protocol.states import TaskState
+from orchestrator.core.state import Attempt, Task
+from orchestrator.core.task import reached
 
 
 def failed_rank(report: TaskReport) -> RankReport | None:
@@ -36,15 +39,32 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
         )
     if report.stopped_by:
         return None
+    if report.prepared is not None and task.prepared is None:
+        try:
+            check_address(report.prepared.address)
+        except BadHost as error:
+            return Cause(
+                CauseCode.ARRANGE_FAILED,
+                Outcome.INFRA,
+                f"{task.node} reports an address that no peer can use: {error}",
+                node=task.node,
+                node_fault=True,
+            )
     if report.refusal is not None and report.exit is not None:
         return Cause(
             CauseCode.START_FAILED,
-            Outcome.USER,
+            # A port that another program took is no fault of the job's.
+            Outcome.INFRA if report.refusal.code == PORT_TAKEN else Outcome.USER,
             f"{task.node} could not start it: {report.refusal.text}",
             node=task.node,
             exit=report.exit,
             refusal=report.refusal.code,
         )
+    if report.refusal is not None and report.state is TaskState.PREPARED:
+        if report.refusal.code == UNREACHABLE:
+            # The others say which end of the way it is.
+            return None
+        return from_refusal(task, report.refusal, CauseCode.ARRANGE_FAILED)
     rank = failed_rank(report)
     if rank is not None and rank.exit is not None:
         return Cause(
@@ -68,15 +88,33 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
     return None
 
 
-def from_refusal(task: Task, refusal: Refusal) -> Cause:
+def from_refusal(
+    task: Task, refusal: Refusal, code: CauseCode = CauseCode.PREPARE_REFUSED
+) -> Cause:
     """Why a gang is rolled back whose node refused."""
     return Cause(
-        CauseCode.PREPARE_REFUSED,
+        code,
         Outcome.INFRA,
         f"{task.node} refused: {refusal.text}",
         node=task.node,
         refusal=refusal.code,
         node_fault=refusal.node_fault,
+    )
+
+
+def unreached(attempt: Attempt) -> Cause:
+    """Of a gang of which a worker did not reach the launcher: if none did, that is to blame."""
+    launcher, *workers = attempt.tasks
+    task, refusal = next((t, t.refusal) for t in workers if t.refusal is not None)
+    if any(reached(t.state, TaskState.ARRANGED) for t in workers):
+        return from_refusal(task, refusal, CauseCode.ARRANGE_FAILED)
+    return Cause(
+        CauseCode.ARRANGE_FAILED,
+        Outcome.INFRA,
+        f"none of the gang reaches its launcher; {task.node} says: {refusal.text}",
+        node=launcher.node,
+        refusal=refusal.code,
+        node_fault=True,
     )
 
 

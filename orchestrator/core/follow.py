@@ -18,8 +18,9 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
-from orchestrator.core.launch import choose_meeting
+from orchestrator.core.faults import unreached
 from orchestrator.core.limits import Limits
+from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.policy import after_attempt
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
@@ -145,7 +146,7 @@ def _task_moved(
         case f.TaskRefused():
             return _refused(job, attempt, task, now, limits)
         case f.TaskArranged():
-            return Decision(_all_arranged(attempt))
+            return Decision(_all_arranged(attempt) or _all_tried(attempt))
         case f.TaskListening():
             return _listening(state, job, attempt, limits)
         case f.TaskStarted():
@@ -177,25 +178,21 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
     if any(t.prepared is None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
     meeting = choose_meeting(state, attempt)
-    if meeting is not None:
-        return Decision([meeting])
-    launcher = attempt.tasks[0]
-    text = f"{launcher.node} has no free port left in its range for the rendezvous"
-    cause = Cause(
-        CauseCode.ARRANGE_FAILED, Outcome.INFRA, text, node=launcher.node, node_fault=True
-    )
-    return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+    if isinstance(meeting, Cause):
+        return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
+    return Decision([meeting])
 
 
 def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_cause(task)))
-    if attempt.phase is not AttemptPhase.PREPARING:
+    if attempt.phase not in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
         return Decision()
-    if task.refusal is not None and task.refusal.node_fault:
+    arranging = attempt.phase is AttemptPhase.ARRANGING
+    if not arranging and task.refusal is not None and task.refusal.node_fault:
         return Decision([f.StopRequested(attempt.job, attempt.number, refusal_cause(task))])
-    answered = _all_answered(attempt)
+    answered = _all_tried(attempt) if arranging else _all_answered(attempt)
     if answered:
         return Decision(answered)
     timer = a.Timer(a.TimerKind.REFUSED, job=attempt.job, attempt=attempt.number)
@@ -210,6 +207,17 @@ def _all_answered(attempt: Attempt) -> list[f.Fact]:
     if not refused or not answered:
         return []
     return [f.StopRequested(attempt.job, attempt.number, refusal_cause(refused[0]))]
+
+
+def _all_tried(attempt: Attempt) -> list[f.Fact]:
+    """Every worker has said whether it reaches the launcher, and one does not."""
+    if attempt.phase is not AttemptPhase.ARRANGING:
+        return []
+    workers = attempt.tasks[1:]
+    answered = all(t.refusal or reached(t.state, TaskState.ARRANGED) for t in workers)
+    if not answered or not any(t.refusal for t in workers):
+        return []
+    return [f.StopRequested(attempt.job, attempt.number, unreached(attempt))]
 
 
 def _all_arranged(attempt: Attempt) -> list[f.Fact]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import assert_never
 
-from muster.protocol.messages import ArrangeTask, Prepared, PrepareTask
+from muster.protocol.hosts import usable_name
+from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
     Argv,
@@ -21,9 +23,10 @@ from muster.spec.types import (
     ranks_on_node,
     run_on_node,
 )
-from orchestrator.core.facts import AttemptArranged
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.meeting import endpoint
+from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
@@ -56,40 +59,66 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     )
 
 
-def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | None:
-    """Where the gang meets: the launcher's address and one of its ports that nobody has leased.
-
-    None if all the ports that it offered are taken.
-    """
-    launcher = attempt.tasks[0]
-    prepared = _prepared(launcher)
-    machine = state.nodes[launcher.node].inventory.machine_id
-    taken = state.ports.get(machine, set())
-    for port in prepared.ports:
-        if port not in taken:
-            return AttemptArranged(attempt.job, attempt.number, prepared.address, port)
-    return None
-
-
 def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
-    gang = _gang(attempt)
-    hosts = tuple((t.node, _prepared(t).address) for t in gang)
     return ArrangeTask(
         task=task.id,
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task),
-        hosts=hosts,
-        hostfile="".join(f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in gang),
+        hosts=host_table(attempt),
+        hostfile="".join(
+            f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in _gang(attempt)
+        ),
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
+        meeting=_meeting(attempt, task),
         ranks=_ranks(job, attempt, task) if processes else (),
         interpreter=processes and needs_interpreter(program),
     )
+
+
+def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
+    """None for a gang of one, and where the launcher's program may listen already: that has another
+    greeting than its agent."""
+    if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
+        return None
+    launcher = attempt.tasks[0]
+    return Meeting(
+        launcher.id,
+        launcher.node,
+        attempt.master_addr,
+        attempt.master_port,
+        endpoint(attempt, task).address,
+    )
+
+
+def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """Every name of the gang's nodes with the address under which its peers reach it: the node's
+    name, then what it calls itself, where that is another one and nobody else's here.
+
+    A gang of one node needs none.
+    """
+    gang = _gang(attempt)
+    if len(gang) == 1:
+        return ()
+    own = {task.node: _hostname(task) for task in gang}
+    claims = Counter(name.lower() for name in [*own, *own.values()])
+    table = []
+    for task in gang:
+        address = endpoint(attempt, task).address
+        table.append((str(task.node), address))
+        if own[task.node] and claims[own[task.node].lower()] == 1:
+            table.append((own[task.node], address))
+    return tuple(table)
+
+
+def _hostname(task: Task) -> str:
+    name = _prepared(task).hostname
+    return name if usable_name(name) and name.lower() != task.node else ""
 
 
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
@@ -110,7 +139,7 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--log-dir",
         prepared.log_dir,
         "--local-addr",
-        prepared.address,
+        endpoint(attempt, task).address,
     )
 
 
@@ -212,7 +241,7 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
         "MUSTER_NUM_NODES": str(len(gang)),
         "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
         "MUSTER_NUM_GPUS": str(sum(gpus_on_node(spec, _prepared(t).gpus) for t in gang)),
-        "MUSTER_NODE_IPS": "\n".join(_prepared(t).address for t in gang),
+        "MUSTER_NODE_IPS": "\n".join(endpoint(attempt, t).address for t in gang),
         "MUSTER_NODE_NAMES": "\n".join(t.node for t in gang),
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
@@ -234,7 +263,7 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(attempt, task, per_node)
-    usual = _sockets(prepared)
+    usual = _sockets(endpoint(attempt, task).interface)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
@@ -245,18 +274,15 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     return {**usual, **_user_env(spec, task), **ours}
 
 
-def _sockets(prepared: Prepared) -> dict[str, str]:
+def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
     Unset, gloo takes the address that the host's own name resolves to, often 127.0.1.1. NCCL's `=`
     is an exact match, gloo knows only exact names.
     """
-    if not prepared.interface:
+    if not interface:
         return {}
-    return {
-        "GLOO_SOCKET_IFNAME": prepared.interface,
-        "NCCL_SOCKET_IFNAME": f"={prepared.interface}",
-    }
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:

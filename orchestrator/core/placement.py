@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec, nproc_wanted
+from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Job, Node, State
 
@@ -51,7 +52,15 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
     fitting = sum(1 for _, reason in reasons if reason is None)
     if fitting >= spec.nodes:
-        return None
+        able = [
+            node
+            for node, (_, reason) in zip(state.nodes.values(), reasons, strict=True)
+            if not reason
+        ]
+        if reachable_gang(able, spec.nodes, state.networks) is not None:
+            return None
+        found = choose(able[: spec.nodes], state.networks)
+        return found.text if isinstance(found, Apart) else None
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
     unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
@@ -82,7 +91,14 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
-        return _gang(job.spec, free)
+        gang = _gang(job.spec, free, state.networks)
+        if gang is None:
+            return Waiting(
+                f"needs {count(job.spec.nodes, 'node')} that share a network, and of the "
+                f"{len(free)} that are free no so many do",
+                (),
+            )
+        return gang
     lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
     return Waiting(
         f"needs {count(job.spec.nodes, 'node')}, {len(free)} free"
@@ -91,17 +107,35 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     )
 
 
-def _gang(spec: JobSpec, free: list[Node]) -> tuple[NodeName, ...]:
-    """Names in node-rank order, of enough free nodes; an elastic gang takes as many as it may."""
+def _gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...]
+) -> tuple[NodeName, ...] | None:
+    """Names in node-rank order, of enough free nodes; None where no network is shared. An elastic
+    gang takes as many as it may."""
     free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+    for size in range(min(spec.most_nodes, len(free)), spec.nodes - 1, -1):
+        gang = _of_size(spec, size, free, networks)
+        if gang is not None:
+            return gang
+    return None
+
+
+def _of_size(
+    spec: JobSpec, size: int, free: list[Node], networks: tuple[str, ...]
+) -> tuple[NodeName, ...] | None:
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        chosen = free[: spec.most_nodes]
-        return tuple(sorted((node.name for node in chosen), key=natural))
+        gang = reachable_gang(free, size, networks)
+        return None if gang is None else tuple(sorted((n.name for n in gang), key=natural))
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
     launcher = _suiting(spec, 0, free)[0]
-    rest = [node for node in free if node is not launcher]
-    workers = _suiting(spec, 1, rest)[: spec.most_nodes - 1]
-    return (launcher.name, *sorted((node.name for node in workers), key=natural))
+    workers = _suiting(spec, 1, [node for node in free if node is not launcher])
+    gang = reachable_gang([launcher, *workers], size, networks)
+    if gang is None:
+        return None
+    if launcher not in gang:
+        launcher = _suiting(spec, 0, list(gang))[0]
+    rest = (node.name for node in gang if node is not launcher)
+    return (launcher.name, *sorted(rest, key=natural))
 
 
 def _suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:

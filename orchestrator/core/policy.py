@@ -7,6 +7,7 @@ from typing import assert_never
 import msgspec
 
 from muster.protocol.ids import NodeName
+from muster.protocol.messages import PORT_TAKEN, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import JobEnded, RetryScheduled
@@ -14,6 +15,8 @@ from orchestrator.core.state import Attempt, Job
 
 TRY_AGAIN_S = 1.0
 """Pause after a fault of the cluster that another node can make good at once."""
+COLLISIONS_FREE = 5
+"""So many times a port that somebody took costs a job nothing; then something is wrong there."""
 
 
 def after_attempt(job: Job, attempt: Attempt) -> JobEnded | RetryScheduled:
@@ -55,6 +58,9 @@ def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
                 return None
             return RetryScheduled(job.id, "user", policy.backoff_s, tuple(sorted(job.avoid)))
         case Outcome.INFRA:
+            if cause.refusal == PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
+                # The next attempt gets another port.
+                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if job.infra_used >= policy.infra:
                 return None
             guilty = _guilty(attempt, cause)
@@ -65,9 +71,21 @@ def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
             assert_never(cause.outcome)
 
 
+def _collisions(job: Job) -> int:
+    return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == PORT_TAKEN)
+
+
 def _guilty(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
     """Nodes whose own fault it was: lost ones, those that refused, the one that is named."""
-    named = {t.node for t in attempt.tasks if t.state is TaskState.LOST or t.refusal is not None}
+    launcher, *workers = (task.node for task in attempt.tasks)
+    if cause.refusal == UNREACHABLE and cause.node == launcher and len(workers) > 1:
+        # None of them reached it. Of a pair, either may be to blame.
+        return frozenset({launcher})
+    named = {
+        t.node
+        for t in attempt.tasks
+        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code != PORT_TAKEN)
+    }
     if cause.node_fault and cause.node is not None:
         named.add(NodeName(cause.node))
     return frozenset(named)

@@ -21,6 +21,7 @@ def news(task: Task, report: TaskReport) -> list[f.Fact]:
     key = (task.job, task.attempt, task.rank)
     found: list[f.Fact] = []
     standing_by = task.state is TaskState.ASSIGNED and report.prepared is None
+    standing_by = standing_by or report.state is TaskState.PREPARED
     if report.refusal is not None and task.refusal is None and standing_by:
         found.append(f.TaskRefused(*key, report.refusal))
     if report.prepared is not None and not reached(task.state, TaskState.PREPARED):
@@ -42,7 +43,7 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
     began = began or report.state is TaskState.STARTED
     arranged = report.state is TaskState.ARRANGED or began
     if arranged and not reached(task.state, TaskState.ARRANGED):
-        found.append(f.TaskArranged(*key))
+        found.append(f.TaskArranged(*key, report.warnings))
     if report.listening and not task.listening:
         found.append(f.TaskListening(*key))
     if began and not reached(task.state, TaskState.STARTED):

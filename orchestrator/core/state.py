@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
+from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
@@ -44,11 +45,13 @@ class Task:
     state: TaskState = TaskState.ASSIGNED
     prepared: Prepared | None = None
     refusal: Refusal | None = None
+    warnings: tuple[str, ...] = ()
     listening: bool = False
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     joined: bool = False  # when the gang was running
+    endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
 
     @property
@@ -66,6 +69,8 @@ class Attempt:
     master_addr: str = ""
     master_port: int = 0
     machine_id: str = ""  # whose port that is
+    endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
+    network: str = ""  # which one that is, and why
     cause: Cause | None = None
     forced: bool = False
     prepared_at: float | None = None
@@ -109,6 +114,7 @@ class Job:
 class State:
     epoch: int = 0
     cluster: str = ""
+    networks: tuple[str, ...] = ()  # names and CIDRs that gangs are to use, the best first
     next_job: int = 1
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)

@@ -14,11 +14,13 @@ from orchestrator.core.actions import RequestId, Timer
 class CoordinatorStarted:
     """The journal has been replayed; this process is its `epoch`-th owner.
 
-    `cluster` is the name it gives to a journal that has none yet.
+    `cluster` is the name it gives to a journal that has none yet, `networks` what its
+    configuration says.
     """
 
     epoch: int
     cluster: str = ""
+    networks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

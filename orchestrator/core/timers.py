@@ -11,7 +11,7 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
-from orchestrator.core.faults import from_refusal
+from orchestrator.core.faults import from_refusal, unreached
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
@@ -129,6 +129,8 @@ def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) 
                 CauseCode.START_TIMEOUT, late, f"not started after {limits.start_timeout_s:g} s"
             )
         case a.TimerKind.REFUSED:
+            if attempt.phase is AttemptPhase.ARRANGING:
+                return unreached(attempt)
             if attempt.phase is not AttemptPhase.PREPARING:
                 return None
             refused = next(t for t in attempt.tasks if t.refusal is not None)

@@ -93,12 +93,14 @@ class Coordinator:
         limits: Limits,
         sessions: Sessions,
         changes: Changes,
+        networks: tuple[str, ...] = (),
     ) -> None:
         self.state = state
         self.changes = changes
         self._journal = journal
         self._clock = clock
         self._limits = limits
+        self._networks = networks
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
@@ -117,7 +119,7 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Whatever it raises means that the process must end."""
-        self._inbox.put_now(CoordinatorStarted(epoch, secrets.token_hex(6)))
+        self._inbox.put_now(CoordinatorStarted(epoch, secrets.token_hex(6), self._networks))
         try:
             while True:
                 await self._step(await self._inbox.take())

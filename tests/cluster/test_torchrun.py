@@ -13,6 +13,7 @@ import pytest
 
 import examples
 from examples.local_cluster import MUSTER, LocalCluster
+from examples.rig.rig import missing
 from tests.cluster.jobs import alive, submit, until, wait
 
 pytestmark = pytest.mark.torch
@@ -87,6 +88,38 @@ def test_the_demo() -> None:
     assert "every node started" in demo.stdout
     assert "host names are not tested" in demo.stdout
     assert "nothing is left" in demo.stdout
+
+
+@pytest.mark.root
+def test_the_demo_on_machines_of_their_own() -> None:
+    if why := missing():
+        pytest.skip(why)
+    demo = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--namespaces"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "pi = 3.14159265359" in demo.stdout
+    for number in (1, 2, 3):
+        for when in ("while the job runs", "after the job"):
+            assert f"node-{number}$ cat /etc/hosts   # {when}\n" in demo.stdout
+    assert "nothing is left" in demo.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs an ordinary user")
+def test_the_demo_on_machines_of_their_own_needs_root() -> None:
+    demo = subprocess.run(
+        [sys.executable, "-m", "examples.demo", "--namespaces"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert demo.returncode == 1
+    assert "superuser" in demo.stdout
+    assert "Traceback" not in demo.stderr
 
 
 def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:

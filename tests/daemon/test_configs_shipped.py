@@ -166,3 +166,12 @@ def test_the_default_name_is_the_host_name_without_its_domain() -> None:
     name = agent.config.default_node_name()
     assert "." not in name
     assert name == name.lower()
+
+
+def test_networks_are_names_and_cidrs() -> None:
+    environ = {"MUSTER_COORDINATOR_NETWORKS": "ib0, 10.1.0.0/16,fd00::/8"}
+    config = orchestrator.config.load(file=None, environ=environ)
+    assert config.networks == ("ib0", "10.1.0.0/16", "fd00::/8")
+    for wrong in ("10.1.0.5/16", "10.1.0.0/", "an interface"):
+        with pytest.raises(ConfigError, match=r"networks: .* is neither the name of an interface"):
+            orchestrator.config.load(file=None, environ={"MUSTER_COORDINATOR_NETWORKS": wrong})

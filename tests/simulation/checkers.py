@@ -45,6 +45,8 @@ class Checkers:
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
     ready: set[TaskId] = field(default_factory=set)
     arranged: set[TaskId] = field(default_factory=set)
+    proved: set[TaskId] = field(default_factory=set)
+    blocks: dict[NodeName, set[TaskId]] = field(default_factory=dict)
     listened: set[TaskId] = field(default_factory=set)
     succeeded_tasks: set[TaskId] = field(default_factory=set)
     failures: dict[tuple[JobId, int, int], ExitStatus] = field(default_factory=dict)
@@ -92,6 +94,20 @@ class Checkers:
     def prepared(self, shim: Shim) -> None:
         self.ready.add(shim.task)
 
+    def block_written(self, node: NodeName, task: TaskId) -> None:
+        self.blocks.setdefault(node, set()).add(task)
+        if self._task(task) is TaskState.CLEANED:
+            self.fail(f"hosts: a block of {task} is written on {node}, and the task is clean")
+
+    def block_removed(self, node: NodeName, task: TaskId) -> None:
+        self.blocks[node].discard(task)
+        shim = self.on_node.get(node, {}).get(task)
+        if shim is not None and not shim.wedged:
+            self.fail(f"hosts: the names of {task} go from {node} while it runs")
+
+    def network_proved(self, task: TaskId) -> None:
+        self.proved.add(task)
+
     def listens(self, shim: Shim) -> None:
         self.listened.add(shim.task)
 
@@ -105,6 +121,10 @@ class Checkers:
         for task in attempt.present:
             if task.id not in self.arranged and not task.joined:
                 self.fail(f"gang: {shim.task} runs, and {task.id} has no plan yet")
+            if len(attempt.tasks) > 1 and task.id not in self.proved:
+                self.fail(f"hosts: {shim.task} runs, and {task.id} has not proved its peers' names")
+        if len(attempt.tasks) > 1 and shim.task not in self.blocks.get(shim.node, ()):
+            self.fail(f"hosts: {shim.task} runs on {shim.node} without the names of its peers")
         job = self.durable.jobs[shim.job]
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
@@ -204,12 +224,19 @@ class Checkers:
                     for shim in self.of_job.get(job, {}).values():
                         if not shim.wedged:
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
+                case f.TaskCleaned(job, attempt, rank):
+                    self._check_blocks(job, attempt, rank)
                 case f.EpochStarted(epoch):
                     if epoch <= self.epoch:
                         self.fail(f"epoch {epoch} follows epoch {self.epoch}")
                     self.epoch = epoch
                 case _:
                     pass
+
+    def _check_blocks(self, job: JobId, attempt: int, rank: int) -> None:
+        task = self.durable.jobs[job].attempts[attempt - 1].tasks[rank]
+        if task.id in self.blocks.get(task.node, ()):
+            self.fail(f"hosts: {task.id} is clean, and its block is still on {task.node}")
 
     def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
         """What is said to have happened did."""

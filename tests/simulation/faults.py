@@ -34,7 +34,15 @@ WINDOWS: Final[tuple[type[f.Durable], ...]] = (
     f.NodeRegistered,
     f.EpochStarted,
 )
-STEPS: Final = (a.CreateTask, a.TellShim, a.WriteHostfile, a.RemoveTask, a.SendReport)
+STEPS: Final = (
+    a.CreateTask,
+    a.TellShim,
+    a.WriteHostfile,
+    a.ArrangeNetwork,
+    a.RestoreNetwork,
+    a.RemoveTask,
+    a.SendReport,
+)
 
 KINDS: Final = {
     "coordinator_crash": 400.0,
@@ -82,6 +90,7 @@ class Swarm:
         cluster.coordinator.slow_disk = 0.05 if rng.random() < share else 0.0
         for node in cluster.nodes:
             node.spawn_fails = 0.15 if node_faults and rng.random() < 0.5 else 0.0
+            node.misnames = 0.15 if node_faults and rng.random() < 0.5 else 0.0
             node.dawdles = 0.05 if rng.random() < share else 0.0
         for kind in self.chosen:
             self._next(kind)
@@ -93,7 +102,7 @@ class Swarm:
         cluster.coordinator.slow_disk = 0.0
         cluster.coordinator.doom = None
         for node in cluster.nodes:
-            node.spawn_fails = node.dawdles = 0.0
+            node.spawn_fails = node.misnames = node.dawdles = 0.0
             node.doom = None
         cluster.network.heal()
 

@@ -41,6 +41,7 @@ class Machine:
     boots: int = 1
     powered: bool = True
     folders: dict[TaskId, Folder] = field(default_factory=dict)
+    blocks: set[TaskId] = field(default_factory=set)  # in its hosts file; survive a boot
     reported: Callable[[TaskId, ShimStatus], None] | None = None
 
     @property

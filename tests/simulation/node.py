@@ -14,7 +14,7 @@ from agent.core.state import Identity, State
 from agent.core.turn import turn
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, PrepareTask
+from muster.protocol.messages import Command, PrepareTask, Refusal
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.machine import Machine
@@ -52,6 +52,7 @@ class Node:
         self.up = False
         self.frozen = False
         self.spawn_fails = 0.0
+        self.misnames = 0.0  # how often a peer's name is somebody else's here
         self.dawdles = 0.0  # how often a step of the shell takes seconds
         self.state: State | None = None
         self.connection: Connection | None = None
@@ -65,6 +66,7 @@ class Node:
         self._timers: dict[a.Timer, float] = {}
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
+        self._arranging: dict[TaskId, int] = {}  # by task: which order of it is the last
 
     # --- its life -------------------------------------------------------------------------
 
@@ -77,12 +79,15 @@ class Node:
         self._clock_offset = self.world.rng.uniform(0.0, 1e6)
         self._timers.clear()
         self._shipping.clear()
+        self._arranging.clear()
         machine = self.machine
         self.state = State(
             Identity(self.name, f"id-{self.name}", machine.boot_id, "0.1.0", machine.inventory),
             cluster=self.cluster,
         )
         self.world.log(f"{self.name} agent starts")
+        for task in machine.blocks - set(machine.folders):
+            self._take_block(task)
         for found in machine.attach(partial(self._shim_reported, self._life)):
             self.feed(found)
             self._ship_if_over(found.task, found.status)
@@ -182,6 +187,14 @@ class Node:
                 self._tell_shim(task, command)
             case a.WriteHostfile(task, _):
                 self.checkers.plan_taken(self.name, task)
+            case a.ArrangeNetwork(task, _):
+                number = self._arranging[task] = self._arranging.get(task, 0) + 1
+                self._later(self._pause(0.01), partial(self._arrange, task, number))
+            case a.LetGo():
+                pass
+            case a.RestoreNetwork(task):
+                self._arranging[task] = self._arranging.get(task, 0) + 1
+                self._later(self._pause(0.01), partial(self._restore, task))
             case a.RemoveTask(task):
                 self._later(self._pause(0.01), partial(self._remove, task))
             case a.SetTimer(timer, at):
@@ -226,6 +239,34 @@ class Node:
         self._busy_shims[task] = at
         # What is in the socket is read, whatever becomes of the agent.
         self.world.at(at - self.world.now, partial(shim.handle, command))
+
+    def _arrange(self, task: TaskId, number: int) -> None:
+        """The host table is written, then every name of it resolved."""
+        if self._arranging.get(task) != number:
+            return
+        self.machine.blocks.add(task)
+        self.checkers.block_written(self.name, task)
+        self._later(self._pause(0.02), partial(self._prove, task, number))
+
+    def _prove(self, task: TaskId, number: int) -> None:
+        if self._arranging.get(task) != number:
+            return
+        if self.world.chance(self.misnames):
+            self.world.met["name_unresolved"] += 1
+            refusal = Refusal("hosts_unresolved", "a peer has another address here")
+            self.feed(s.NetworkRefused(task, refusal))
+            return
+        self.checkers.network_proved(task)
+        self.feed(s.NetworkArranged(task))
+
+    def _restore(self, task: TaskId) -> None:
+        self._take_block(task)
+        self.feed(s.NetworkRestored(task))
+
+    def _take_block(self, task: TaskId) -> None:
+        if task in self.machine.blocks:
+            self.machine.blocks.remove(task)
+            self.checkers.block_removed(self.name, task)
 
     def _remove(self, task: TaskId) -> None:
         self.checkers.removed(self.name, task)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from agent.core import actions as a
 from agent.core import stimuli as s
@@ -29,6 +30,7 @@ from muster.protocol import messages as m
 from muster.protocol.codec import ReportFrame, encode
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.limits import Limits
@@ -288,3 +290,53 @@ def test_a_node_full_of_failed_ranks_still_fits_a_frame() -> None:
     assert isinstance(hello.report, m.Hello)
     assert len(encode(ReportFrame(1, hello.report))) < 200_000
     assert [r.rank for r in hello.report.tasks[0].ranks if r.error] == [17]
+
+
+ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
+ETH1 = (Interface("eth1", InterfaceKind.ETHERNET, ("10.1.0.1/24",)),)
+
+
+def test_a_network_that_has_changed_is_told_with_the_next_task_and_the_next_hello() -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    agent.hear(PREPARE)
+    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
+    agent.shim(ShimPhase.NEW)
+    first = reports(agent.shim(ShimPhase.PREPARED))[-1].prepared
+    assert first is not None
+    assert first.interfaces == ETH1
+    agent.turn(s.LinkDown())
+    (hello,) = [x.report for x in agent.turn(s.LinkUp()) if isinstance(x, a.SendReport)]
+    assert isinstance(hello, m.Hello)
+    assert hello.inventory.interfaces == ETH1
+
+
+@pytest.mark.parametrize("seen", [ETH0, None])
+def test_a_network_that_is_as_it_was_is_not_told_again(
+    seen: tuple[Interface, ...] | None,
+) -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    agent.hear(PREPARE)
+    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
+    agent.shim(ShimPhase.NEW)
+    said = reports(agent.shim(ShimPhase.PREPARED))[-1].prepared
+    assert said is not None
+    assert said.interfaces is None
+    assert agent.state.identity.inventory.interfaces == ETH0
+
+
+def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1))]
+    assert agent.turn(s.NetworkSeen(ETH1)) == []
+    agent.turn(s.LinkDown())
+    agent.turn(s.LinkUp())
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports import NoPortsError, free_ports
+from agent.ports import NoPortsError, check_range, free_ports
 
 
 def test_as_many_as_wanted_from_the_range() -> None:
@@ -41,6 +41,7 @@ def test_the_kernels_own_range_and_what_is_taken_are_left_out(tmp_path: Path) ->
     folder = tmp_path / "proc/sys/net/ipv4"
     folder.mkdir(parents=True)
     (folder / "ip_local_port_range").write_text("20004\t20999\n")
+    assert check_range(20_000, 20_009, tmp_path) == 4
     ports = free_ports(3, 20_000, 20_009, taken={20_001}, root=tmp_path)
     assert set(ports) == {20_000, 20_002, 20_003}
     with pytest.raises(NoPortsError, match=r"only 3 are free .* 20004 to 20999, and 4 are needed"):
@@ -49,3 +50,23 @@ def test_the_kernels_own_range_and_what_is_taken_are_left_out(tmp_path: Path) ->
 
 def test_agents_of_one_host_do_not_all_offer_the_same() -> None:
     assert len({free_ports(1, 20_000, 29_999) for _ in range(20)}) > 1
+
+
+def test_ports_that_the_kernel_was_told_to_leave_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/sys/net/ipv4"
+    folder.mkdir(parents=True)
+    (folder / "ip_local_port_range").write_text("20000\t20999\n")
+    with pytest.raises(NoPortsError, match=r"ports: 20000 to 20009 lies within the kernel's own"):
+        check_range(20_000, 20_009, tmp_path)
+    (folder / "ip_local_reserved_ports").write_text("20001,20005-20006\n")
+    assert check_range(20_000, 20_009, tmp_path) == 3
+    ports = free_ports(3, 20_000, 20_009, root=tmp_path)
+    assert set(ports) == {20_001, 20_005, 20_006}
+
+
+def test_a_port_that_is_taken_is_not_offered_but_another_one_is() -> None:
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", free_ports(1, 20_000, 29_998)[0]))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert free_ports(1, port, port + 1) == (port + 1,)

@@ -11,6 +11,7 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.probe import host
+from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError
 
 BOOT = "2f0e4a52-0a60-4a3b-8f0f-6c3f4a0c8b11"
@@ -40,7 +41,7 @@ def add_gpu(root: Path, address: str, model: str) -> None:
 def test_an_inventory_holds_what_files_and_configuration_say(root: Path) -> None:
     add_gpu(root, "0000:1b:00.0", "NVIDIA H200")
     add_gpu(root, "0000:43:00.0", "NVIDIA H200")
-    found = host.inventory(config(labels={"rack": "r1"}, pool="big", shared_host=True), root)
+    found = host.inventory(config(labels={"rack": "r1"}, pool="big", shared_host=True), root=root)
     assert (found.gpus, found.gpu_model) == (2, "NVIDIA H200")
     assert (found.address, found.python) == ("127.0.0.1", "/py")
     assert found.machine_id == "0123456789abcdef0123456789abcdef"
@@ -51,8 +52,8 @@ def test_an_inventory_holds_what_files_and_configuration_say(root: Path) -> None
 
 def test_the_number_of_gpus_can_be_set(root: Path) -> None:
     add_gpu(root, "0000:1b:00.0", "NVIDIA H200")
-    assert host.inventory(config(gpus=0), root).gpus == 0
-    assert host.inventory(config(gpus=4), root).gpus == 4
+    assert host.inventory(config(gpus=0), root=root).gpus == 0
+    assert host.inventory(config(gpus=4), root=root).gpus == 4
 
 
 def test_a_node_without_gpus_has_none(root: Path) -> None:
@@ -81,3 +82,10 @@ def test_an_unknown_coordinator_is_told_in_words() -> None:
 def test_labels_are_text_for_people() -> None:
     with pytest.raises(ConfigError, match=r"labels\.rack"):
         host.check_labels(config(labels={"rack": "r\n1"}))
+
+
+def test_a_pinned_interface_has_to_be_there() -> None:
+    with pytest.raises(host.ProbeError, match=r"interface: ib7 has no address .* have one: .*lo"):
+        host.interfaces(config(interface="ib7"), NetworkProbe(interface="ib7"))
+    (lo,) = [i for i in host.interfaces(config(), NetworkProbe(interface="lo")) if i.pinned]
+    assert lo.name == "lo"

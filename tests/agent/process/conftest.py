@@ -25,7 +25,8 @@ from agent.process.shim import ShimConnection, connect
 from agent.process.template import ShimOptions, Template
 from agent.shim.cgroup import Cgroup
 
-PATIENCE_S = 30.0
+# A bound for a broken build, not for a slow machine.
+PATIENCE_S = 90.0
 
 
 def cgroup_writable() -> bool:

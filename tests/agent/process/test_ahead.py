@@ -12,6 +12,7 @@ from pathlib import Path
 from agent.core.shim import ShimPhase, ShimRelease, ShimStart
 from agent.shim import linux
 from agent.shim.cgroup import own_cgroup
+from agent.shim.template import IDLE_MAX
 from tests.agent.process.conftest import PATIENCE_S, Node, Stage
 
 
@@ -123,3 +124,61 @@ def _cgroup_of(pid: int) -> Path | None:
     name = Path(line[3:]).name
     # Where no cgroup may be made, it lives in the one it was born in, which is not ours.
     return Path(base) / "muster" / name if name.startswith("shim-") else None
+
+
+def test_a_shim_that_has_ended_its_task_takes_the_next(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        first = await node.task("7.1.0")
+        await first.run("sh", "-c", "echo first")
+        await first.ended()
+        await first.send(ShimRelease())
+        await first.gone()
+        await until(lambda: children_of(first.pid), "ready for the next")
+        open_files = len(os.listdir(f"/proc/{first.pid}/fd"))
+        for number in range(8, 12):
+            task = await node.task(f"{number}.1.0")
+            assert task.pid == first.pid
+            await task.run("sh", "-c", f"echo {number}; exit {number}")
+            status = await task.ended()
+            assert status.task == f"{number}.1.0"
+            assert status.exit is not None
+            assert status.exit.code == number
+            assert [rank.stdout for rank in status.ranks] == ["logs/rank-0.stdout"]
+            assert task.read("logs/rank-0.stdout").decode() == f"{number}\n"
+            await task.send(ShimRelease())
+            await task.gone()
+        assert first.read("logs/rank-0.stdout") == b"first\n"
+        files = f"/proc/{first.pid}/fd"
+        await until(lambda: len(os.listdir(files)) <= open_files, "no descriptor kept")
+
+    stage.play(story)
+
+
+def test_a_shim_without_template_ends_with_its_task(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("true")
+        await node.template.close()
+        await task.ended()
+        await task.send(ShimRelease())
+        await task.gone()
+        await until(lambda: task.pid not in linux.processes(), "gone")
+
+    any_stage.play(story)
+
+
+def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        await node.template.start()
+        template = node.template.pid
+        assert template is not None
+        tasks = [await node.task(f"{number}.1.0") for number in range(1, 6)]
+        for task in tasks:
+            await task.run("true")
+            await task.ended()
+        for task in tasks:
+            await task.send(ShimRelease())
+            await task.gone()
+        await until(lambda: len(children_of(template)) == IDLE_MAX, "the others have ended")
+
+    any_stage.play(story)

@@ -271,8 +271,9 @@ def test_a_shim_that_nobody_speaks_to_goes_and_says_so(any_stage: Stage) -> None
         # The connection counts as an agent: nothing happens to this one until it is closed.
         await task.prepared()
         await task.connection.close()
-        await eventually(lambda: not alive(task.pid))
+        await eventually(lambda: not (task.dir / "shim.sock").exists())
         assert b'"abandoned"' in task.read("exit.json")
+        assert carriers(task) == []
 
     any_stage.play(story, orphan_s=0.3)
 

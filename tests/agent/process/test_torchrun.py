@@ -344,3 +344,48 @@ def _nobody_can_run(python: str, env: dict[str, str]) -> bool:
     except OSError:
         return False
     return tried.returncode == 0
+
+
+@pytest.mark.torch
+def test_a_rendezvous_port_that_another_program_took_is_told(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as thief:
+            port = thief.getsockname()[1]
+            await task.send(torchrun(port, "never.py"))
+            status = await task.phase(ShimPhase.CLEANED)
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.PORT_TAKEN
+        assert (
+            status.refusal.text == f"port {port} was free, and another program has taken it since"
+        )
+        assert status.exit is not None
+        assert status.exit.code == 1
+        assert not status.ranks
+
+    any_stage.play(story)
+
+
+@pytest.mark.torch
+def test_a_port_that_a_rank_wanted_is_the_ranks_own_affair(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main():\n"
+        "    raise OSError('EADDRINUSE: my own port')\n"
+        "main()\n"
+    )
+
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path)
+        await task.send(torchrun(free_port(), str(script), processes=1))
+        status = await task.phase(ShimPhase.CLEANED)
+        assert status.refusal is None
+        assert rank_exit(status, 0) is not None
+
+    any_stage.play(story)

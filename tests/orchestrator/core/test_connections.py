@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.messages import (
@@ -101,6 +102,59 @@ def test_a_second_agent_of_the_same_name_is_refused_with_both_addresses() -> Non
     assert refused.refused.code == "duplicate_name"
     assert "127.0.0.1" in refused.refused.text
     assert "10.9.9.9" in refused.refused.text
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"node": "n0\n10.6.6.6 bank"}, "bad_name"),
+        ({"node": "n0 #"}, "bad_name"),
+        ({"node": "7"}, "bad_name"),
+        ({"hostname": "n0\n10.6.6.6 bank"}, "bad_hostname"),
+        ({"hostname": "n0 bank"}, "bad_hostname"),
+        ({"hostname": "n0#"}, "bad_hostname"),
+        ({"hostname": "n0\x00"}, "bad_hostname"),
+        ({"address": "10.0.0.1\n10.6.6.6"}, "bad_address"),
+        ({"address": "10.0.0.1 bank"}, "bad_address"),
+        ({"address": "0.0.0.0"}, "bad_address"),
+        ({"address": "somewhere"}, "bad_address"),
+    ],
+)
+def test_an_agent_whose_names_would_spoil_a_hosts_file_is_refused(
+    more: dict[str, str], code: str
+) -> None:
+    cluster = Cluster()
+    name = NodeName(more.get("node", "n0"))
+    inventory = msgspec.structs.replace(
+        INVENTORY,
+        hostname=more.get("hostname", "n0"),
+        address=more.get("address", INVENTORY.address),
+    )
+    hello = Hello(name, "id", "boot", "0.1.0", inventory)
+    turn = cluster.turn(s.HelloReceived(SessionId(77), hello, "10.9.9.9"))
+    (refused,) = [x for x in turn.actions if isinstance(x, a.RefuseSession)]
+    assert refused.refused.code == code
+    assert "\n" not in refused.refused.text
+    assert not cluster.state.nodes
+
+
+def test_a_host_name_that_is_merely_odd_is_no_reason_to_refuse() -> None:
+    cluster = Cluster()
+    cluster.join("n0", hostname="My_Machine.LOCAL")
+    assert cluster.state.nodes[NodeName("n0")].link is LinkState.CONNECTED
+
+
+def test_an_address_that_no_peer_can_use_ends_the_gang_before_its_plan() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2))
+    cluster.prepare(task(1, 1, 0))
+    cluster.prepare(task(1, 1, 1), address="10.0.0.1\n6.6.6.6 bank")
+    assert not cluster.commands("n0", ArrangeTask)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.code, cause.node) == (CauseCode.ARRANGE_FAILED, "n1")
+    assert "\n" not in cause.text
 
 
 def test_an_agent_speaks_only_for_its_own_tasks() -> None:

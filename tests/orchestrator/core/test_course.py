@@ -10,6 +10,7 @@ from muster.protocol.messages import (
     ForgetTask,
     PrepareTask,
     RankReport,
+    Refusal,
     StartTask,
     StopTask,
 )
@@ -138,6 +139,37 @@ def test_a_refusal_of_one_tries_other_nodes() -> None:
     assert cluster.shown(1) is JobState.RETRYING
     cluster.pass_time(2)
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n1", "n2"]
+
+
+def test_a_gang_whose_names_do_not_lead_to_it_is_rolled_back_and_tried_elsewhere() -> None:
+    cluster = gang_of(2, retry=Retry(infra=1))
+    cluster.join("n2")
+    for rank in range(2):
+        cluster.prepare(task(1, 1, rank))
+    assert len(cluster.commands("n0", ArrangeTask)) == 1
+    refusal = Refusal("hosts_unresolved", "n0 is 10.9.9.9 here", node_fault=True)
+    cluster.report(task(1, 1, 1), TaskState.PREPARED, prepared=prepared(), refusal=refusal)
+    assert cluster.shown(1) is JobState.STOPPING
+    assert cluster.commands("n0", StopTask)
+    assert cluster.commands("n1", StopTask)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.code, cause.refusal) == (CauseCode.ARRANGE_FAILED, "hosts_unresolved")
+    assert cause.text == "n1 refused: n0 is 10.9.9.9 here"
+    for rank in range(2):
+        cluster.clean(task(1, 1, rank), refusal=refusal if rank else None)
+    cluster.pass_time(5.0)
+    assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n0", "n2"]
+
+
+def test_what_a_node_warns_of_is_shown() -> None:
+    cluster = gang_of(2)
+    cluster.prepare(task(1, 1, 0))
+    cluster.prepare(task(1, 1, 1))
+    warnings = ("n1 is 127.0.1.1 here",)
+    cluster.report(task(1, 1, 1), TaskState.ARRANGED, prepared=prepared(), warnings=warnings)
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    assert [t.warnings for t in view.attempts[0].tasks] == [(), warnings]
 
 
 def test_the_others_are_heard_for_a_moment_before_a_refusal_rolls_back() -> None:

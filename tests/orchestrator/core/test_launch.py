@@ -191,3 +191,35 @@ def test_only_the_launcher_looks_for_ports() -> None:
     assert worker.ports == 0
     assert worker.task == TaskId("1.1.1")
     assert worker.setup == ("/bin/bash", "-euo", "pipefail", "-c", "make")
+
+
+def table(*hostnames: str) -> tuple[tuple[str, str], ...]:
+    cluster = Cluster()
+    names = [f"gpu-{number}" for number in range(len(hostnames))]
+    cluster.join(*names)
+    cluster.submit(spec(nodes=len(names)))
+    for rank, hostname in enumerate(hostnames):
+        cluster.prepare(task(1, 1, rank), address=f"10.0.0.{rank}", hostname=hostname)
+    (plan,) = cluster.commands(names[0], ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    return plan.hosts
+
+
+def test_the_host_table_has_each_nodes_name_and_what_it_calls_itself() -> None:
+    assert table("gpu-0", "GPU_1.example.org", "") == (
+        ("gpu-0", "10.0.0.0"),
+        ("gpu-1", "10.0.0.1"),
+        ("GPU_1.example.org", "10.0.0.1"),
+        ("gpu-2", "10.0.0.2"),
+    )
+
+
+def test_a_host_name_that_two_claim_or_that_means_nothing_is_in_no_table() -> None:
+    plain = (("gpu-0", "10.0.0.0"), ("gpu-1", "10.0.0.1"), ("gpu-2", "10.0.0.2"))
+    assert table("image", "image", "Image") == plain
+    assert table("gpu-1", "gpu-2", "localhost") == plain
+    assert table("a b", "7", "x#") == plain
+
+
+def test_a_gang_of_one_has_no_host_table() -> None:
+    assert table("other-name") == ()

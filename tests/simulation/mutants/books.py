@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from muster.protocol.messages import TaskReport
-from orchestrator.core import commands, decide, evolve, follow, launch, placement, policy
+from muster.protocol.outcome import Cause
+from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
 from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -123,8 +124,8 @@ def _not_busy(node: Node) -> str | None:
     return busy(replace(node, holder=None))
 
 
-def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | None:
-    return launch.choose_meeting(replace(state, ports={}), attempt)
+def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
+    return meeting.choose_meeting(replace(state, ports={}), attempt)
 
 
 def _any_arranged(attempt: Attempt) -> list[f.Fact]:

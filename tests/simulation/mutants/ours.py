@@ -9,10 +9,11 @@ import pytest
 from agent.core import follow as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim import ShimLease, ShimPhase
+from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core import decide, follow, placement, scheduler
 from orchestrator.core.decision import Decision
-from orchestrator.core.launch import choose_meeting
+from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import Waiting
 from orchestrator.core.state import Attempt, Job, Node, State
@@ -25,7 +26,7 @@ def _arranges_holes(real: Any) -> Any:
     def prepared(state: State, attempt: Attempt) -> Decision:
         if all(reached(task.state, TaskState.PREPARED) for task in attempt.tasks):
             meeting = choose_meeting(state, attempt)
-            return Decision([meeting]) if meeting is not None else Decision()
+            return Decision() if isinstance(meeting, Cause) else Decision([meeting])
         decision: Decision = real(state, attempt)
         return decision
 

@@ -1,0 +1,288 @@
+"""Changes a file that others change, too, so that no line of theirs is lost.
+
+Whoever renames another file into place, and whoever locks or opens this one and writes, is merged:
+the new text and the old file change names in one step; what then comes out is what really was
+there, and once nobody writes to it any more, it is compared with what had been read. Where names
+cannot be exchanged (the file is mounted on, the folder cannot be written) it is written in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.hosts import linux
+from muster.daemon.errors import FileError
+from muster.daemon.files import write_atomic
+from muster.protocol.hosts import merge
+
+LOCK_S: Final = 5.0
+"""How long another's lock is waited for."""
+QUIET_S: Final = 2.0
+"""How long a writer that has the file open is waited for."""
+_ROUNDS: Final = 100
+_FILE_BYTES_MAX: Final = 16 << 20
+
+HOLD_S: Final = 0.2
+"""How long, where the file is written in place: who locks it has it open while we hold the lock."""
+AFTERMATH_S: Final = 0.05
+"""How long after another writer's change it is looked whether that is still there."""
+
+Change = Callable[[bytes], bytes]
+_Slip = tuple[bytes, bytes]
+
+
+class HostsFileError(FileError):
+    """The file cannot be changed; the text says why and what to do."""
+
+
+class _InPlace(Exception):
+    """Names cannot be exchanged here."""
+
+
+class HostsFile:
+    """One file, which is ours to change a part of; a link stays a link, and what it leads to is
+    changed. Its methods wait: call them from one thread."""
+
+    def __init__(self, path: Path, backup: Path) -> None:
+        """`backup` keeps what the file was before the last change."""
+        self._path = path
+        self._backup = backup
+
+    def update(self, change: Change) -> None:
+        """Let `change` make new text of the present one: several times, if others write meanwhile.
+
+        Raises HostsFileError, and whatever `change` raises; nothing is changed then.
+        """
+        try:
+            self._recover()
+            for _ in range(_ROUNDS):
+                slipped: list[_Slip] = []
+                if not self._changed(change, slipped):
+                    continue
+                if not slipped:
+                    return
+                # Between the exchanges the file lacked what had slipped in: whoever read it then
+                # and writes what it read takes that away again.
+                change = _with_slips(change, slipped)
+                time.sleep(AFTERMATH_S)
+        except OSError as error:
+            raise HostsFileError(
+                f"{self._path} cannot be changed: {error.strerror}; let the agent write it, or set "
+                "`hosts.mode: off` in its configuration"
+            ) from error
+        raise HostsFileError(f"{self._path} is replaced by others without end; what does that?")
+
+    # --- one try --------------------------------------------------------------------------------
+
+    def _changed(self, change: Change, slipped: list[_Slip]) -> bool:
+        """False where it has to be tried again: the file is another one by now."""
+        path = self._path.resolve()
+        if not path.exists():
+            if not change(b""):
+                return True
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        with _opened(path) as fd:
+            if not linux.lock(fd, time.monotonic() + LOCK_S):
+                raise HostsFileError(
+                    f"{path} has been locked by another process for {LOCK_S:g} s; "
+                    "`lslocks` shows by which"
+                )
+            if not _is_at(fd, path):
+                return False
+            text = _read(fd)
+            new = change(text)
+            if new == text:
+                return True
+            write_atomic(self._backup, text, 0o600)
+            try:
+                self._exchange(path, path, self._aside(path), new)
+            except _InPlace:
+                return _write_in_place(fd, change)
+        # Unlocked: whoever waited for the lock of the old file must get it, write and go.
+        return self._settle(path, text, new, slipped)
+
+    def _settle(self, path: Path, expected: bytes, ours: bytes, slipped: list[_Slip]) -> bool:
+        """Where what came out of an exchange is not what had been put there, bring it in again.
+
+        The base is always what was read first: a line that is missing since was taken away only if
+        it was there then, and not merely unknown to one who had read an older file.
+        """
+        aside = self._aside(path)
+        base = expected
+        while True:
+            if not stat.S_ISREG(os.lstat(aside).st_mode):
+                # Something that is no file was put there: it is back where it was.
+                linux.exchange(aside, path)
+                aside.unlink()
+                return False
+            theirs = _settled(aside)
+            if theirs == expected:
+                aside.unlink()
+                return True
+            slipped.append((base, theirs))
+            merged = merge(base, theirs, ours)
+            if merged == ours or not self._bring_in(path, base, theirs, merged):
+                aside.unlink()
+                return True
+            expected, ours = ours, merged
+
+    def _bring_in(self, path: Path, base: bytes, theirs: bytes, merged: bytes) -> bool:
+        """Put `merged` in place; what lies aside stays on disk until then. False where nothing has
+        come out that would have to be looked at."""
+        aside = self._aside(path)
+        following = self._aside(path, ".next")
+        try:
+            self._exchange(path, aside, following, merged)
+        except _InPlace:
+            with _opened(path) as fd:
+                _write_in_place(fd, lambda now: merge(base, theirs, now))
+            return False
+        following.replace(aside)
+        return True
+
+    def _exchange(self, path: Path, like: Path, new: Path, text: bytes) -> None:
+        """Put `text` where `path` is, with the attributes of `like`, and what was there where `new`
+        is. Raises _InPlace."""
+        try:
+            if os.stat(path).st_nlink > 1:
+                raise _InPlace
+            with contextlib.suppress(FileNotFoundError):
+                new.unlink()
+            _write_like(like, new, text)
+            linux.exchange(new, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            if error.errno == errno.ENOSPC:
+                raise
+            raise _InPlace from error
+
+    def _recover(self) -> None:
+        """An agent that was killed between the exchange and the comparison has left the latter to
+        us."""
+        path = self._path.resolve()
+        self._aside(path, ".next").unlink(missing_ok=True)
+        aside = self._aside(path)
+        if not os.path.lexists(aside):
+            return
+        with contextlib.suppress(FileNotFoundError):
+            base, theirs = self._backup.read_bytes(), _settled(aside)
+            ours = path.read_bytes()
+            merged = merge(base, theirs, ours)
+            if merged != ours and self._bring_in(path, base, theirs, merged):
+                self._settle(path, ours, merged, [])
+        aside.unlink(missing_ok=True)
+
+    def _aside(self, path: Path, more: str = "") -> Path:
+        return path.with_name(f".{path.name}.muster{more}")
+
+
+def _with_slips(change: Change, slipped: list[_Slip]) -> Change:
+    def changed(text: bytes) -> bytes:
+        for base, theirs in slipped:
+            text = merge(base, theirs, text)
+        return change(text)
+
+    return changed
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise HostsFileError(f"{path} is no regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _read(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    if size > _FILE_BYTES_MAX:
+        raise HostsFileError(f"a hosts file of {size} bytes is none that this agent would change")
+    found = bytearray()
+    while data := os.pread(fd, 1 << 20, len(found)):
+        found += data
+    return bytes(found)
+
+
+def _settled(path: Path) -> bytes:
+    """The text of a file once nobody writes to it any more."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        linux.quiet(fd, time.monotonic() + QUIET_S)
+        return _read(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_like(old: Path, new: Path, text: bytes) -> None:
+    """A new file with the mode, owner, label and other attributes of an old one."""
+    like = os.stat(old)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(new, flags, 0o600)
+    try:
+        made = os.fstat(fd)
+        if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+            os.fchown(fd, like.st_uid, like.st_gid)
+        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+        for name in _attributes(old):
+            value = os.getxattr(old, name)
+            if name not in _attributes(fd) or os.getxattr(fd, name) != value:
+                os.setxattr(fd, name, value)
+        _write_all(fd, text, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _attributes(file: Path | int) -> list[str]:
+    try:
+        return os.listxattr(file)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return []
+        raise
+
+
+def _write_in_place(fd: int, change: Change) -> bool:
+    """Never shorter before everything is where it belongs. Whoever opens the file meanwhile waits,
+    where the file system can have them do so."""
+    linux.hold(fd, time.monotonic() + HOLD_S)
+    try:
+        for _ in range(_ROUNDS):
+            text = _read(fd)
+            new = change(text)
+            same = len(os.path.commonprefix([text, new]))
+            if os.fstat(fd).st_size != len(text):
+                continue
+            _write_all(fd, new[same:], same)
+            if len(new) < len(text):
+                os.ftruncate(fd, len(new))
+            os.fsync(fd)
+            return True
+        return False
+    finally:
+        linux.release(fd)
+
+
+def _write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        view, at = view[done:], at + done

@@ -1,0 +1,105 @@
+"""What Linux offers for a file that others write, too: exchanging two names, locks, leases."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_PAUSE_FIRST_S: Final = 0.001
+_PAUSE_MAX_S: Final = 0.02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two names change places, in one step. Raises OSError: EBUSY where one is mounted on,
+    EINVAL where the file system cannot."""
+    if not hasattr(_libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    result = _libc.renameat2(
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(one),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(other),
+        ctypes.c_uint(_RENAME_EXCHANGE),
+    )
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(one))
+
+
+def lock(fd: int, until: float) -> bool:
+    """Both locks in use for such files, flock's and fcntl's; they go when `fd` is closed.
+
+    False where somebody else has had one of them until `until` (monotonic seconds).
+    """
+    return _try(lambda: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB), until) and _try(
+        lambda: _lock_records(fd), until
+    )
+
+
+def quiet(fd: int, until: float) -> bool:
+    """Wait until nobody has the file open for writing; `fd` is open for reading only.
+
+    False where somebody still has at `until`, or where the file system cannot say.
+    """
+    return _leased(fd, fcntl.F_RDLCK, until, keep=False)
+
+
+def hold(fd: int, until: float) -> bool:
+    """Have everyone else who opens the file wait, until `release` or `fd` is closed; `fd` is open
+    for writing. False as of `quiet`."""
+    return _leased(fd, fcntl.F_WRLCK, until, keep=True)
+
+
+def release(fd: int) -> None:
+    """End what `hold` began."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _leased(fd: int, kind: int, until: float, *, keep: bool) -> bool:
+    try:
+        # Whoever opens the file now has us told by a signal: by one that means nothing, in place of
+        # SIGIO, which would end us.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        if not _try(lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, kind), until):
+            return False
+    except OSError:
+        return False
+    if not keep:
+        release(fd)
+    return True
+
+
+def _lock_records(fd: int) -> None:
+    # struct flock: type, whence, start, length (0: all), pid.
+    whole = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole)
+
+
+def _try(call: Callable[[], object], until: float) -> bool:
+    pause_s = _PAUSE_FIRST_S
+    while True:
+        try:
+            call()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+        else:
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)

@@ -1,0 +1,173 @@
+"""The host tables of this node's tasks, as they stand in files: one for the machine, or one for
+each task alone. Methods wait for the disk: call them from one thread."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agent.hosts.file import HostsFile
+from muster.daemon.errors import FileError
+from muster.protocol.hosts import (
+    Conflict,
+    Table,
+    conflicts,
+    parse,
+    table_problems,
+    with_block,
+    without_blocks,
+    without_names,
+)
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.messages import Refusal
+
+_SHOWN_MAX = 4
+
+
+class TableRefused(Exception):
+    """This table cannot be had here."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+class Tables(Protocol):
+    """Where host tables go."""
+
+    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
+        """Write the table of a task; returns warnings. `own` is this node's address in it.
+
+        Raises TableRefused.
+        """
+
+    def drop(self, task: TaskId) -> None:
+        """Take it back; harmless where there is none. Raises FileError."""
+
+    def keep_only(self, tasks: Collection[TaskId]) -> None:
+        """Take back what every other task has, of whichever life of the agent. Raises FileError."""
+
+
+def lease_of_task(task: TaskId) -> str:
+    """A block belongs to an attempt, which has one task a node."""
+    job, attempt, _ = parse_task_id(task)
+    return f"{job}.{attempt}"
+
+
+def check(table: Table) -> None:
+    """Whatever its sender has checked: a table with a bad name is refused whole. Raises
+    TableRefused."""
+    problems = table_problems(table)
+    if problems:
+        text = f"the coordinator sent a host table that no hosts file can hold: {_some(problems)}"
+        raise TableRefused(Refusal("hosts_bad_table", text))
+
+
+class SharedTables:
+    """Blocks in the machine's own hosts file, one an attempt."""
+
+    def __init__(self, file: HostsFile, path: Path, *, must: bool) -> None:
+        """`must`: a file that cannot be written is a refusal, and else a warning."""
+        self._file = file
+        self._path = path
+        self._must = must
+
+    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
+        check(table)
+        lease = lease_of_task(task)
+
+        def change(text: bytes) -> bytes:
+            self._refuse(conflicts(text, lease, table), own)
+            return with_block(text, lease, table)
+
+        try:
+            self._file.update(change)
+        except FileError as error:
+            if self._must:
+                raise TableRefused(
+                    Refusal("hosts_unwritable", str(error), node_fault=True)
+                ) from error
+            return (f"peers have no names here but those that they had before: {error}",)
+        return ()
+
+    def drop(self, task: TaskId) -> None:
+        lease = lease_of_task(task)
+
+        def change(text: bytes) -> bytes:
+            return without_blocks(text, set(parse(text).entries) - {lease})
+
+        self._file.update(change)
+
+    def keep_only(self, tasks: Collection[TaskId]) -> None:
+        alive = {lease_of_task(task) for task in tasks}
+        self._file.update(lambda text: without_blocks(text, alive))
+
+    def _refuse(self, found: Sequence[Conflict], own: str) -> None:
+        """Nobody else's line is overruled in silence. A line about this node's own name is left to
+        the proof: it knows whether programs meet it. Raises TableRefused."""
+        wrong = [conflict for conflict in found if not _only_own(conflict, own)]
+        if wrong:
+            texts = [_sentence(conflict, self._path) for conflict in wrong]
+            raise TableRefused(Refusal("hosts_conflict", _some(texts), node_fault=True))
+
+
+class PrivateTables:
+    """A hosts file for each task, seen by its job alone: what `shared` says, with the gang's names
+    leading to the gang."""
+
+    def __init__(self, shared: Path, files: dict[TaskId, Path]) -> None:
+        """`files`: where each task's lies, made before its shim started."""
+        self._shared = shared
+        self._files = files
+
+    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
+        check(table)
+        lease = lease_of_task(task)
+        try:
+            text = self._shared.read_bytes()
+            found = [c for c in conflicts(text, lease, table) if not _only_own(c, own)]
+            mine = without_names(without_blocks(text, ()), [name for name, _ in table])
+            # In place: the job's namespace has this very file.
+            self._files[task].write_bytes(with_block(mine, lease, table))
+        except OSError as error:
+            text_ = f"{error.filename} cannot be read or written: {error.strerror}"
+            raise TableRefused(Refusal("hosts_unwritable", text_, node_fault=True)) from error
+        return tuple(
+            f"{_sentence(conflict, self._shared)}; this job does not see that line"
+            for conflict in found
+        )
+
+    def drop(self, task: TaskId) -> None:
+        """It goes with the task's folder."""
+
+    def keep_only(self, tasks: Collection[TaskId]) -> None:
+        """As `drop`."""
+
+
+def _only_own(conflict: Conflict, own: str) -> bool:
+    """This node's own name on a loopback address, as Debian's installer writes it."""
+    try:
+        address = ipaddress.ip_address(conflict.found)
+    except ValueError:
+        return False
+    return address.is_loopback and conflict.wanted == own and not conflict.lease
+
+
+def _sentence(conflict: Conflict, path: Path) -> str:
+    if conflict.lease:
+        job, _, attempt = conflict.lease.partition(".")
+        return (
+            f"the name {conflict.name} leads to {conflict.found} for attempt {attempt} of job "
+            f"{job}, which is still on this node, and to {conflict.wanted} for this one"
+        )
+    return (
+        f"line {conflict.line} of {path} gives the name {conflict.name} to {conflict.found}, and "
+        f"the node of that name is at {conflict.wanted}: remove or correct that line"
+    )
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _SHOWN_MAX} more" if len(texts) > _SHOWN_MAX else ""
+    return "; ".join(texts[:_SHOWN_MAX]) + more

@@ -1,0 +1,190 @@
+"""The interfaces of this node that have an address, and what each of them leads to."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.probe import netlink
+from agent.probe.netlink import Link, Network
+from muster.protocol.interfaces import (
+    ADDRESSES_MAX,
+    INTERFACES_MAX,
+    Interface,
+    InterfaceKind,
+    usable_address,
+    usable_name,
+)
+
+_ETHERNET, _INFINIBAND, _LOOPBACK = 1, 32, 772  # ARPHRD numbers
+_UP, _RUNNING = 0x1, 0x40
+_KINDS: Final = {
+    "bond": InterfaceKind.BOND,
+    "team": InterfaceKind.BOND,
+    "vlan": InterfaceKind.VLAN,
+    "macvlan": InterfaceKind.VLAN,
+    "ipvlan": InterfaceKind.VLAN,
+    "veth": InterfaceKind.VETH,
+    "vxlan": InterfaceKind.TUNNEL,
+    "geneve": InterfaceKind.TUNNEL,
+    "gretap": InterfaceKind.TUNNEL,
+    "ip6gretap": InterfaceKind.TUNNEL,
+}
+# Those that stand on another; the `lower` of a veth is its other end.
+_STACKED: Final = ("vlan", "macvlan", "ipvlan", "ipoib")
+_SPEED_MBPS_MAX: Final = 10_000_000
+_DEPTH_MAX: Final = 4
+
+
+class NetworkProbe:
+    """Reads this node's network, and again only when the kernel answers something new."""
+
+    def __init__(
+        self, address: str | None = None, interface: str | None = None, root: Path = Path("/")
+    ) -> None:
+        """`address` or `interface`: what the configuration pins."""
+        self._address = address
+        self._interface = interface
+        self._root = root
+        self._seen: tuple[netlink.Messages, tuple[Interface, ...]] | None = None
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """Those that have an address or are pinned. Raises OSError."""
+        messages = netlink.ask()
+        if self._seen is None or self._seen[0] != messages:
+            found = interfaces_of(netlink.read(messages), self._root)
+            self._seen = messages, pin(found, self._address, self._interface)
+        return self._seen[1]
+
+
+def pin(
+    found: tuple[Interface, ...], address: str | None, interface: str | None
+) -> tuple[Interface, ...]:
+    """Mark what is to be used, whatever else there is; an address stands alone on its interface.
+
+    An address that no interface has is reported without one: a translation may lead here. An
+    interface that has lost its addresses is reported without any, or others would be taken.
+    """
+    if address is None:
+        if interface is not None and not any(one.name == interface for one in found):
+            gone = Interface(interface, InterfaceKind.VIRTUAL, (), running=False)
+            found = (*found[: INTERFACES_MAX - 1], gone)
+        return tuple(
+            msgspec.structs.replace(one, pinned=True) if one.name == interface else one
+            for one in found
+        )
+    wanted = ipaddress.ip_address(address)
+    for place, one in enumerate(found):
+        for text in one.addresses:
+            own = ipaddress.ip_interface(text)
+            # The whole of 127.0.0.0/8 is here, whichever of it the interface names.
+            if own.ip == wanted or (wanted.is_loopback and wanted in own.network):
+                alone = (f"{wanted}/{own.network.prefixlen}",)
+                pinned = msgspec.structs.replace(one, addresses=alone, pinned=True)
+                return (*found[:place], pinned, *found[place + 1 :])
+    nowhere = Interface(
+        "", InterfaceKind.VIRTUAL, (f"{wanted}/{wanted.max_prefixlen}",), pinned=True
+    )
+    return (*found[: INTERFACES_MAX - 1], nowhere)
+
+
+def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, ...]:
+    """What the kernel's links and addresses and the sysfs under `root` amount to."""
+    by_index = {link.index: link for link in network.links}
+    addresses: dict[int, list[str]] = {}
+    for entry in sorted(network.addresses, key=lambda entry: entry.secondary):
+        if usable_address(entry.address):
+            addresses.setdefault(entry.index, []).append(entry.address)
+    found = [
+        _interface(by_index[index], by_index, tuple(own[:ADDRESSES_MAX]), root)
+        for index, own in sorted(addresses.items())
+        if index in by_index and usable_name(by_index[index].name)
+    ]
+    # A node of containers may have hundreds that end on it.
+    found.sort(key=lambda interface: interface.kind is InterfaceKind.VIRTUAL)
+    return tuple(found[:INTERFACES_MAX])
+
+
+def _interface(
+    link: Link, links: dict[int, Link], addresses: tuple[str, ...], root: Path
+) -> Interface:
+    return Interface(
+        name=link.name,
+        kind=_kind(link, links, root),
+        addresses=addresses,
+        running=link.flags & (_UP | _RUNNING) == _UP | _RUNNING,
+        rdma=_rdma(link, links, root),
+        mtu=link.mtu,
+        speed_mbps=_speed(link, root),
+    )
+
+
+def _kind(link: Link, links: dict[int, Link], root: Path) -> InterfaceKind:
+    if link.hardware_type == _LOOPBACK:
+        return InterfaceKind.LOOPBACK
+    if link.hardware_type == _INFINIBAND:
+        return InterfaceKind.INFINIBAND
+    if link.hardware_type != _ETHERNET:
+        return InterfaceKind.TUNNEL
+    if link.kind == "bridge":
+        reaches = any(_reaches_out(port, links, root) for port in _below(link, links))
+        return InterfaceKind.BRIDGE if reaches else InterfaceKind.VIRTUAL
+    if link.kind in _KINDS:
+        return _KINDS[link.kind]
+    hardware = not link.kind or _sysfs(link, root, "device") is not None
+    return InterfaceKind.ETHERNET if hardware else InterfaceKind.VIRTUAL
+
+
+def _reaches_out(port: Link, links: dict[int, Link], root: Path) -> bool:
+    """Whether a bridge's port leads off this machine: containers and virtual machines do not."""
+    return _kind(port, links, root) in (
+        InterfaceKind.ETHERNET,
+        InterfaceKind.BOND,
+        InterfaceKind.VLAN,
+        InterfaceKind.TUNNEL,
+    )
+
+
+def _below(link: Link, links: dict[int, Link]) -> list[Link]:
+    """The interfaces on which this one stands."""
+    below = [other for other in links.values() if other.master == link.index]
+    if link.kind in _STACKED and link.lower in links and link.lower != link.index:
+        below.append(links[link.lower])
+    return below
+
+
+def _rdma(link: Link, links: dict[int, Link], root: Path, depth: int = 0) -> bool:
+    if link.hardware_type == _INFINIBAND:
+        return True
+    device = _sysfs(link, root, "device")
+    if device is not None and (device / "infiniband").is_dir():
+        return True
+    return depth < _DEPTH_MAX and any(
+        _rdma(other, links, root, depth + 1) for other in _below(link, links)
+    )
+
+
+def _speed(link: Link, root: Path) -> int:
+    """Mbit/s; 0 where the driver has none to tell."""
+    path = _sysfs(link, root, "speed")
+    try:
+        speed = int(path.read_text()) if path is not None else 0
+    except (OSError, ValueError):
+        return 0
+    return speed if 0 < speed <= _SPEED_MBPS_MAX else 0
+
+
+def _sysfs(link: Link, root: Path, name: str) -> Path | None:
+    """A file of the interface, if there is one and it is this interface's: sysfs may show another
+    namespace, in which another one has its name."""
+    folder = root / "sys/class/net" / link.name
+    try:
+        if int((folder / "ifindex").read_text()) != link.index:
+            return None
+    except (OSError, ValueError):
+        return None
+    path = folder / name
+    return path if path.exists() else None

@@ -1,0 +1,1 @@
+"""What a node of a gang costs the coordinator: `./dev bench scale`."""

@@ -1,0 +1,86 @@
+"""Holds a rig, and takes it down when whoever made it is done, or dead.
+
+It stands outside of the rig's namespaces. Its standard input is a pipe from the maker: the line
+`keep` means that the rig outlives the maker, until this process is sent SIGTERM; the end of the
+pipe means the end. Should the keeper itself be killed, the rig's processes die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+INIT = Path(__file__).with_name("init.py")
+INTERPRETER = (sys.executable, "-I", "-S")
+EMPTY_S = 10.0
+
+
+def child_of(parent: int) -> int | None:
+    """The one child of a process, as this PID namespace numbers it; None where it has none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == parent:
+                return int(entry.name)
+    return None
+
+
+def remove_cgroups(top: Path) -> bool:
+    """Remove a tree of cgroups once its processes are gone; False where some are not."""
+    deadline = time.monotonic() + EMPTY_S
+    while top.exists():
+        for folder, _, _ in os.walk(top, topdown=False):
+            try:
+                os.rmdir(folder)
+            except OSError:
+                break
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def await_end() -> None:
+    """Until the maker closes the pipe or dies, or SIGTERM."""
+    if sys.stdin.readline() == "keep\n":
+        signal.pause()
+
+
+def main() -> None:
+    cgroups, folder = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--pid", "--mount-proc"]
+    hub = subprocess.Popen(
+        [*argv, "--fork", "--kill-child", *INTERPRETER, str(INIT)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert hub.stdout is not None
+    try:
+        if hub.stdout.readline() != b"ready\n":
+            sys.exit(1)
+        print(child_of(hub.pid), flush=True)
+        await_end()
+    finally:
+        # The first process of the hub returns when all below it are dead and reaped.
+        first = child_of(hub.pid)
+        if first is not None:
+            os.kill(first, signal.SIGKILL)
+        hub.wait()
+        if cgroups:
+            remove_cgroups(Path(cgroups))
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""A machine of the rig: what a node is to those that run on it, and the hand on its plug."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from examples.rig.keeper import INIT, INTERPRETER, child_of, remove_cgroups
+
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
+EXEC_S = 60.0
+START_S = 10.0
+NETWORK = "10.77.0"
+# No interface has it, so frames for it are lost without a word.
+NOWHERE = "02:00:00:00:00:01"
+DISK = "/etc"
+
+
+class RigError(Exception):
+    """A part of the rig did not do what it should; says which, and what was printed."""
+
+
+@dataclass
+class Machine:
+    """Own network, mount, UTS, IPC, PID and cgroup namespace; own /etc, /run, /sys, /proc.
+
+    Everything else of the file system is what the machine below has, like a shared one. `number`
+    makes its address. `hub` is process 1 of the rig's network. Raises RigError throughout.
+    """
+
+    name: str
+    number: int
+    hub: int
+    folder: Path
+    cgroup: Path | None = None
+    port_range: str = ""
+    pid: int | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _outbound: bool = True
+    _inbound: bool = True
+    _rate: str | None = None
+    _foreign: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"{NETWORK}.{self.number}"
+
+    # --- power ------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Make its disk: an /etc that is a copy, with its own names and ids."""
+        self.folder.mkdir(parents=True, mode=0o700)
+        shutil.copytree(DISK, self.disk(DISK), symlinks=True, ignore=_special_files)
+        self.write("/etc/hostname", f"{self.name}\n")
+        self.write("/etc/machine-id", f"{uuid.uuid4().hex}\n")
+        self.write(
+            "/etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{self.address} {self.name}\n"
+        )
+        # Nobody answers there, so a name that is not in /etc/hosts is unknown at once.
+        self.write("/etc/resolv.conf", "nameserver 127.0.0.1\n")
+
+    def boot(self) -> None:
+        """Switch it on: a new boot id, the same disk, an empty /run, nothing running."""
+        if self.pid is not None:
+            raise RigError(f"{self.name} is on")
+        (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
+        unshare = ["unshare", *NAMESPACES, "--mount-proc", "--fork", "--kill-child"]
+        init = [*INTERPRETER, str(INIT), self.name, str(self.folder), self.port_range]
+        argv = ["nsenter", "--target", str(self.hub), "--pid", "--", *unshare, *init]
+        log = self.folder / "boot.log"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                self._in_cgroup([*argv, "cgroups" if self._fresh_cgroup() else ""]),
+                env={**os.environ, "MUSTER_RIG": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            if said.readline() != b"ready\n":
+                self._process.wait()
+                raise RigError(f"{self.name} did not boot: {log.read_text().strip()}")
+        self.pid = child_of(child_of(self._process.pid) or 0)
+        if self.pid is None:
+            raise RigError(f"{self.name} died as it booted")
+        self._plug_in()
+
+    def power_off(self) -> None:
+        """As when its plug is pulled: every process is dead on return, and nobody is told."""
+        if self.pid is None or self._process is None:
+            raise RigError(f"{self.name} is off")
+        os.kill(self.pid, signal.SIGKILL)
+        self.forget()
+        # The kernel takes the pair away when it gets to it; a machine that boots needs the name.
+        with contextlib.suppress(RigError):
+            self._in_hub("ip", "link", "delete", self._port)
+
+    def forget(self) -> None:
+        """It has died, or is about to."""
+        if self._process is not None:
+            self._process.wait()
+        self.pid, self._process = None, None
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def enter(self, *argv: str) -> list[str]:
+        """What to run here for `argv` to run there, as root."""
+        return self._in_cgroup(["nsenter", "--target", str(self._on), *NAMESPACES, "--", *argv])
+
+    def exec(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command there and return what it printed."""
+        return run(self.enter(*argv), f"on {self.name}", check=check)
+
+    def disk(self, path: str) -> Path:
+        """Where a file of its disk lies here, be it on or off."""
+        return self.folder / path.lstrip("/") if path.startswith(DISK) else Path(path)
+
+    def read(self, path: str) -> str:
+        return self.disk(path).read_text()
+
+    def write(self, path: str, text: str) -> None:
+        """Replace a file of its disk, in place where it is there."""
+        target = self.disk(path)
+        if target.is_symlink():
+            target.unlink()
+        target.write_text(text)
+
+    def hosts(self) -> str:
+        """Its /etc/hosts."""
+        return self.read("/etc/hosts")
+
+    # --- network ----------------------------------------------------------------------------------
+
+    def cut(self, *, outbound: bool = True, inbound: bool = True) -> None:
+        """Lose what it sends, what it is sent, or both. Its link stays up: nobody is told."""
+        self._outbound, self._inbound = not outbound, not inbound
+        self._shape()
+
+    def cut_from(self, other: Machine) -> None:
+        """Lose what it sends to `other`; what `other` sends to it still comes."""
+        argv = ("ip", "neigh", "replace", other.address, "lladdr", NOWHERE, "dev", "eth0")
+        self._on_its_network(*argv, "nud", "permanent")
+
+    def slow(self, rate: str | None) -> None:
+        """No more than `rate` (as tc writes it, "10mbit") each way; None for no limit."""
+        self._rate = rate
+        self._shape()
+
+    def mend(self) -> None:
+        """End every cut; a limit of the rate stays."""
+        self._outbound = self._inbound = True
+        self._shape()
+        self._on_its_network("ip", "neigh", "flush", "nud", "permanent")
+
+    @property
+    def _port(self) -> str:
+        return f"port{self.number}"
+
+    @property
+    def _on(self) -> int:
+        if self.pid is None:
+            raise RigError(f"{self.name} is off")
+        return self.pid
+
+    def _plug_in(self) -> None:
+        pair = ("type", "veth", "peer", "name", "eth0", "netns", str(self._on))
+        self._in_hub("ip", "link", "add", self._port, *pair)
+        self._in_hub("ip", "link", "set", self._port, "master", "bridge", "up")
+        self._on_its_network("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
+        self._on_its_network("ip", "link", "set", "eth0", "up")
+        self._shape()
+
+    def _shape(self) -> None:
+        self._in_hub(*_qdisc(self._port, passes=self._inbound, rate=self._rate))
+        self._on_its_network(*_qdisc("eth0", passes=self._outbound, rate=self._rate))
+
+    def _on_its_network(self, *argv: str) -> None:
+        run(["nsenter", "--target", str(self._on), "--net", "--", *argv], f"on {self.name}")
+
+    def _in_hub(self, *argv: str) -> None:
+        run(["nsenter", "--target", str(self.hub), "--net", "--", *argv], f"for {self.name}")
+
+    # --- cgroup -----------------------------------------------------------------------------------
+
+    def _fresh_cgroup(self) -> bool:
+        """What an earlier boot left is gone, as it would be."""
+        if self.cgroup is None:
+            return False
+        remove_cgroups(self.cgroup)
+        self.cgroup.mkdir()
+        return True
+
+    def _in_cgroup(self, argv: list[str]) -> list[str]:
+        """`argv`, run in the machine's cgroup: entering the namespace moves nobody into it."""
+        if self.cgroup is None:
+            return argv
+        script = 'echo 0 > "$0" && exec "$@"'
+        return ["sh", "-c", script, str(self.cgroup / "cgroup.procs"), *argv]
+
+
+def _qdisc(device: str, *, passes: bool, rate: str | None) -> tuple[str, ...]:
+    """Not nftables: these two are in every kernel that has veth, and need no tool of their own."""
+    replace = ("tc", "qdisc", "replace", "dev", device, "root")
+    if not passes:
+        return (*replace, "blackhole")
+    if rate is not None:
+        return (*replace, "tbf", "rate", rate, "burst", "64kb", "latency", "200ms")
+    return (*replace, "noqueue")
+
+
+def _special_files(folder: str, names: list[str]) -> set[str]:
+    """Sockets and pipes, which no copy can be made of."""
+    paths = ((name, Path(folder, name)) for name in names)
+    return {n for n, p in paths if not (p.is_symlink() or p.is_file() or p.is_dir())}
+
+
+def run(argv: list[str], where: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command and return what it printed. Raises RigError."""
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=EXEC_S,
+        start_new_session=True,
+    )
+    if check and done.returncode != 0:
+        command = " ".join(argv[argv.index("--") + 1 :] if "--" in argv else argv)
+        raise RigError(f"{command} {where}: exit {done.returncode}: {done.stderr.strip()}")
+    return done
+
+
+def pid_inside(process: subprocess.Popen[bytes]) -> int:
+    """The process that `Machine.enter` started, seen from here. Raises RigError."""
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        pid = child_of(process.pid)
+        if pid is not None:
+            return pid
+        time.sleep(0.001)
+    raise RigError(f"process {process.pid} has ended, or runs nothing")

@@ -1,0 +1,165 @@
+"""Machines in namespaces on a private bridge, for what one machine's loopback cannot show.
+
+    with Rig(tmp_path / "rig") as rig:
+        a, b = rig.add("node-1"), rig.add("node-2")
+        a.exec("ping", "-c1", b.address)
+        b.power_off()
+
+Needs root, util-linux, iproute2 and, for a cluster on it, openssl. Nothing is made in the network
+namespace of whoever makes it, and nothing is left when it ends, or is killed: see keeper.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from agent.shim.cgroup import own_cgroup
+from examples.rig import keeper
+from examples.rig.machine import NETWORK, Machine, RigError, run
+
+TOOLS = ("ip", "mount", "nsenter", "openssl", "setpriv", "tc", "umount", "unshare")
+USER = 1
+FIRST_NODE = 11
+
+
+def missing() -> str:
+    """Why there can be no rig here, as a sentence; "" where there can."""
+    if os.geteuid() != 0:
+        return "machines in namespaces need the superuser: run this as root"
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"{', '.join(absent)} missing: install iproute2, util-linux and openssl"
+    probe = subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], check=False)
+    return "" if probe.returncode == 0 else "this machine does not let root make namespaces"
+
+
+class Rig:
+    """A bridge with machines on it. The one who looks on has the address `user`.
+
+    `root` holds the disks of the machines; the folder `remove` goes when the rig does.
+    """
+
+    user = f"{NETWORK}.{USER}"
+
+    def __init__(self, root: Path, *, remove: Path | None = None) -> None:
+        """Raises RigError."""
+        self.root = root
+        self.machines: dict[str, Machine] = {}
+        self._numbers = itertools.count(FIRST_NODE)
+        self._cgroup = _make_cgroup(root)
+        root.mkdir(parents=True, exist_ok=True)
+        log = root / "rig.log"
+        with log.open("ab") as out:
+            self._keeper = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", "-S", keeper.__file__),
+                    str(self._cgroup or ""),
+                    str(remove or ""),
+                ],
+                env={**os.environ, "MUSTER_RIG": str(root)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,
+            )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as said:
+            pid = said.readline().decode().strip()
+        if not pid.isdecimal():
+            raise RigError(f"the rig's own namespaces could not be made: {log.read_text()}")
+        self.hub = int(pid)
+        self._in_hub("ip", "link", "add", "bridge", "type", "bridge")
+        self._in_hub("ip", "address", "add", f"{self.user}/24", "dev", "bridge")
+        self._in_hub("ip", "link", "set", "bridge", "up")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def keeper(self) -> int:
+        """The process that a SIGTERM ends together with the rig."""
+        return self._keeper.pid
+
+    def add(self, name: str, *, number: int | None = None, port_range: str = "") -> Machine:
+        """A machine that is on. `port_range` is its ip_local_port_range, "32768 60999"."""
+        machine = Machine(
+            name,
+            next(self._numbers) if number is None else number,
+            self.hub,
+            self.root / name,
+            None if self._cgroup is None else self._cgroup / name,
+            port_range,
+        )
+        machine.install()
+        machine.boot()
+        self.machines[name] = machine
+        return machine
+
+    def enter(self, *argv: str) -> list[str]:
+        """What to run for `argv` to run here, but on the rig's network."""
+        return ["nsenter", "--target", str(self.hub), "--net", "--", *argv]
+
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Sockets that this thread makes inside are on the rig's network."""
+        with open("/proc/thread-self/ns/net") as here, open(f"/proc/{self.hub}/ns/net") as there:
+            _setns(there.fileno())
+            try:
+                yield
+            finally:
+                _setns(here.fileno())
+
+    def stop(self) -> None:
+        """Everything of it is gone on return, but for what `root` holds."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        for machine in self.machines.values():
+            machine.forget()
+
+    def keep(self) -> None:
+        """Let it outlive this process, until its keeper is sent SIGTERM."""
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.write(b"keep\n")
+        self._keeper.stdin.flush()
+
+    def _in_hub(self, *argv: str) -> None:
+        run(self.enter(*argv), "for the rig")
+
+
+def cgroup_name(root: Path) -> str:
+    """Two rigs never collide, as two never share a folder."""
+    return f"muster-rig-{hashlib.sha256(bytes(root.resolve())).hexdigest()[:12]}"
+
+
+def _make_cgroup(root: Path) -> Path | None:
+    """A cgroup for the machines'; None where there is no cgroup v2 to write."""
+    own = own_cgroup()
+    if own is None:
+        return None
+    made = Path(own, cgroup_name(root))
+    try:
+        made.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return made
+
+
+def _setns(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, 0) != 0:
+        number = ctypes.get_errno()
+        raise RigError(f"the rig's network cannot be entered: {os.strerror(number)}")

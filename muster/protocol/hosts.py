@@ -1,0 +1,301 @@
+"""The host table of a gang: which names may be in it, and how it stands in a hosts file.
+
+A hosts file is bytes, and what is not ours is kept byte for byte, whatever it is. Every line of a
+block says by itself that it is ours, so that neither a lost marker nor a line which somebody has
+put between two of ours ever leads to another one's line being taken for ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Table = Sequence[tuple[str, str]]
+"""Pairs of a name and an IP address, in node-rank order. An address may have several names."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+NAME_CHARS_MAX: Final = 253
+# The names of a hosts file are looked up whatever their case; an underscore is no valid host name,
+# and on many machines in use.
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+_LOCAL: Final = re.compile(r"(.*\.)?localhost(\..*)?|ip6-.*|broadcasthost", re.IGNORECASE)
+
+_LEASE: Final = rb"([1-9][0-9]{0,17}\.[1-9][0-9]{0,8})"
+_BEGIN: Final = re.compile(rb"# BEGIN muster " + _LEASE + rb" \(by muster-agent[^\n]*\)\r?\n?")
+_END: Final = re.compile(rb"# END muster " + _LEASE + rb"\r?\n?")
+_ENTRY: Final = re.compile(
+    rb"([0-9a-f.:]+)\t([A-Za-z0-9._-]+(?: [A-Za-z0-9._-]+)*)\t# muster " + _LEASE + rb"\r?\n?"
+)
+_NO_END: Final = b"; the line before it had no end"
+
+
+class BadHost(ValueError):
+    """A name or an address that must not get into a hosts file; the message says which and why."""
+
+
+def check_name(text: str) -> None:
+    """Accept a name that a hosts file can hold and that means no machine already. Raises
+    BadHost."""
+    labels = text.split(".")
+    if len(text) > NAME_CHARS_MAX or not all(_NAME.fullmatch(label) for label in labels):
+        raise BadHost(
+            f"{text[:80]!r} is not a usable host name: letters, digits, '-' and '_' in parts of at "
+            "most 63 characters joined by '.'"
+        )
+    if _LOCAL.fullmatch(text):
+        raise BadHost(f"{text!r} means this machine on every machine")
+    if labels[-1].isdecimal():
+        raise BadHost(f"{text!r} would be read as an address")
+
+
+def usable_name(text: str) -> bool:
+    """Whether `check_name` accepts it."""
+    try:
+        check_name(text)
+    except BadHost:
+        return False
+    return True
+
+
+def breaks_line(text: str) -> bool:
+    """Whether this could end a line or a word of a hosts file, or begin a comment there."""
+    return not text.isascii() or not text.isprintable() or " " in text or "#" in text
+
+
+def check_address(text: str) -> Address:
+    """Accept the address of one machine, as text without a zone. Raises BadHost."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise BadHost(f"{text[:80]!r} is not an IPv4 or IPv6 address") from None
+    zoned = isinstance(address, ipaddress.IPv6Address) and (
+        address.is_link_local or address.scope_id is not None
+    )
+    if address.is_unspecified or address.is_multicast or zoned:
+        raise BadHost(f"{text[:80]!r} is not an address at which a peer can reach a node")
+    return address
+
+
+def table_problems(table: Table) -> list[str]:
+    """Everything that is wrong with a host table, a sentence each."""
+    problems: list[str] = []
+    known: dict[str, str] = {}
+    for name, address in table:
+        try:
+            check_name(name)
+            check_address(address)
+        except BadHost as error:
+            problems.append(str(error))
+            continue
+        other = known.setdefault(name.lower(), address)
+        if other != address:
+            problems.append(f"{name!r} has the addresses {other} and {address}")
+    return problems
+
+
+def lease_of(job: int, attempt: int) -> str:
+    """What a block belongs to, as `42.1`."""
+    return f"{job}.{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A hosts file taken apart: `foreign` is all that is not ours, `entries` what each lease has,
+    in the order of the file."""
+
+    foreign: bytes
+    entries: dict[str, list[tuple[str, tuple[str, ...]]]]
+
+
+def parse(text: bytes) -> Parts:
+    """Tell our lines from others'. Anything that is not exactly a line of ours is not ours."""
+    foreign: list[bytes] = []
+    entries: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    added_end = False  # the line end before what comes is ours
+    for line in _lines(text):
+        if (begin := _BEGIN.fullmatch(line)) is not None:
+            entries.setdefault(begin[1].decode(), [])
+            added_end = added_end or _NO_END in line
+        elif (entry := _ENTRY.fullmatch(line)) is not None:
+            names = tuple(entry[2].decode().split(" "))
+            entries.setdefault(entry[3].decode(), []).append((entry[1].decode(), names))
+        elif (end := _END.fullmatch(line)) is not None:
+            entries.setdefault(end[1].decode(), [])
+        else:
+            # What somebody has added since needs that line end.
+            added_end = False
+            foreign.append(line)
+    if added_end and foreign and foreign[-1].endswith(b"\n"):
+        foreign[-1] = foreign[-1][:-1]
+    return Parts(b"".join(foreign), entries)
+
+
+def with_block(text: bytes, lease: str, table: Table) -> bytes:
+    """`text` with the block of `lease`, in place of an earlier one of that lease. Blocks stand at
+    the end: what the machine's owner has written comes first and keeps its meaning."""
+    parts = parse(text)
+    entries = {name: lines for name, lines in parts.entries.items() if name != lease}
+    return _render(Parts(parts.foreign, {**entries, lease: _grouped(table)}))
+
+
+def without_blocks(text: bytes, alive: Collection[str]) -> bytes:
+    """`text` without the blocks of leases that are not among `alive`."""
+    parts = parse(text)
+    kept = {lease: lines for lease, lines in parts.entries.items() if lease in alive}
+    if len(kept) == len(parts.entries):
+        return text
+    return _render(Parts(parts.foreign, kept))
+
+
+def merge(base: bytes, theirs: bytes, mine: bytes) -> bytes:
+    """`mine`, with whatever another writer made of `base`: lines it added and lines it removed.
+    Our blocks are those of `mine`."""
+    parts = parse(mine)
+    old, new = parse(base).foreign, parse(theirs).foreign
+    if parts.foreign == old:
+        return _render(Parts(new, parts.entries))
+    if new in (old, parts.foreign):
+        return mine
+    was, they, we = (_lines(_ended(part)) for part in (old, new, parts.foreign))
+    # A line that both have added was added once: what is merged again stays as it is.
+    added = (Counter(they) - Counter(was)) - (Counter(we) - Counter(was))
+    removed = Counter(was) - Counter(they)
+    kept = [line for line in we if not _taken(removed, line)]
+    fresh = [line for line in they if _taken(added, line)]
+    return _render(Parts(b"".join([*kept, *fresh]), parts.entries))
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A name of a table that leads elsewhere: in line `line` (from 1) of the file, or, where
+    `lease` is set, in the block of another attempt."""
+
+    name: str
+    found: str
+    wanted: str
+    line: int = 0
+    lease: str = ""
+
+
+def conflicts(text: bytes, lease: str, table: Table) -> list[Conflict]:
+    """Where names of the table have another address. A name that has the right one, too, and on
+    the lines of one owner, is none: its node has several addresses."""
+    wanted = {name.lower(): (name, address) for name, address in table}
+    found: list[Conflict] = []
+    for name, lines in _by_name(_foreign_lines(text)).items():
+        if name in wanted:
+            shown, address = wanted[name]
+            if not any(_same(other, address) for _, other in lines):
+                found += [Conflict(shown, other, address, line=at) for at, other in lines]
+    for other_lease, entries in parse(text).entries.items():
+        if other_lease == lease:
+            continue
+        for other, names in entries:
+            for name in names:
+                shown, address = wanted.get(name.lower(), (name, other))
+                if not _same(other, address):
+                    found.append(Conflict(shown, other, address, lease=other_lease))
+    return found
+
+
+def without_names(text: bytes, names: Iterable[str]) -> bytes:
+    """`text` without its lines' claims to these names: for a copy that only one job sees."""
+    unwanted = {name.lower().encode() for name in names}
+    kept = []
+    for line in _lines(text):
+        words = line.partition(b"#")[0].split()
+        others = [word for word in words[1:] if word.lower() not in unwanted]
+        if len(others) == len(words[1:]):
+            kept.append(line)
+        elif others:
+            kept.append(b"\t".join([words[0], b" ".join(others)]) + b"\n")
+    return b"".join(kept)
+
+
+def _render(parts: Parts) -> bytes:
+    """Foreign bytes, then the blocks."""
+    rendered = [parts.foreign]
+    note = b""
+    if parts.entries and parts.foreign and not parts.foreign.endswith(b"\n"):
+        rendered.append(b"\n")
+        note = _NO_END
+    for lease, entries in parts.entries.items():
+        rendered.append(_block(lease, entries, note))
+        note = b""
+    return b"".join(rendered)
+
+
+def _block(lease: str, entries: Iterable[tuple[str, tuple[str, ...]]], note: bytes) -> bytes:
+    job, _, attempt = lease.partition(".")
+    who = f"by muster-agent: the nodes of job {job}, attempt {attempt}, until it ends"
+    lines = [f"{address}\t{' '.join(names)}\t# muster {lease}\n" for address, names in entries]
+    return b"".join(
+        [
+            f"# BEGIN muster {lease} ({who}".encode() + note + b")\n",
+            *(line.encode() for line in lines),
+            f"# END muster {lease}\n".encode(),
+        ]
+    )
+
+
+def _grouped(table: Table) -> list[tuple[str, tuple[str, ...]]]:
+    """Names by address, in order. Raises BadHost: no other text gets into a file."""
+    problems = table_problems(table)
+    if problems:
+        raise BadHost("; ".join(problems))
+    found: dict[str, list[str]] = {}
+    for name, address in table:
+        names = found.setdefault(str(check_address(address)), [])
+        if name not in names:
+            names.append(name)
+    return [(address, tuple(names)) for address, names in found.items()]
+
+
+def _lines(text: bytes) -> list[bytes]:
+    """With their ends; only a newline ends a line, as for the C library."""
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def _ended(text: bytes) -> bytes:
+    return text + b"\n" if text and not text.endswith(b"\n") else text
+
+
+def _taken(counter: Counter[bytes], line: bytes) -> bool:
+    if counter[line] <= 0:
+        return False
+    counter[line] -= 1
+    return True
+
+
+def _foreign_lines(text: bytes) -> Iterator[tuple[int, str, list[str]]]:
+    """Number, address and names of the lines that are not ours and mean something."""
+    for number, line in enumerate(_lines(text), 1):
+        if _ENTRY.fullmatch(line) is not None:
+            continue
+        words = line.partition(b"#")[0].decode(errors="replace").split()
+        if len(words) > 1:
+            yield number, words[0], words[1:]
+
+
+def _by_name(
+    lines: Iterable[tuple[int, str, list[str]]],
+) -> dict[str, list[tuple[int, str]]]:
+    found: dict[str, list[tuple[int, str]]] = {}
+    for number, address, names in lines:
+        for name in names:
+            found.setdefault(name.lower(), []).append((number, address))
+    return found
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return ipaddress.ip_address(one) == ipaddress.ip_address(other)
+    except ValueError:
+        return False

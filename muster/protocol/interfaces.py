@@ -1,0 +1,95 @@
+"""A node's network interfaces, as its agent reports them."""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+from typing import Final
+
+import msgspec
+
+INTERFACES_MAX: Final = 64
+ADDRESSES_MAX: Final = 16
+
+# What the kernel allows, less what would end a word in NCCL's and gloo's variables.
+_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
+_PREFIX: Final = re.compile(r"/[0-9]{1,3}")
+
+
+class InterfaceKind(enum.Enum):
+    """What an interface leads to.
+
+    BRIDGE: one with a hardware port, hence a network. VIRTUAL: ends on its own machine, as the
+    bridges of docker and libvirt do. VETH: a container's way out. VLAN: any share of another one.
+    """
+
+    INFINIBAND = "infiniband"
+    ETHERNET = "ethernet"
+    BOND = "bond"
+    VLAN = "vlan"
+    BRIDGE = "bridge"
+    VETH = "veth"
+    TUNNEL = "tunnel"
+    VIRTUAL = "virtual"
+    LOOPBACK = "loopback"
+
+
+class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One interface that has an address.
+
+    `addresses` are written with their prefix length (10.0.0.5/16), the primary ones first;
+    link-local ones are left out. `rdma`: an RDMA device stands behind it. `speed_mbps` is 0 where
+    the driver does not say. `pinned`: the node's own configuration names it as the one to use.
+    """
+
+    name: str
+    kind: InterfaceKind
+    addresses: tuple[str, ...]
+    running: bool = True
+    rdma: bool = False
+    mtu: int = 0
+    speed_mbps: int = 0
+    pinned: bool = False
+
+
+def problem(interfaces: tuple[Interface, ...]) -> str | None:
+    """What cannot be taken over of a report, a sentence without its end; None if all can.
+
+    Names and addresses end up in environments and in hosts files.
+    """
+    if len(interfaces) > INTERFACES_MAX:
+        return f"{len(interfaces)} interfaces are more than {INTERFACES_MAX}"
+    for interface in interfaces:
+        if not usable_name(interface.name) and not (interface.pinned and not interface.name):
+            return f"{interface.name[:40]!r} is not the name of an interface"
+        if len(interface.addresses) > ADDRESSES_MAX:
+            return f"{interface.name} has more than {ADDRESSES_MAX} addresses"
+        for address in interface.addresses:
+            if not usable_address(address):
+                return f"{interface.name} has {address[:60]!r}, at which no peer can reach it"
+    return None
+
+
+def usable_name(name: str) -> bool:
+    """Whether this may name an interface in an environment variable."""
+    return _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def usable_address(text: str) -> bool:
+    """Whether this is an address with a prefix length that a peer could connect to."""
+    try:
+        found = ipaddress.ip_interface(text)
+    except ValueError:
+        return False
+    if _PREFIX.fullmatch(text[text.find("/") :]) is None or "%" in text:
+        return False
+    return not (found.ip.is_unspecified or found.ip.is_multicast or found.ip.is_link_local)
+
+
+class Endpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one node of a gang is reached; `interface` is "" where no interface has the address."""
+
+    node: str
+    address: str
+    interface: str = ""

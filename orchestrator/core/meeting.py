@@ -1,0 +1,66 @@
+"""Where a gang meets: an endpoint for each node, the launcher's address and a port of its own."""
+
+from __future__ import annotations
+
+from muster.protocol.interfaces import Endpoint
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from orchestrator.core.facts import AttemptArranged
+from orchestrator.core.network import Apart, choose
+from orchestrator.core.state import Attempt, Node, State, Task
+
+
+def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
+    """The plan of a gang that stands ready, or why there can be none."""
+    nodes = [state.nodes[task.node] for task in attempt.tasks]
+    endpoints, network = tuple(own_endpoint(task) for task in attempt.tasks), ""
+    if all(node.inventory.interfaces for node in nodes):
+        found = choose(nodes, state.networks)
+        if isinstance(found, Apart):
+            return _refused(found.text, found.odd)
+        endpoints, network = found.endpoints, found.text
+    launcher = attempt.tasks[0]
+    taken = state.ports.get(nodes[0].inventory.machine_id, set())
+    offered = () if launcher.prepared is None else launcher.prepared.ports
+    port = next((port for port in offered if port not in taken), None)
+    if port is None:
+        text = f"{launcher.node} has no free port left in its range for the rendezvous"
+        return _refused(text, launcher.node)
+    return AttemptArranged(
+        attempt.job, attempt.number, endpoints[0].address, port, endpoints, network
+    )
+
+
+def endpoint(attempt: Attempt, task: Task) -> Endpoint:
+    """Where a task's node is reached in this gang."""
+    if task.endpoint is not None:
+        return task.endpoint
+    if task.rank < len(attempt.endpoints):
+        return attempt.endpoints[task.rank]
+    return own_endpoint(task)
+
+
+def endpoint_of_joining(state: State, attempt: Attempt, node: Node) -> Endpoint | Cause | None:
+    """Where a node would be reached in a gang that runs; None: where its agent says. A Cause: it
+    is not on the network of the others."""
+    nodes = [*(state.nodes[task.node] for task in attempt.present), node]
+    if not all(other.inventory.interfaces for other in nodes):
+        return None
+    found = choose(nodes, state.networks)
+    if isinstance(found, Apart):
+        return _refused(found.text, found.odd)
+    if found.endpoints[0].address != attempt.master_addr:
+        return _refused(f"{node.name} is not on {attempt.network}", node.name)
+    return found.endpoints[-1]
+
+
+def own_endpoint(task: Task) -> Endpoint:
+    """Of an agent that does not report its interfaces: what it calls its address."""
+    if task.prepared is None:
+        raise AssertionError(f"task {task.id} is arranged before it is prepared")
+    return Endpoint(task.node, task.prepared.address, task.prepared.interface)
+
+
+def _refused(text: str, node: str | None) -> Cause:
+    return Cause(
+        CauseCode.ARRANGE_FAILED, Outcome.INFRA, text, node=node, node_fault=node is not None
+    )

@@ -1,0 +1,323 @@
+"""One network for a gang: from what every node has, the best that all of them share."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from muster.protocol.ids import NodeName
+from muster.protocol.interfaces import (
+    Endpoint,
+    Interface,
+    InterfaceKind,
+    usable_address,
+    usable_name,
+)
+from orchestrator.core.state import Node
+
+Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_INFINIBAND, _ROCE, _ETHERNET, _VETH, _TUNNEL, _NEVER = range(6)
+_RANKS: Final = {
+    InterfaceKind.INFINIBAND: _INFINIBAND,
+    InterfaceKind.ETHERNET: _ETHERNET,
+    InterfaceKind.BOND: _ETHERNET,
+    InterfaceKind.VLAN: _ETHERNET,
+    InterfaceKind.BRIDGE: _ETHERNET,
+    InterfaceKind.VETH: _VETH,
+    InterfaceKind.TUNNEL: _TUNNEL,
+    InterfaceKind.VIRTUAL: _NEVER,
+    InterfaceKind.LOOPBACK: _NEVER,
+}
+_WORDS: Final = {
+    _INFINIBAND: "InfiniBand",
+    _ROCE: "RoCE",
+    _ETHERNET: "Ethernet",
+    _VETH: "veth",
+    _TUNNEL: "tunnel",
+    _NEVER: "not a network of its own",
+}
+_NODES_TOLD: Final = 4
+_ADDRESSES_TOLD: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The network of a gang: an endpoint a node, in node-rank order, and a line that says why."""
+
+    endpoints: tuple[Endpoint, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """There is none. `odd` is the one node without which there were, if it is only one."""
+
+    text: str
+    odd: NodeName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One address of one node; the lower `rank`, the better the network."""
+
+    subnet: Subnet
+    address: str
+    interface: str
+    kind: InterfaceKind
+    rank: int
+    speed_mbps: int
+    running: bool
+    pinned: bool
+
+    @property
+    def order(self) -> tuple[int, int, int, int, str]:
+        """Of several of one node the least is taken; eth2 comes before eth10."""
+        name = self.interface
+        return (self.rank, -self.speed_mbps, self.subnet.version, len(name), name)
+
+
+def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apart:
+    """The network of a gang whose nodes have reported their interfaces.
+
+    `networks` are interface names and CIDRs that an operator allows, the best first. What an
+    agent's own configuration pins comes before both.
+    """
+    doubled: set[str] = set()
+    for entry in networks or (None,):
+        allowed = [_allowed(node, entry) for node in nodes]
+        found = _shared(nodes, allowed, doubled)
+        named = entry is not None or all(_pinned(node) for node in nodes)
+        if found is None and named:
+            # Whoever names addresses of several subnets says that there is a way between them.
+            found = _routed(nodes, allowed, doubled)
+        if found is not None:
+            return Common(_endpoints(nodes, found), _why(nodes, found, entry))
+    if len({_host(node) for node in nodes}) == 1:
+        loopback = [[p for p in _of(node) if p.kind is InterfaceKind.LOOPBACK] for node in nodes]
+        found = _shared(nodes, loopback, doubled)
+        if found is not None and not networks:
+            return Common(_endpoints(nodes, found), _why(nodes, found, None))
+    return Apart(_told(nodes, networks, doubled), _odd(nodes, networks))
+
+
+def reachable_gang(
+    nodes: Sequence[Node], size: int, networks: Sequence[str] = ()
+) -> tuple[Node, ...] | None:
+    """The first `size` of `nodes` that share a network, those that come earlier first; None where
+    no so many do."""
+    first = tuple(nodes[:size])
+    if len(first) < size or agree(first, networks):
+        return first if len(first) == size else None
+    groups: dict[object, list[Node]] = {}
+    for node in nodes:
+        for key in _keys(node, networks):
+            group = groups.setdefault(key, [])
+            if len(group) < size:
+                group.append(node)
+    for group in groups.values():
+        if len(group) == size and agree(group, networks):
+            return tuple(group)
+    return None
+
+
+def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
+    """Whether these nodes have a network in common, as far as is known."""
+    if any(not node.inventory.interfaces for node in nodes):
+        return True
+    return isinstance(choose(nodes, networks), Common)
+
+
+def _keys(node: Node, networks: Sequence[str]) -> set[object]:
+    """What a node can have in common with others."""
+    if not node.inventory.interfaces:
+        return {"unknown"}
+    found: set[object] = {"pinned"} if _pinned(node) else set()
+    for entry in networks or (None,):
+        allowed = _allowed(node, entry)
+        found |= {place.subnet for place in allowed}
+        if entry is not None and allowed:
+            found.add(entry)
+    return found
+
+
+@lru_cache(maxsize=16_384)
+def _places(interfaces: tuple[Interface, ...]) -> tuple[_Place, ...]:
+    """Every usable address, the best first; what cannot be read is left out."""
+    found = [
+        _Place(
+            subnet=ipaddress.ip_interface(text).network,
+            address=text.partition("/")[0],
+            interface=interface.name,
+            kind=interface.kind,
+            rank=_rank(interface),
+            speed_mbps=interface.speed_mbps,
+            running=interface.running,
+            pinned=interface.pinned,
+        )
+        for interface in interfaces
+        if usable_name(interface.name) or (interface.pinned and not interface.name)
+        for text in interface.addresses
+        if usable_address(text)
+    ]
+    return tuple(sorted(found, key=lambda place: place.order))
+
+
+def _rank(interface: Interface) -> int:
+    rank = _RANKS[interface.kind]
+    return _ROCE if interface.rdma and rank == _ETHERNET else rank
+
+
+def _of(node: Node) -> tuple[_Place, ...]:
+    return _places(node.inventory.interfaces)
+
+
+def _pinned(node: Node) -> bool:
+    """Also by an interface that has no address any more: no other one takes its place."""
+    return any(interface.pinned for interface in node.inventory.interfaces)
+
+
+def _allowed(node: Node, entry: str | None) -> list[_Place]:
+    """Those of a node's addresses that may be used: what it pins, what the entry of the operator's
+    list names, or else all but what ends on its own machine."""
+    places = _of(node)
+    if _pinned(node):
+        return [place for place in places if place.pinned]
+    if entry is None:
+        return [place for place in places if place.rank != _NEVER and place.running]
+    subnet = cidr(entry)
+    running = [place for place in places if place.running]
+    if subnet is None:
+        return [place for place in running if place.interface == entry]
+    return [place for place in running if ipaddress.ip_address(place.address) in subnet]
+
+
+def cidr(entry: str) -> Subnet | None:
+    """The network that an entry of `networks` writes; None where it is an interface's name."""
+    try:
+        return ipaddress.ip_network(entry)
+    except ValueError:
+        return None
+
+
+def _shared(
+    nodes: Sequence[Node], allowed: Sequence[Sequence[_Place]], doubled: set[str]
+) -> list[_Place] | None:
+    """One address a node, all of one subnet: the best such."""
+    # The first of each node is its best: `allowed` is in order.
+    by_subnet = [{place.subnet: place for place in reversed(some)} for some in allowed]
+    common = set(by_subnet[0]).intersection(*by_subnet[1:])
+    found = [[mine[subnet] for mine in by_subnet] for subnet in common]
+    usable = [gang for gang in found if not _doubled(nodes, gang, doubled)]
+    return min(usable, key=_gang_order, default=None)
+
+
+def _routed(
+    nodes: Sequence[Node], allowed: Sequence[Sequence[_Place]], doubled: set[str]
+) -> list[_Place] | None:
+    """One address a node, all of one family."""
+    for version in (4, 6):
+        some = [[p for p in mine if p.subnet.version == version] for mine in allowed]
+        if all(some):
+            gang = [mine[0] for mine in some]
+            if not _doubled(nodes, gang, doubled):
+                return gang
+    return None
+
+
+def _gang_order(gang: Sequence[_Place]) -> tuple[int, int, int, int, str, str]:
+    """A gang is as good as its worst member."""
+    name = gang[0].interface
+    return (
+        max(place.rank for place in gang),
+        -min(place.speed_mbps for place in gang),
+        gang[0].subnet.version,
+        len(name),
+        name,
+        str(gang[0].subnet),
+    )
+
+
+def _doubled(nodes: Sequence[Node], gang: Sequence[_Place], doubled: set[str]) -> bool:
+    """Whether two machines say that they have the same address: such a network is not one."""
+    owners: dict[str, Node] = {}
+    for node, place in zip(nodes, gang, strict=True):
+        other = owners.setdefault(place.address, node)
+        if _host(other) != _host(node):
+            doubled.add(f"{other.name} and {node.name} both have {place.address}")
+            return True
+    return False
+
+
+def _host(node: Node) -> str:
+    """Names a machine. Clones of an image have one machine id: only agents that say that they share
+    their machine are believed to."""
+    inventory = node.inventory
+    return f"machine {inventory.machine_id}" if inventory.shared_host else node.name
+
+
+def _endpoints(nodes: Sequence[Node], gang: Sequence[_Place]) -> tuple[Endpoint, ...]:
+    return tuple(
+        Endpoint(node.name, place.address, place.interface)
+        for node, place in zip(nodes, gang, strict=True)
+    )
+
+
+def _why(nodes: Sequence[Node], gang: Sequence[_Place], entry: str | None) -> str:
+    subnets = {place.subnet for place in gang}
+    where = str(gang[0].subnet) if len(subnets) == 1 else f"{len(subnets)} subnets"
+    names = sorted({place.interface for place in gang if place.interface})
+    on = f" on {', '.join(names[:_NODES_TOLD])}" if names else ""
+    if all(place.pinned for place in gang):
+        return f"{where}{on}, as the agents' configuration says"
+    if entry is not None:
+        return f"{where}{on}, as `networks` says ({entry})"
+    if gang[0].kind is InterfaceKind.LOOPBACK:
+        return f"{where}{on}, as all of it is on one machine"
+    speed = min(place.speed_mbps for place in gang)
+    what = _WORDS[max(place.rank for place in gang)]
+    what += f", {speed / 1000:g} Gbit/s" if speed else ""
+    best = f", the best that all {len(nodes)} nodes share" if len(nodes) > 1 else ""
+    return f"{where}{on} ({what}){best}"
+
+
+def _told(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> str:
+    has = [f"{node.name} has {_addresses(node)}" for node in nodes[:_NODES_TOLD]]
+    if len(nodes) > _NODES_TOLD:
+        has.append(f"and {len(nodes) - _NODES_TOLD} more")
+    among = f" among `networks` ({', '.join(networks)})" if networks else ""
+    twice = f"; {', '.join(sorted(doubled)[:_NODES_TOLD])}" if doubled else ""
+    return (
+        f"its nodes share no network{among}: {'; '.join(has)}{twice}; connect them, or name in "
+        "`networks` of the coordinator's configuration one over which they reach each other"
+    )
+
+
+def _addresses(node: Node) -> str:
+    told = []
+    for interface in node.inventory.interfaces:
+        if interface.kind is InterfaceKind.LOOPBACK and not interface.pinned:
+            continue
+        notes = [] if interface.running else ["down"]
+        if interface.kind is InterfaceKind.VIRTUAL and interface.addresses:
+            notes.append("ends on this machine")
+        if interface.pinned:
+            notes.append("named in its configuration")
+        note = f" ({', '.join(notes)})" if notes else ""
+        some = " ".join(interface.addresses) or "without an address"
+        told.append(f"{interface.name} {some}{note}".lstrip())
+    more = len(told) - _ADDRESSES_TOLD
+    return ", ".join(told[:_ADDRESSES_TOLD] + ([f"and {more} more"] if more > 0 else [])) or "none"
+
+
+def _odd(nodes: Sequence[Node], networks: Sequence[str]) -> NodeName | None:
+    """With three nodes or more the one that has nothing of what all the others share."""
+    if len(nodes) < 3:
+        return None
+    for place, node in enumerate(nodes):
+        if agree([*nodes[:place], *nodes[place + 1 :]], networks):
+            return node.name
+    return None
