@@ -42,6 +42,18 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"ports.last ({self.last}) is below ports.first ({self.first})")
 
 
+class Hosts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the nodes of a gang get names here; `auto` is `file` for an agent that is root and has
+    its machine for itself, and else `off`."""
+
+    mode: Literal["auto", "file", "private", "off"] = "auto"
+    file: Path = Path("/etc/hosts")
+
+    def __post_init__(self) -> None:
+        if not self.file.is_absolute():
+            raise ValueError(f"hosts.file {self.file} is no absolute path")
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent."""
 
@@ -57,6 +69,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     python: Path = Path(sys.executable)
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
     ports: Ports = Ports()
+    hosts: Hosts = Hosts()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
@@ -67,6 +80,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_url(self.coordinator)
         if self.address is not None:
             _check_address(self.address)
+        if self.hosts.mode == "file" and self.shared_host:
+            raise ValueError(
+                "hosts.mode is file and shared_host is true: the agents of one machine would write "
+                "the same file; use private or off"
+            )
         if self.run_as == "root" and not self.allow_root_jobs:
             raise ValueError("run_as is root, but allow_root_jobs is false: name another user")
 

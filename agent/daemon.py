@@ -38,6 +38,7 @@ from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.turn import turn
 from agent.dial import Dialer
 from agent.folders import Folders, Owner, owner_named
+from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
@@ -98,7 +99,8 @@ class Agent:
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
         """Serve until `stop`; jobs run on. Raises DaemonError."""
         config, identity = self._config, self._state.identity
-        folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner)
+        hosts_file = config.hosts.file if mode_of(config) == "private" else None
+        folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
         async with self._dialer, TaskOwner("agent") as owner:
             self._tasks = Tasks(
                 folders,
@@ -109,12 +111,14 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
-            self._network = Network(self._inbox.post, owner)
+            hosts = Hosts(config, folders.hosts_file)
+            self._network = Network(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             try:
                 await self._template.start()
+                await hosts.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
                 await self._inbox.settled()
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
@@ -130,6 +134,7 @@ class Agent:
                 notifier.stopping()
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
+                hosts.close()
                 await self._template.close()
 
     # --- the owner of the state -------------------------------------------------------------------

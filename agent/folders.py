@@ -1,6 +1,6 @@
 """The folders of tasks: made before anybody else can enter, removed without following a link.
 
-STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile
+STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
           .../scratch/      the job's; goes with the task
 STATE_DIR/output/42/1/      the job's; stays when the task goes
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 import msgspec
 
 from agent.core.stimuli import TaskPaths
+from agent.hosts.table import machine_text
 from agent.removal import remove_tree
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId, parse_task_id
@@ -27,6 +29,7 @@ TASKS: Final = "tasks"
 OUTPUT: Final = "output"
 MANIFEST: Final = "task.json"
 HOSTFILE: Final = "hostfile"
+HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
 # A folder on its way in or out; no task has such a name.
 _NEW: Final = ".new-"
@@ -78,10 +81,16 @@ def owner_named(name: str | None) -> Owner | None:
 class Folders:
     """All folders of tasks of one agent. Its methods wait for the disk: call them from a thread."""
 
-    def __init__(self, state_dir: Path, owner: Owner | None) -> None:
-        """Make what is missing of the state folder. Raises FileError."""
+    def __init__(
+        self, state_dir: Path, owner: Owner | None, machine_hosts: Path | None = None
+    ) -> None:
+        """Make what is missing of the state folder. `machine_hosts`: the file of which each task
+        gets a copy of its own. Raises FileError."""
         self._root = state_dir
+        self._machine_hosts = machine_hosts
         self._owner = owner
+        # An attempt's end must not take the job's folder from under the next one's beginning.
+        self._outputs = threading.Lock()
         try:
             for name in (TASKS, OUTPUT):
                 (state_dir / name).mkdir(mode=0o700, exist_ok=True)
@@ -100,6 +109,10 @@ class Folders:
         parse_task_id(task)
         return self._root / TASKS / task
 
+    def hosts_file(self, task: TaskId) -> Path:
+        """The hosts file that the task's job alone sees, where jobs have such."""
+        return self.path(task) / HOSTS
+
     def create(self, prepare: PrepareTask, ports: tuple[int, ...]) -> TaskPaths:
         """Make the task's folders and write its manifest. Raises FileError, and nothing is left."""
         task = prepare.task
@@ -110,10 +123,12 @@ class Folders:
             scratch=str(folder / SCRATCH),
             output=str(self._root / OUTPUT / str(job) / str(attempt)),
             hostfile=str(folder / HOSTFILE),
+            hosts="" if self._machine_hosts is None else str(self.hosts_file(task)),
+            hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
         )
         manifest = Manifest(task, prepare, paths, ports)
         try:
-            with _opened(self._root / OUTPUT) as output:
+            with self._outputs, _opened(self._root / OUTPUT) as output:
                 self._make_output(output, (str(job), str(attempt)))
             with _opened(self._root / TASKS) as tasks:
                 self._make_task(tasks, task, msgspec.json.encode(manifest))
@@ -175,7 +190,11 @@ class Folders:
                 os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
             for name in (away, f"{_NEW}{task}"):
                 self._remove_entry(name)
-            with _opened(self._root / OUTPUT) as output, contextlib.suppress(OSError):
+            with (
+                self._outputs,
+                _opened(self._root / OUTPUT) as output,
+                contextlib.suppress(OSError),
+            ):
                 os.rmdir(f"{job}/{attempt}", dir_fd=output)
                 os.rmdir(str(job), dir_fd=output)
         except OSError as error:
@@ -193,6 +212,8 @@ class Folders:
         os.mkdir(new, 0o700, dir_fd=tasks)
         with _opened(new, tasks) as folder:
             _write(folder, MANIFEST, manifest, 0o600)
+            if self._machine_hosts is not None:
+                _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
             self._make_owned(SCRATCH, folder)
             if self._owner is not None:
                 os.chown(folder, 0, self._owner.gid)

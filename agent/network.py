@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+import structlog
 
 from agent.core.stimuli import NetworkArranged, NetworkRefused, NetworkRestored, Stimulus
+from agent.hosts.hosts import Hosts
 from agent.meeting import Meetings
+from muster.daemon.errors import FileError
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import ArrangeTask
+from muster.protocol.messages import ArrangeTask, Refusal
+
+# Between two tries to take back what cannot be taken back.
+_AGAIN_S: Final = 30.0
+
+_log = structlog.get_logger("agent.network")
 
 
 class Network:
     """Carries out ArrangeNetwork, LetGo and RestoreNetwork; answers with stimuli."""
 
-    def __init__(self, post: Callable[[Stimulus], None], owner: TaskOwner) -> None:
+    def __init__(self, hosts: Hosts, post: Callable[[Stimulus], None], owner: TaskOwner) -> None:
+        self._hosts = hosts
         self._post = post
         self._owner = owner
         self._meetings = Meetings()
@@ -34,17 +45,46 @@ class Network:
         """NetworkRestored answers."""
         self._cancel(task)
         self._meetings.let_go(task)
-        self._post(NetworkRestored(task))
+        if self._hosts.off:
+            self._post(NetworkRestored(task))
+        else:
+            self._owner.spawn(self._restore(task), name=f"network.{task}.restore")
 
     async def _arrange(self, task: TaskId, plan: ArrangeTask) -> None:
-        refusal = None
-        if plan.meeting is not None:
-            refusal = await self._meetings.prove(task, plan.meeting)
+        meeting = plan.meeting
+        warnings: tuple[str, ...] = ()
+        refusal: Refusal | None = None
+        launches = meeting is not None and meeting.launcher == task
+        if meeting is not None and launches:
+            # First, so that nobody waits for us.
+            refusal = await self._meetings.prove(task, meeting)
+        if refusal is None:
+            named = await self._hosts.arrange(task, plan)
+            refusal, warnings = (named, ()) if isinstance(named, Refusal) else (None, named)
+        if refusal is None and meeting is not None and not launches:
+            refusal = await self._meetings.prove(task, meeting)
         self._arranging.pop(task, None)
         if refusal is not None:
             self._post(NetworkRefused(task, refusal))
         else:
-            self._post(NetworkArranged(task))
+            self._post(NetworkArranged(task, warnings))
+
+    async def _restore(self, task: TaskId) -> None:
+        told = False
+        while True:
+            try:
+                await self._hosts.drop(task)
+            except FileError as error:
+                _log.error("hosts_not_removed", task=task, why=str(error))
+            else:
+                break
+            if not told:
+                # Stale names harm less than a node that is never free again.
+                told = True
+                self._post(NetworkRestored(task))
+            await asyncio.sleep(_AGAIN_S)
+        if not told:
+            self._post(NetworkRestored(task))
 
     def _cancel(self, task: TaskId) -> None:
         before = self._arranging.pop(task, None)

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import ssl
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Never
 
 import structlog
 from aiohttp import web
@@ -135,7 +135,20 @@ async def _start(
         raise
     where = " ".join(f"{address[0]}:{address[1]}" for address in parts.runner.addresses)
     _log.info("serving", address=where, epoch=epoch, jobs=len(parts.coordinator.state.jobs))
-    Notifier().ready(f"epoch {epoch}, {where}")
+    notifier = Notifier()
+    notifier.ready(f"epoch {epoch}, {where}")
+    if notifier.watchdog_s is not None:
+        parts.owner.spawn(
+            _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
+        )
+
+
+async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
+    """The service manager hears of us through the owner: if that hangs, it hears nothing."""
+    while True:
+        await coordinator.beat()
+        notifier.watchdog()
+        await asyncio.sleep(every_s)
 
 
 async def _stop(parts: _Parts) -> None:

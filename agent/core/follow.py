@@ -8,6 +8,7 @@ from agent.core import actions as a
 from agent.core import facts as f
 from agent.core.network import NetworkPhase, needed
 from agent.core.shim import (
+    ShimHosts,
     ShimKill,
     ShimLease,
     ShimPhase,
@@ -18,6 +19,7 @@ from agent.core.shim import (
     ShimUser,
 )
 from agent.core.state import HeldTask, State
+from agent.core.stimuli import TaskPaths
 from agent.core.task import report, task_state
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
@@ -113,9 +115,14 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
                 user=ShimUser(who.run_as) if who.run_as else None,
                 allow_root=who.allow_root_jobs,
                 setup_timeout_s=prepare.timeout_s,
+                hosts=_hosts(held.paths),
             ),
         ),
     ]
+
+
+def _hosts(paths: TaskPaths) -> ShimHosts | None:
+    return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
 
 
 def _lease(until: float, now: Instant) -> ShimLease:

@@ -154,6 +154,13 @@ class ShimUser(msgspec.Struct, frozen=True):
     name: str
 
 
+class ShimHosts(msgspec.Struct, frozen=True):
+    """For the job, and nobody else, the file `source` is `target`."""
+
+    source: str
+    target: str
+
+
 class _Command(msgspec.Struct, frozen=True, tag_field="cmd"):
     """Something a shim is told. Every one may be sent again.
 
@@ -176,6 +183,7 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
     no_new_privileges: bool = False
     setup_timeout_s: float | None = None
     bootstrap_timeout_s: float | None = None
+    hosts: ShimHosts | None = None
 
 
 class ShimStart(_Command, frozen=True, tag="start"):

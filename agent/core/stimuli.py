@@ -38,13 +38,16 @@ class ShimReported:
 class TaskPaths:
     """Absolute paths of a task's folders on this node, made before its shim starts.
 
-    `workdir` is where the program runs.
+    `workdir` is where the program runs. `hosts` is the hosts file that the job alone sees, in the
+    place of `hosts_of`; "" where it has the machine's.
     """
 
     workdir: str
     scratch: str
     output: str
     hostfile: str
+    hosts: str = ""
+    hosts_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from agent.core.shim import ShimFingerprint, ShimPhase, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
 from muster.protocol.states import TaskState
 
@@ -154,8 +155,16 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         fingerprint=_fingerprint(status.fingerprint),
         boot_s=status.boot_s or 0.0,
         hostname=state.identity.inventory.hostname,
+        addresses=_addresses(
+            state.identity.inventory.interfaces if held.interfaces is None else held.interfaces
+        ),
         interfaces=held.interfaces,
     )
+
+
+def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
+    """Without the lengths of their prefixes."""
+    return tuple(text.partition("/")[0] for face in interfaces for text in face.addresses)
 
 
 def _fingerprint(found: ShimFingerprint | None) -> Fingerprint:

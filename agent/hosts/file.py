@@ -268,7 +268,7 @@ def _write_in_place(fd: int, change: Change) -> bool:
         for _ in range(_ROUNDS):
             text = _read(fd)
             new = change(text)
-            same = len(os.path.commonprefix([text, new]))
+            same = _alike(text, new)
             if os.fstat(fd).st_size != len(text):
                 continue
             _write_all(fd, new[same:], same)
@@ -286,3 +286,11 @@ def _write_all(fd: int, data: bytes, at: int) -> None:
     while view:
         done = os.pwrite(fd, view, at)
         view, at = view[done:], at + done
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return at
+    return min(len(one), len(other))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster.protocol.hosts import Table
+from muster.protocol.hosts import Address, Table
 
 SETTLE_S: Final = 3.0
 """Caches (systemd-resolved looks at the file every 2 s) are given so long to see a new block."""
@@ -59,35 +59,45 @@ class Findings:
 
 def prove(
     table: Table,
+    also: Table,
     own: str,
     resolver: Resolver,
     pause: Callable[[float], None] = time.sleep,
-    settle_s: float = SETTLE_S,
 ) -> Findings:
-    """Look every name and address of the table up. `own` is this node's address in it."""
+    """Look every name and address of the table up. `own` is this node's address in it, `also` are
+    other addresses of the same nodes."""
     waited_s = 0.0
     while True:
-        findings = _look(table, own, resolver)
-        if not findings.problems or waited_s >= settle_s:
+        findings = _look(table, also, own, resolver)
+        if not findings.problems or waited_s >= SETTLE_S:
             return findings
         pause(_PAUSE_S)
         waited_s += _PAUSE_S
 
 
-def _look(table: Table, own: str, resolver: Resolver) -> Findings:
+def _look(table: Table, also: Table, own: str, resolver: Resolver) -> Findings:
     problems: list[str] = []
     warnings: list[str] = []
     for name, address in table:
         found = resolver.addresses(name)
-        if _holds(found, address):
-            others = [other for other in found if not _same(other, address)]
-            if others:
-                warnings.append(f"the name {name} leads to {_listed(others)} as well as {address}")
-        elif address == own and found and all(resolver.is_ours(other) for other in found):
-            warnings.append(_of_own_name(name, found, address))
+        right = [address, *(other for its, other in also if its == name)]
+        strange = [other for other in found if not _holds(right, other)]
+        if not found:
+            problems.append(f"the name {name} of {address} is not known here")
+        elif not strange:
+            if not _holds(found, address):
+                warnings.append(
+                    f"the name {name} leads to {_listed(found)} here and not to {address}: its "
+                    "node has both"
+                )
+        elif address == own and all(resolver.is_ours(other) for other in strange):
+            warnings.append(_of_own_name(name, strange, address))
+        elif strange[0] != found[0]:
+            warnings.append(f"the name {name} leads to {_listed(strange)} as well as {address}")
         else:
-            leads = f"leads to {_listed(found)}" if found else "is not known"
-            problems.append(f"the name {name} {leads} here, and its node is at {address}")
+            problems.append(
+                f"the name {name} leads to {_listed(found)} here, and its node is at {address}"
+            )
     for address in dict.fromkeys(address for _, address in table):
         names = [name for name, other in table if other == address]
         text = _wrong_way_back(address, names, resolver)
@@ -97,7 +107,7 @@ def _look(table: Table, own: str, resolver: Resolver) -> Findings:
 
 
 def _of_own_name(name: str, found: Sequence[str], address: str) -> str:
-    text = f"this node's own name {name} leads to {_listed(found)} here, and not to {address}"
+    text = f"this node's own name {name} leads to {_listed(found)} here, and is at {address}"
     if all(ipaddress.ip_address(other).is_loopback for other in found):
         text += (
             "; NCCL and gloo are told their interface and do not ask, other programs may: take "
@@ -119,15 +129,12 @@ def _wrong_way_back(address: str, names: Sequence[str], resolver: Resolver) -> s
 
 
 def _holds(found: Sequence[str], address: str) -> bool:
-    return any(_same(other, address) for other in found)
+    return any(_plain(other) == _plain(address) for other in found)
 
 
-def _same(one: str, other: str) -> bool:
+def _plain(address: str) -> Address:
     # A zone belongs to this machine and to no table.
-    try:
-        return ipaddress.ip_address(one.partition("%")[0]) == ipaddress.ip_address(other)
-    except ValueError:
-        return False
+    return ipaddress.ip_address(address.partition("%")[0])
 
 
 def _listed(addresses: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ each task alone. Methods wait for the disk: call them from one thread."""
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -37,8 +37,9 @@ class TableRefused(Exception):
 class Tables(Protocol):
     """Where host tables go."""
 
-    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
-        """Write the table of a task; returns warnings. `own` is this node's address in it.
+    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
+        """Write the table of a task; returns warnings. `own` is this node's address in it, `also`
+        are other addresses of the same nodes.
 
         Raises TableRefused.
         """
@@ -61,7 +62,7 @@ def check(table: Table) -> None:
     TableRefused."""
     problems = table_problems(table)
     if problems:
-        text = f"the coordinator sent a host table that no hosts file can hold: {_some(problems)}"
+        text = f"the coordinator sent a host table that no hosts file can hold: {some(problems)}"
         raise TableRefused(Refusal("hosts_bad_table", text))
 
 
@@ -74,12 +75,12 @@ class SharedTables:
         self._path = path
         self._must = must
 
-    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
 
         def change(text: bytes) -> bytes:
-            self._refuse(conflicts(text, lease, table), own)
+            self._refuse(conflicts(text, lease, table, also), own)
             return with_block(text, lease, table)
 
         try:
@@ -110,32 +111,35 @@ class SharedTables:
         wrong = [conflict for conflict in found if not _only_own(conflict, own)]
         if wrong:
             texts = [_sentence(conflict, self._path) for conflict in wrong]
-            raise TableRefused(Refusal("hosts_conflict", _some(texts), node_fault=True))
+            raise TableRefused(Refusal("hosts_conflict", some(texts), node_fault=True))
 
 
 class PrivateTables:
-    """A hosts file for each task, seen by its job alone: what `shared` says, with the gang's names
-    leading to the gang."""
+    """A hosts file for each task, seen by its job alone: what the machine's says, with the gang's
+    names leading to the gang."""
 
-    def __init__(self, shared: Path, files: dict[TaskId, Path]) -> None:
-        """`files`: where each task's lies, made before its shim started."""
-        self._shared = shared
-        self._files = files
+    def __init__(self, machine: Path, file_of: Callable[[TaskId], Path]) -> None:
+        """`file_of`: where a task's lies, made before its shim started and mounted over `machine`
+        for the job."""
+        self._machine = machine
+        self._file_of = file_of
 
-    def put(self, task: TaskId, table: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
         try:
-            text = self._shared.read_bytes()
-            found = [c for c in conflicts(text, lease, table) if not _only_own(c, own)]
-            mine = without_names(without_blocks(text, ()), [name for name, _ in table])
-            # In place: the job's namespace has this very file.
-            self._files[task].write_bytes(with_block(mine, lease, table))
+            text = machine_text(self._machine)
+            found = [c for c in conflicts(text, lease, table, also) if not _only_own(c, own)]
+            mine = without_names(text, [name for name, _ in table])
+            # The same file: it is this one that the job's namespace has.
+            with self._file_of(task).open("r+b") as file:
+                file.write(with_block(mine, lease, table))
+                file.truncate()
         except OSError as error:
             text_ = f"{error.filename} cannot be read or written: {error.strerror}"
             raise TableRefused(Refusal("hosts_unwritable", text_, node_fault=True)) from error
         return tuple(
-            f"{_sentence(conflict, self._shared)}; this job does not see that line"
+            f"{_sentence(conflict, self._machine)}; this job does not see that line"
             for conflict in found
         )
 
@@ -144,6 +148,14 @@ class PrivateTables:
 
     def keep_only(self, tasks: Collection[TaskId]) -> None:
         """As `drop`."""
+
+
+def machine_text(path: Path) -> bytes:
+    """What the machine's hosts file says of its own. Raises OSError."""
+    try:
+        return without_blocks(path.read_bytes(), ())
+    except FileNotFoundError:
+        return b""
 
 
 def _only_own(conflict: Conflict, own: str) -> bool:
@@ -168,6 +180,6 @@ def _sentence(conflict: Conflict, path: Path) -> str:
     )
 
 
-def _some(texts: Sequence[str]) -> str:
+def some(texts: Sequence[str]) -> str:
     more = f"; and {len(texts) - _SHOWN_MAX} more" if len(texts) > _SHOWN_MAX else ""
     return "; ".join(texts[:_SHOWN_MAX]) + more

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from agent.shim.cgroup import Cgroup
+from agent.shim.commands import Hosts
 from agent.shim.identity import Identity
 from agent.shim.loop import Loop
 from agent.shim.spawn import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
@@ -38,10 +39,17 @@ class Child:
         self._told.append(told)
         self._runner.look_up(name)
 
-    def enter(self, identity: Identity, cwd: str, no_new_privileges: bool, told: Told) -> None:
+    def enter(
+        self,
+        identity: Identity,
+        cwd: str,
+        no_new_privileges: bool,
+        hosts: Hosts | None,
+        told: Told,
+    ) -> None:
         """As Runner.enter."""
         self._told.append(told)
-        self._runner.enter(identity, cwd, no_new_privileges)
+        self._runner.enter(identity, cwd, no_new_privileges, hosts)
 
     def become(self, program: Program, told: Told) -> None:
         """As Runner.become."""

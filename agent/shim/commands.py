@@ -37,7 +37,16 @@ class Prepare:
         self.allow_root = document.get("allow_root") is True
         self.no_new_privileges = document.get("no_new_privileges") is True
         self.setup_timeout_s = _seconds(document, "setup_timeout_s", SETUP_TIMEOUT_S)
+        self.hosts = _hosts(document)
         self.bootstrap_timeout_s = _seconds(document, "bootstrap_timeout_s", BOOTSTRAP_TIMEOUT_S)
+
+
+class Hosts:
+    """For the job, `source` is `target`: two paths."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source = source
+        self.target = target
 
 
 class Start:
@@ -156,6 +165,17 @@ def _user(document: dict[str, object]) -> str | None:
         name: str = value["name"]
         return name
     raise Malformed(f"user {value!r} has no name")
+
+
+def _hosts(document: dict[str, object]) -> Hosts | None:
+    value = document.get("hosts")
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        source, target = _text(value, "source"), _text(value, "target")
+        if source and target and source.startswith("/") and target.startswith("/"):
+            return Hosts(source, target)
+    raise Malformed(f"hosts {value!r} is not a source and a target, both absolute paths")
 
 
 def _seconds(document: dict[str, object], field: str, default: float) -> float:

@@ -153,7 +153,7 @@ class Preparation:
 
     def _enter(self, child: Child, told: Told) -> None:
         cwd = self._command.cwd or self.identity.home
-        child.enter(self.identity, cwd, self._command.no_new_privileges, told)
+        child.enter(self.identity, cwd, self._command.no_new_privileges, self._command.hosts, told)
 
     def _as_user(self, identity: Identity, child: Child) -> None:
         if identity.uid == 0 and not self._command.allow_root:

@@ -22,7 +22,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from agent.shim import linux
 from agent.shim.cgroup import Cgroup
+from agent.shim.commands import Hosts
 from agent.shim.identity import Identity, look_up, take_on
 
 # Above every number a child's descriptors are moved to.
@@ -56,7 +58,8 @@ class Program:
 
 
 class Failure:
-    """Why a runner could not do what it was told. `stage`: fork, look_up, user, folder, program."""
+    """Why a runner could not do what it was told. `stage`: fork, look_up, hosts, user, folder,
+    program."""
 
     __slots__ = ("code", "path", "stage", "text")
 
@@ -99,10 +102,17 @@ class Runner:
         """Ask for the account of that name; the result is an Identity's fields."""
         self._send({"do": "look_up", "name": name})
 
-    def enter(self, identity: Identity, cwd: str, no_new_privileges: bool) -> None:
-        """Have it take on the user and enter the folder."""
+    def enter(
+        self, identity: Identity, cwd: str, no_new_privileges: bool, hosts: Hosts | None = None
+    ) -> None:
+        """Have it see its own hosts file, take on the user and enter the folder."""
         fields = {name: getattr(identity, name) for name in Identity.__slots__}
-        order = {"identity": fields, "cwd": cwd, "no_new_privileges": no_new_privileges}
+        order: dict[str, object] = {
+            "identity": fields,
+            "cwd": cwd,
+            "no_new_privileges": no_new_privileges,
+            "hosts": None if hosts is None else [hosts.source, hosts.target],
+        }
         self._send({"do": "enter", **order})
 
     def become(self, program: Program) -> None:
@@ -219,6 +229,10 @@ class _Orders:
 
     def _enter(self, order: dict[str, object]) -> None:
         identity = Identity(**order["identity"])  # type: ignore[arg-type]
+        hosts = order["hosts"]
+        if isinstance(hosts, list):
+            self._stage, self._path = "hosts", hosts[1]
+            linux.bind_privately(*hosts)
         self._stage, self._path = "user", identity.name
         take_on(identity, order["no_new_privileges"] is True)
         self._stage, self._path = "folder", str(order["cwd"])
@@ -333,6 +347,11 @@ def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> list[tuple[str,
 def describe(failure: Failure, user: str) -> str:
     """One sentence for a person: what, which, what to do."""
     match failure.stage:
+        case "hosts":
+            return (
+                f"The job cannot get a {failure.path} of its own: {failure.text}."
+                " The agent has to run as root, or without `hosts.mode: private`."
+            )
         case "user":
             return (
                 f"This node could not become user {failure.path}: {failure.text}."

@@ -93,7 +93,7 @@ def settle(local: LocalCluster) -> None:
 
 def _task_folders(local: LocalCluster) -> Iterator[Path]:
     for name in local.nodes:
-        yield from (local.root / name / "tasks").glob("*")
+        yield from (local.root / "state" / name / "tasks").glob("*")
 
 
 def _end_jobs(local: LocalCluster) -> None:

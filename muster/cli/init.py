@@ -204,7 +204,7 @@ _HINTS: Final = """\
 # The interpreter of jobs that name none: a venv with torch. The default is the agent's own.
 #python: /opt/training/bin/python
 # An agent that runs as root needs the user of its jobs.
-#run_as: muster
+#run_as: trainer
 # How peers reach this node, where it is not the address that leads to the coordinator.
 #address: 10.0.0.11
 """

@@ -37,16 +37,6 @@ def write_atomic(path: Path, data: bytes, mode: int) -> None:
         raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def write_unsynced(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that may be lost, or be empty, after a power cut. Raises FileError."""
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        with open(os.open(path, flags, mode), "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
 def sync_directory(path: Path) -> None:
     """Put a folder's names on disk: without it a renamed file may be gone after a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -81,6 +81,15 @@ def check_address(text: str) -> Address:
     return address
 
 
+def usable_address(text: str) -> bool:
+    """Whether `check_address` accepts it."""
+    try:
+        check_address(text)
+    except BadHost:
+        return False
+    return True
+
+
 def table_problems(table: Table) -> list[str]:
     """Everything that is wrong with a host table, a sentence each."""
     problems: list[str] = []
@@ -182,23 +191,28 @@ class Conflict:
     lease: str = ""
 
 
-def conflicts(text: bytes, lease: str, table: Table) -> list[Conflict]:
-    """Where names of the table have another address. A name that has the right one, too, and on
-    the lines of one owner, is none: its node has several addresses."""
+def conflicts(text: bytes, lease: str, table: Table, also: Table = ()) -> list[Conflict]:
+    """Where names of the table lead to another node. A name that others give the right address
+    besides another one leads to the right node, and so does one with an address of `also`."""
+    right = {(name.lower(), ipaddress.ip_address(address)) for name, address in also}
     wanted = {name.lower(): (name, address) for name, address in table}
     found: list[Conflict] = []
     for name, lines in _by_name(_foreign_lines(text)).items():
         if name in wanted:
             shown, address = wanted[name]
             if not any(_same(other, address) for _, other in lines):
-                found += [Conflict(shown, other, address, line=at) for at, other in lines]
+                found += [
+                    Conflict(shown, other, address, line=at)
+                    for at, other in lines
+                    if (name, _parsed(other)) not in right
+                ]
     for other_lease, entries in parse(text).entries.items():
         if other_lease == lease:
             continue
         for other, names in entries:
             for name in names:
                 shown, address = wanted.get(name.lower(), (name, other))
-                if not _same(other, address):
+                if not _same(other, address) and (name.lower(), _parsed(other)) not in right:
                     found.append(Conflict(shown, other, address, lease=other_lease))
     return found
 
@@ -295,7 +309,11 @@ def _by_name(
 
 
 def _same(one: str, other: str) -> bool:
+    return _parsed(one) == ipaddress.ip_address(other)
+
+
+def _parsed(address: str) -> Address | None:
     try:
-        return ipaddress.ip_address(one) == ipaddress.ip_address(other)
+        return ipaddress.ip_address(address)
     except ValueError:
-        return False
+        return None

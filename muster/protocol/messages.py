@@ -77,7 +77,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
-    `interfaces` are there where they are others than the inventory said.
+    `interfaces` are there where they are others than the inventory said. `hostname` is what the
+    node calls itself, `addresses` are all that it has.
     """
 
     address: str
@@ -92,6 +93,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     fingerprint: Fingerprint = Fingerprint()
     boot_s: float = 0.0
     hostname: str = ""
+    addresses: tuple[str, ...] = ()
     interfaces: tuple[Interface, ...] | None = None
 
 
@@ -222,7 +224,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     """The gang's plan for this node: its command, its environment and who the others are.
 
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
-    of one node has no table. `listen_port` is set on the node whose
+    of one node has no table. `also` are other addresses of the same nodes, by the same names: a
+    name that leads there leads to the right node. `listen_port` is set on the node whose
     rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
     as no process of the gang can have been started. `ranks` is set where we
     start the ranks ourselves: for each, in local order, what its environment has besides `env`,
@@ -235,6 +238,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     hosts: tuple[tuple[str, str], ...]
     hostfile: str
     listen_port: int | None = None
+    also: tuple[tuple[str, str], ...] = ()
     grace_s: float = 30.0
     meeting: Meeting | None = None
     ranks: tuple[dict[str, str], ...] = ()

@@ -14,29 +14,37 @@ from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
 from muster.spec.types import Launcher
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.launch import arrange_command, prepare_command
+from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_command
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER
 
 
 def wanted(
-    job: Job, attempt: Attempt, task: Task, on_node: TaskState | None, limits: Limits
+    job: Job,
+    attempt: Attempt,
+    task: Task,
+    on_node: TaskState | None,
+    limits: Limits,
+    gang: Gang | None = None,
 ) -> list[Command]:
-    """Commands for `task`, whose node has it in the state `on_node` (None: does not have it)."""
+    """Commands for `task`, whose node has it in the state `on_node` (None: does not have it).
+
+    Who asks for many tasks of an attempt gives its `gang`, where that can be told already.
+    """
     if task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
         return [ForgetTask(task.id) if on_node is TaskState.CLEANED else fence(task.id)]
     match attempt.phase:
         case AttemptPhase.PREPARING:
             return [prepare_command(job, task, limits)] if on_node is None else []
         case AttemptPhase.ARRANGING:
-            return _arrange(job, attempt, task, on_node)
+            return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING if not task.present:
             return [fence(task.id)]
         case AttemptPhase.RUNNING if on_node is None and task.joined:
             return [prepare_command(job, task, limits)]
         case AttemptPhase.RUNNING:
-            return _arrange(job, attempt, task, on_node) + _start(job, attempt, task, on_node)
+            return _arrange(job, attempt, task, on_node, gang) + _start(job, attempt, task, on_node)
         case AttemptPhase.STOPPING:
             by_itself = _ends_by_itself(attempt) and not task.joined
             return [] if by_itself else [stop_command(job, attempt, task)]
@@ -90,8 +98,12 @@ def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
     return attempt.tasks[0].listening
 
 
-def _arrange(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
-    return [arrange_command(job, attempt, task)] if on_node is TaskState.PREPARED else []
+def _arrange(
+    job: Job, attempt: Attempt, task: Task, on_node: TaskState | None, gang: Gang | None
+) -> list[Command]:
+    if on_node is not TaskState.PREPARED:
+        return []
+    return [arrange_command(job, attempt, task, gang or gang_of(job, attempt))]
 
 
 def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:

@@ -19,6 +19,7 @@ from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.faults import unreached
+from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.policy import after_attempt
@@ -104,9 +105,10 @@ def _phase_begun(
 ) -> Decision:
     job, attempt = _of(state, fact)
     decision = Decision([], phase_timers(attempt, now, limits))
+    gang = gang_of(job, attempt) if attempt.phase is AttemptPhase.ARRANGING else None
     for task in attempt.tasks:
         on_node = None if task.state is TaskState.ASSIGNED else task.state
-        decision.actions += _tell(state, job, attempt, task, on_node, limits)
+        decision.actions += _tell(state, job, attempt, task, on_node, limits, gang)
     return decision
 
 
@@ -301,12 +303,13 @@ def _tell(
     task: Task,
     on_node: TaskState | None,
     limits: Limits,
+    gang: Gang | None = None,
 ) -> list[a.Action]:
     """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
     session = state.nodes[task.node].session
     if session is None:
         return []
-    commands = wanted(job, attempt, task, on_node, limits)
+    commands = wanted(job, attempt, task, on_node, limits, gang)
     return [a.Send(task.node, session, command) for command in commands]
 
 

@@ -68,6 +68,11 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
         yield f"{name} has a node twice"
     if attempt.tasks[0].left is not None:
         yield f"{name} goes on without its launcher"
+    nodes = [task.node for task in attempt.tasks if not task.joined]
+    if attempt.endpoints and [endpoint.node for endpoint in attempt.endpoints] != nodes:
+        yield f"{name} is on {nodes} and meets at {attempt.endpoints}"
+    if attempt.endpoints and attempt.endpoints[0].address != attempt.master_addr:
+        yield f"{name} meets at {attempt.master_addr}, which is not its launcher's address"
     for task in attempt.tasks:
         yield from _task(attempt, task)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import assert_never
 
-from muster.protocol.hosts import usable_name
+from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -59,7 +60,41 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     )
 
 
-def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """What all nodes of a gang are told alike. It grows with the gang, hence is made once and not
+    for each node."""
+
+    hosts: tuple[tuple[str, str], ...]
+    also: tuple[tuple[str, str], ...]
+    hostfile: str
+    ips: str
+    names: str
+    ranks: tuple[int, ...]  # by node rank
+    gpus: tuple[int, ...]
+
+
+def gang_of(job: Job, attempt: Attempt) -> Gang:
+    """Of an attempt whose nodes are all prepared and have their meeting point. Of an elastic one
+    that runs: as it is now.
+    """
+    members = _members(attempt)
+    ranks = tuple(ranks_on_node(job.spec, _seat(t)) for t in members)
+    hosts = host_table(attempt)
+    return Gang(
+        hosts=hosts,
+        also=_elsewhere(attempt, hosts),
+        hostfile="".join(
+            f"{t.node} slots={slots}\n" for t, slots in zip(members, ranks, strict=True)
+        ),
+        ips="\n".join(endpoint(attempt, t).address for t in members),
+        names="\n".join(t.node for t in members),
+        ranks=ranks,
+        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
+    )
+
+
+def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
     torchrun = spec.launcher is Launcher.TORCHRUN
@@ -68,15 +103,14 @@ def arrange_command(job: Job, attempt: Attempt, task: Task) -> ArrangeTask:
     return ArrangeTask(
         task=task.id,
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
-        env=_environment(job, attempt, task),
-        hosts=host_table(attempt),
-        hostfile="".join(
-            f"{t.node} slots={ranks_on_node(spec, _seat(t))}\n" for t in _gang(attempt)
-        ),
+        env=_environment(job, attempt, task, gang),
+        hosts=gang.hosts,
+        also=gang.also,
+        hostfile=gang.hostfile,
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
         meeting=_meeting(attempt, task),
-        ranks=_ranks(job, attempt, task) if processes else (),
+        ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),
     )
 
@@ -102,7 +136,7 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
 
     A gang of one node needs none.
     """
-    gang = _gang(attempt)
+    gang = _members(attempt)
     if len(gang) == 1:
         return ()
     own = {task.node: _hostname(task) for task in gang}
@@ -114,6 +148,17 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
         if own[task.node] and claims[own[task.node].lower()] == 1:
             table.append((own[task.node], address))
     return tuple(table)
+
+
+def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The other addresses of the nodes of a table, for each of their names."""
+    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in _members(attempt)}
+    return tuple(
+        (name, other)
+        for name, address in hosts
+        for other in having[address]
+        if other != address and usable_address(other)
+    )
 
 
 def _hostname(task: Task) -> str:
@@ -197,36 +242,36 @@ def last_call_s(spec: JobSpec) -> int:
     return min(30, 5 + math.ceil(spec.stop.grace_s))
 
 
-def _ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
+def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
     """What differs from rank to rank on one node; the rest is in the node's environment."""
-    before = sum(ranks_on_node(job.spec, _seat(t)) for t in attempt.tasks[: task.rank])
+    before = sum(gang.ranks[: task.rank])
     return tuple(
         {
             "RANK": str(before + local),
             "LOCAL_RANK": str(local),
             "ROLE_RANK": str(before + local),
         }
-        for local in range(ranks_on_node(job.spec, _seat(task)))
+        for local in range(gang.ranks[task.rank])
     )
 
 
-def _of_ranks(attempt: Attempt, task: Task, per_node: list[int]) -> dict[str, str]:
+def _of_ranks(task: Task, gang: Gang) -> dict[str, str]:
     """What torchrun would tell every rank of a node, for ranks that we start ourselves.
 
     Nothing of torchelastic's own: a program that finds it there expects torchrun's store.
     """
-    world = str(sum(per_node))
+    world = str(sum(gang.ranks))
     return {
         "WORLD_SIZE": world,
-        "LOCAL_WORLD_SIZE": str(per_node[task.rank]),
+        "LOCAL_WORLD_SIZE": str(gang.ranks[task.rank]),
         "GROUP_RANK": str(task.rank),
-        "GROUP_WORLD_SIZE": str(len(attempt.tasks)),
+        "GROUP_WORLD_SIZE": str(len(gang.ranks)),
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": world,
     }
 
 
-def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
+def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str, str]:
     """Everything a process of the task gets beyond the shim's own base.
 
     The user's values are overridden by ours. RANK and LOCAL_RANK are a rank's, never a node's;
@@ -234,15 +279,13 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
     """
     spec = job.spec
     prepared = _prepared(task)
-    gang = _gang(attempt)
-    per_node = [ranks_on_node(spec, _seat(t)) for t in gang]
     ours = {
         **_identity(job, task),
-        "MUSTER_NUM_NODES": str(len(gang)),
+        "MUSTER_NUM_NODES": str(len(gang.ranks)),
         "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
-        "MUSTER_NUM_GPUS": str(sum(gpus_on_node(spec, _prepared(t).gpus) for t in gang)),
-        "MUSTER_NODE_IPS": "\n".join(endpoint(attempt, t).address for t in gang),
-        "MUSTER_NODE_NAMES": "\n".join(t.node for t in gang),
+        "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
+        "MUSTER_NODE_IPS": gang.ips,
+        "MUSTER_NODE_NAMES": gang.names,
         "MUSTER_HOSTFILE": prepared.hostfile,
         "MUSTER_MASTER_ADDR": attempt.master_addr,
         "MUSTER_MASTER_PORT": str(attempt.master_port),
@@ -262,13 +305,13 @@ def _environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
             "PET_MASTER_PORT": str(attempt.master_port),
         }
     if spec.launcher is Launcher.PROCESSES:
-        ours |= _of_ranks(attempt, task, per_node)
+        ours |= _of_ranks(task, gang)
     usual = _sockets(endpoint(attempt, task).interface)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
         ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    if spec.launcher is not Launcher.NONE and max(per_node) > 1:
+    if spec.launcher is not Launcher.NONE and max(gang.ranks) > 1:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
@@ -290,7 +333,7 @@ def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
 
 
-def _gang(attempt: Attempt) -> list[Task]:
+def _members(attempt: Attempt) -> list[Task]:
     """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
     return [task for task in attempt.present if task.prepared is not None]
 

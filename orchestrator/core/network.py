@@ -114,7 +114,7 @@ def reachable_gang(
         return first if len(first) == size else None
     groups: dict[object, list[Node]] = {}
     for node in nodes:
-        for key in _keys(node, networks):
+        for key in sorted(_keys(node, networks), key=str):
             group = groups.setdefault(key, [])
             if len(group) < size:
                 group.append(node)

@@ -10,6 +10,7 @@ from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec, nproc_wanted
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
+from orchestrator.core.policy import blame
 from orchestrator.core.state import Job, Node, State
 
 
@@ -86,11 +87,16 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         for node in fitting
         if node.name not in job.avoid and node.link in (LinkState.CONNECTED, LinkState.SUSPECT)
     ]
-    if len(kept) < job.spec.nodes:
+    if len(kept) < job.spec.nodes or (
+        job.avoid and reachable_gang(kept, job.spec.nodes, state.networks) is None
+    ):
         kept = fitting
     reasons = [(node.name, busy(node)) for node in kept]
     free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
     if len(free) >= job.spec.nodes:
+        # Of two that did not meet, one was at fault perhaps: it is seldom both.
+        faults = blame(job) if job.avoid else {}
+        free.sort(key=lambda n: (faults.get(n.name, 0), n.inventory.gpus, natural(n.name)))
         gang = _gang(job.spec, free, state.networks)
         if gang is None:
             return Waiting(
@@ -110,9 +116,8 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
 def _gang(
     spec: JobSpec, free: list[Node], networks: tuple[str, ...]
 ) -> tuple[NodeName, ...] | None:
-    """Names in node-rank order, of enough free nodes; None where no network is shared. An elastic
-    gang takes as many as it may."""
-    free.sort(key=lambda node: (node.inventory.gpus, natural(node.name)))
+    """Names in node-rank order, of enough free nodes, the better ones first; None where they share
+    no network. An elastic gang takes as many as it may."""
     for size in range(min(spec.most_nodes, len(free)), spec.nodes - 1, -1):
         gang = _of_size(spec, size, free, networks)
         if gang is not None:

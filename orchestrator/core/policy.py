@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
 import msgspec
@@ -69,6 +70,12 @@ def _retry(job: Job, attempt: Attempt, cause: Cause) -> RetryScheduled | None:
             return RetryScheduled(job.id, "infra", delay, avoid)
         case _:
             assert_never(cause.outcome)
+
+
+def blame(job: Job) -> Counter[NodeName]:
+    """In how many attempts of the job each node was at fault."""
+    faults = (_guilty(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
+    return Counter(name for guilty in faults for name in guilty)
 
 
 def _collisions(job: Job) -> int:

@@ -165,6 +165,18 @@ class Coordinator:
             await future
         return self.state
 
+    async def beat(self) -> None:
+        """Wait for the owner's next turn, which it takes also when there is nothing to do.
+
+        Raises CoordinatorStoppedError.
+        """
+        if self._stopped:
+            raise _stopped()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readers.append(future)
+        self._inbox.wake()
+        await future
+
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
         """Facts of the journal, in order. Raises JournalError."""
         return await self._journal.events(job=job, after_seq=after_seq, limit=limit)

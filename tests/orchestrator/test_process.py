@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +94,42 @@ def test_a_state_folder_in_use_is_named_with_its_holder(tmp_path: Path) -> None:
         assert f"process {coordinator._process.pid}" in one_line(text)
 
 
-def test_it_tells_systemd_that_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
-        notified.bind(str(tmp_path / "notify"))
-        notified.settimeout(DEADLINE_S)
+@pytest.fixture
+def notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """What a service manager hears."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with CoordinatorProcess(tmp_path).start() as coordinator:
-            assert notified.recv(1000).startswith(b"READY=1")
-            assert coordinator.terminate() == 0
-        assert notified.recv(1000) == b"STOPPING=1"
+        yield manager
+
+
+def test_it_tells_systemd_that_it_serves(tmp_path: Path, notified: socket.socket) -> None:
+    with CoordinatorProcess(tmp_path).start() as coordinator:
+        ready = notified.recv(1000)
+        assert ready.startswith(b"READY=1")
+        port = int(ready.rpartition(b":")[2])
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S).close()
+        assert coordinator.terminate() == 0
+    assert notified.recv(1000) == b"STOPPING=1"
+
+
+def test_it_is_not_ready_before_it_serves(tmp_path: Path, notified: socket.socket) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, _ = start(tmp_path, listen={"port": taken.getsockname()[1]})
+    assert code == 1
+    notified.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        notified.recv(1000)
+
+
+def test_it_feeds_the_watchdog(
+    tmp_path: Path, notified: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    with CoordinatorProcess(tmp_path).start():
+        assert notified.recv(1000).startswith(b"READY=1")
+        assert [notified.recv(1000) for _ in range(3)] == [b"WATCHDOG=1"] * 3
 
 
 def test_stopping_lets_everybody_go_and_leaves_the_job_alone(tmp_path: Path) -> None:

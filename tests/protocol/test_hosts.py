@@ -134,9 +134,11 @@ def test_two_other_writers_lose_nothing() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "a b", "a\nb", "a\n", "a#", "#", "a\tb", "a\x00", "ä", "-a", "a-", "a..b", "x" * 254]
-    + ["localhost", "LocalHost", "localhost.localdomain", "ip6-loopback", "a.localhost", "10.0.0.1"]
-    + ["7", "a\u2028b", "a\r"],
+    [
+        *("", "a b", "a\nb", "a\n", "a#", "#", "a\tb", "a\x00", "ä", "-a", "a-", "a..b", "x" * 254),
+        *("localhost", "LocalHost", "localhost.localdomain", "ip6-loopback", "a.localhost"),
+        *("10.0.0.1", "7", "a\u2028b", "a\r"),
+    ],
 )
 def test_such_a_name_gets_into_no_table(name: str) -> None:
     with pytest.raises(BadHost):
@@ -148,8 +150,10 @@ def test_such_a_name_gets_into_no_table(name: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["", "10.0.0.1\n", "10.0.0.1 evil", "10.0.0.1#", "0.0.0.0", "::", "224.0.0.1", "fe80::1"]
-    + ["fe80::1%eth0", "node-a", "010.0.0.1", "10.0.0", "fd00::1%x\ny"],
+    [
+        *("", "10.0.0.1\n", "10.0.0.1 evil", "10.0.0.1#", "0.0.0.0", "::", "224.0.0.1", "fe80::1"),
+        *("fe80::1%eth0", "node-a", "010.0.0.1", "10.0.0", "fd00::1%x\ny"),
+    ],
 )
 def test_such_an_address_gets_into_no_table(address: str) -> None:
     with pytest.raises(BadHost):

@@ -7,10 +7,12 @@ decision hangs on the wall clock (I9, by comparing runs), and all of it comes to
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
+from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec, Launcher
@@ -19,9 +21,10 @@ from orchestrator.core import facts as f
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import Attempt, State
+from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
 from tests.simulation.disk import Disk
+from tests.simulation.machine import Machine
 from tests.simulation.shim import Shim
 from tests.simulation.world import Violation, World
 
@@ -43,6 +46,8 @@ class Checkers:
     cancels: set[JobId] = field(default_factory=set)  # acknowledged before the end
     on_node: dict[NodeName, dict[TaskId, Shim]] = field(default_factory=dict)
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
+    wiring: dict[NodeName, Machine] = field(default_factory=dict)
+    began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
     arranged: set[TaskId] = field(default_factory=set)
     proved: set[TaskId] = field(default_factory=set)
@@ -85,6 +90,7 @@ class Checkers:
         """An agent makes ready for a task: that was decided, and is on disk."""
         if self._task(task) is None:
             self.fail(f"I1: {node} prepares {task}, of which nothing is on disk")
+        self.began[task] = self.world.now
 
     def plan_taken(self, node: NodeName, task: TaskId) -> None:
         if task not in self.ready:
@@ -224,6 +230,8 @@ class Checkers:
                     for shim in self.of_job.get(job, {}).values():
                         if not shim.wedged:
                             self.fail(f"I4: job {job} has ended, {shim.task} on {shim.node} not")
+                case f.AttemptArranged(job, attempt, _, _, endpoints):
+                    self._check_network(job, attempt, endpoints)
                 case f.TaskCleaned(job, attempt, rank):
                     self._check_blocks(job, attempt, rank)
                 case f.EpochStarted(epoch):
@@ -232,6 +240,17 @@ class Checkers:
                     self.epoch = epoch
                 case _:
                     pass
+
+    def _check_network(self, job: JobId, attempt: int, endpoints: tuple[Endpoint, ...]) -> None:
+        """A gang meets in one network, at addresses that its machines had since it was made."""
+        subnets = {endpoint.address.rpartition(".")[0] for endpoint in endpoints}
+        if len(subnets) != 1:
+            self.fail(f"network: attempt {job}.{attempt} is to meet in {sorted(subnets)}")
+        tasks = self.durable.jobs[job].attempts[attempt - 1].tasks
+        for task, endpoint in zip(tasks, endpoints, strict=True):
+            machine = self.wiring[task.node]
+            if not machine.had(endpoint.address, self.began[task.id]):
+                self.fail(f"network: {task.id} is to be at {endpoint.address}, {machine.wired}")
 
     def _check_blocks(self, job: JobId, attempt: int, rank: int) -> None:
         task = self.durable.jobs[job].attempts[attempt - 1].tasks[rank]
@@ -337,10 +356,16 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     ]
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
     liked = [node for node in able if node.name not in avoid and node.link in there]
-    if len(liked) < spec.nodes:
+    if _in_one_network(liked) < spec.nodes:
         liked = able
     free = [n for n in liked if n.holder is None and n.link is LinkState.CONNECTED]
-    return len(free) >= spec.nodes
+    return _in_one_network(free) >= spec.nodes
+
+
+def _in_one_network(nodes: list[Node]) -> int:
+    """How many at most share one; each has one address that others can reach."""
+    subnets = Counter(n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in nodes)
+    return max(subnets.values(), default=0)
 
 
 def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:

@@ -117,6 +117,7 @@ class Cluster:
                 other.beside.append(machine)
             node = Node(self.world, self.network, self.coordinator, machine, self.checkers)
             self.checkers.machines[name] = inventory.machine_id
+            self.checkers.wiring[name] = machine
             self.nodes.append(node)
             self.world.at(rng.uniform(0.0, 20.0), node.start)
         return pools

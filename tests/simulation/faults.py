@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -94,6 +95,12 @@ class Swarm:
             node.dawdles = 0.05 if rng.random() < share else 0.0
         for kind in self.chosen:
             self._next(kind)
+        # Chance of its own, so that seeds stay what they were where nothing is rewired.
+        self._wires = random.Random(f"wires {cluster.world.seed}")
+        for node in cluster.nodes:
+            node.unmeets = 0.15 if self._wires.random() < 0.2 else 0.0
+        if self._wires.random() < 0.3:
+            self._rewire_later()
 
     def stop(self) -> None:
         """No fault is begun any more, and those that last are undone."""
@@ -102,9 +109,26 @@ class Swarm:
         cluster.coordinator.slow_disk = 0.0
         cluster.coordinator.doom = None
         for node in cluster.nodes:
-            node.spawn_fails = node.misnames = node.dawdles = 0.0
+            node.spawn_fails = node.misnames = node.unmeets = node.dawdles = 0.0
             node.doom = None
+            self._rewire(node, rewired=False)
         cluster.network.heal()
+
+    def _rewire_later(self) -> None:
+        self.world.at(self._wires.expovariate(1.0 / 100.0), self._rewire_one)
+
+    def _rewire_one(self) -> None:
+        if self.active:
+            node = self._wires.choice(self.cluster.nodes)
+            self._rewire(node, rewired=not node.machine.rewired)
+            self.world.met["rewired"] += 1
+            self._rewire_later()
+
+    def _rewire(self, node: Node, *, rewired: bool) -> None:
+        """Agents of one host share its card."""
+        for other in self.cluster.nodes:
+            if other is node or other.machine in node.machine.beside:
+                other.rewire(rewired=rewired)
 
     def _next(self, kind: str) -> None:
         self.world.at(

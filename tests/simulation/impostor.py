@@ -33,7 +33,7 @@ class Impostor:
                 agent_id=f"like-{node.name}",
                 boot_id="another",
                 version="0.1.0",
-                inventory=node.machine.inventory,
+                inventory=node.machine.described(),
             )
         )
         world.at(stays_s, connection.close_agent)

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from agent.core.shim import ShimPhase, ShimStatus
 from agent.core.stimuli import TaskFound, TaskPaths
 from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import Inventory
 from tests.simulation.programs import Programs
 from tests.simulation.shim import Shim, Truth
@@ -42,11 +45,36 @@ class Machine:
     powered: bool = True
     folders: dict[TaskId, Folder] = field(default_factory=dict)
     blocks: set[TaskId] = field(default_factory=set)  # in its hosts file; survive a boot
+    rewired: bool = False  # its only card is in another network
+    wired: list[tuple[float, str]] = field(default_factory=list)  # since when, which address
     reported: Callable[[TaskId, ShimStatus], None] | None = None
 
     @property
     def boot_id(self) -> str:
         return f"{self.node}-boot-{self.boots}"
+
+    def interfaces(self) -> tuple[Interface, ...]:
+        """One network, and what every machine has of its own and no other can reach."""
+        address = (
+            f"10.{int(self.rewired)}.0.{1 + int(self.inventory.machine_id.rpartition('-')[2])}"
+        )
+        if not self.wired or self.wired[-1][1] != address:
+            self.wired.append((self.world.now, address))
+        return (
+            Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
+            Interface("eth0", InterfaceKind.ETHERNET, (f"{address}/24",)),
+        )
+
+    def described(self) -> Inventory:
+        return msgspec.structs.replace(self.inventory, interfaces=self.interfaces())
+
+    def had(self, address: str, since: float) -> bool:
+        """Whether the address was this machine's at that moment or after it."""
+        ends = [begin for begin, _ in self.wired[1:]] + [float("inf")]
+        return any(
+            mine == address and end >= since
+            for (_, mine), end in zip(self.wired, ends, strict=True)
+        )
 
     def free_ports(self, count: int) -> tuple[int, ...]:
         """Ports on which nothing listens now, as found by binding them."""

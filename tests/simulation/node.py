@@ -12,9 +12,9 @@ from agent.core import stimuli as s
 from agent.core.shim import ShimCommand, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol.ids import TaskId
+from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, PrepareTask, Refusal
+from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Command, PrepareTask, Refusal
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.machine import Machine
@@ -53,6 +53,7 @@ class Node:
         self.frozen = False
         self.spawn_fails = 0.0
         self.misnames = 0.0  # how often a peer's name is somebody else's here
+        self.unmeets = 0.0  # how often the rendezvous port is taken, or not reached from here
         self.dawdles = 0.0  # how often a step of the shell takes seconds
         self.state: State | None = None
         self.connection: Connection | None = None
@@ -82,7 +83,7 @@ class Node:
         self._arranging.clear()
         machine = self.machine
         self.state = State(
-            Identity(self.name, f"id-{self.name}", machine.boot_id, "0.1.0", machine.inventory),
+            Identity(self.name, f"id-{self.name}", machine.boot_id, "0.1.0", machine.described()),
             cluster=self.cluster,
         )
         self.world.log(f"{self.name} agent starts")
@@ -219,8 +220,21 @@ class Node:
             self.feed(s.ShimFailed(task, "cannot fork"))
             return
         folder = self.machine.make_folder(task, prepare.ports)
-        self.feed(s.TaskPlaced(task, folder.paths, folder.ports))
+        interfaces = self.machine.interfaces()
+        self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces))
         self._later(self._pause(0.01), partial(self._start_shim, task))
+
+    def rewire(self, *, rewired: bool) -> None:
+        """The machine is in another network; its agent notices when that has settled."""
+        if self.machine.rewired is rewired:
+            return
+        self.machine.rewired = rewired
+        self.machine.interfaces()
+        if self.up:
+            self._later(1.0, self._look_at_network)
+
+    def _look_at_network(self) -> None:
+        self.feed(s.NetworkSeen(self.machine.interfaces()))
 
     def _start_shim(self, task: TaskId) -> None:
         if task in self.machine.folders and self.machine.folders[task].shim is None:
@@ -255,6 +269,12 @@ class Node:
             self.world.met["name_unresolved"] += 1
             refusal = Refusal("hosts_unresolved", "a peer has another address here")
             self.feed(s.NetworkRefused(task, refusal))
+            return
+        if self.world.chance(self.unmeets):
+            launcher = parse_task_id(task)[2] == 0
+            self.world.met["port_taken" if launcher else "launcher_unreachable"] += 1
+            code = PORT_TAKEN if launcher else UNREACHABLE
+            self.feed(s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher)))
             return
         self.checkers.network_proved(task)
         self.feed(s.NetworkArranged(task))

@@ -1,5 +1,7 @@
 """The log store: `logs/<job>/<attempt>/<node_rank>/<kind>[.<rank>]` below the state folder.
 
+A task that wrote nothing has no folder there, only a line in `logs/<job>/<attempt>/silent`.
+
 Bytes are appended on the loop (a copy into the page cache) and synced by a thread, all streams
 together, at most 200 ms after they came. What an agent is told to be stored is on disk.
 """
@@ -17,7 +19,7 @@ import structlog
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import FileError
-from muster.daemon.files import sync_directory, write_atomic, write_unsynced
+from muster.daemon.files import sync_directory, write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.logs import StreamId
 from orchestrator.shell.changes import Changes
@@ -27,6 +29,7 @@ from orchestrator.shell.logs.stream import LogStoreError, StreamFile, StreamKey,
 SYNC_EVERY_S: Final = 0.2
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
+_SILENT: Final = "silent"
 _JOBS_KEPT: Final = 1024
 _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
 
@@ -53,6 +56,7 @@ class JobLogs:
 
     def _load(self) -> None:
         for attempt in _numbers(self.root):
+            self.stored.update((attempt, rank) for rank in _lines(self.root / str(attempt)))
             for node_rank in _numbers(self.root / str(attempt)):
                 folder = self.root / str(attempt) / str(node_rank)
                 for entry in os.scandir(folder):
@@ -171,16 +175,16 @@ class LogStore:
         mine = [s for key, s in job.streams.items() if key[:2] == (attempt, node_rank)]
         if len(mine) < streams or not all(stream.ended for stream in mine):
             return False
-        folder = self._folder(job, attempt, node_rank)
-        marker = msgspec.json.encode(_Marker(len(mine)))
         try:
             if mine:
+                folder = self._folder(job, attempt, node_rank)
+                marker = msgspec.json.encode(_Marker(len(mine)))
                 await self._synced()
                 await asyncio.to_thread(write_atomic, folder / _MARKER, marker, 0o600)
             else:
                 # Many tasks have not written a byte, so there is none to lose in a power cut.
-                write_unsynced(folder / _MARKER, marker, 0o600)
-        except FileError as error:
+                _note_silent(job.root / str(attempt), node_rank)
+        except (FileError, OSError) as error:
             raise LogStoreError(str(error)) from error
         job.stored.add((attempt, node_rank))
         for stream in mine:
@@ -265,6 +269,30 @@ def _sync(files: Iterable[Path], folders: Iterable[Path]) -> None:
             sync_directory(folder)
     except OSError as error:
         raise LogStoreError(f"logs cannot be put on disk: {error}") from error
+
+
+def _note_silent(folder: Path, node_rank: int) -> None:
+    """Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    path = f"{folder}/{_SILENT}"
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
+    try:
+        os.write(fd, b"%d\n" % node_rank)
+    finally:
+        os.close(fd)
+
+
+def _lines(folder: Path) -> list[int]:
+    """The node ranks of tasks without output; a line that a power cut has torn is none."""
+    try:
+        text = (folder / _SILENT).read_bytes()
+    except FileNotFoundError:
+        return []
+    return [int(line) for line in text.split(b"\n")[:-1] if line.isdigit()]
 
 
 def _numbers(folder: Path) -> list[int]:

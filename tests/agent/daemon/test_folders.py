@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,15 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     finally:
         os.close(above)
     assert (outside / "kept").read_text() == "kept"
+
+
+def test_an_attempt_can_begin_while_the_one_before_it_is_removed(tmp_path: Path) -> None:
+    folders = Folders(tmp_path, None)
+    with ThreadPoolExecutor(2) as both:
+        for number in range(1, 200):
+            old, new = (TaskId(f"7.{number + more}.0") for more in (0, 1))
+            if number == 1:
+                folders.create(prepare(old), ())
+            begun = both.submit(folders.create, prepare(new), ())
+            both.submit(folders.remove, old).result()
+            assert Path(begun.result().output).is_dir()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -290,13 +290,12 @@ def test_what_slipped_in_outlives_a_crash_at_the_exchange(
 
 
 @pytest.fixture
-def mounted(path: Path, tmp_path: Path) -> Path:
-    """The file as a bind mount, as in a container or under ReadWritePaths; in a mount namespace
-    of the test's own process it would go with it, so the test unmounts."""
+def mounted(path: Path, tmp_path: Path) -> Iterator[Path]:
+    """The file as a bind mount, as in a container or under ReadWritePaths."""
     target = tmp_path / "mounted"
     target.touch()
     subprocess.run(["mount", "--bind", path, target], check=True)
-    yield target  # type: ignore[misc]
+    yield target
     subprocess.run(["umount", target], check=True)
 
 

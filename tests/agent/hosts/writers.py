@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -38,7 +39,7 @@ def lockf(path: Path, number: int) -> None:
     _locked(path, number, lambda fd: fcntl.lockf(fd, fcntl.LOCK_EX))
 
 
-def _locked(path: Path, number: int, lock) -> None:  # type: ignore[no-untyped-def]
+def _locked(path: Path, number: int, lock: Callable[[int], None]) -> None:
     with path.open("r+b") as file:
         lock(file.fileno())
         text = file.read()

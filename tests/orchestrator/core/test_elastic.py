@@ -13,6 +13,7 @@ from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.state import State, Task
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+from tests.orchestrator.core.test_meeting import eth
 
 KILLED = ExitStatus(signal=9)
 
@@ -215,3 +216,21 @@ def test_replay_gives_the_same_gang() -> None:
         (t.id, t.node, t.state, t.left, t.joined) for t in tasks(cluster)
     ]
     assert check(replayed) == []
+
+
+def test_only_who_is_on_the_gangs_network_joins() -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{number}/24"))
+    cluster.submit(spec(nodes=2, max_nodes=4, rendezvous="c10d"))
+    cluster.run_gang(1)
+    cluster.join("far", interfaces=eth("e0", "10.9.0.3/24"))
+    assert len(tasks(cluster)) == 2
+    cluster.join("near", interfaces=eth("e1", "10.0.0.4/24"))
+    assert [t.node for t in tasks(cluster)] == ["n1", "n2", "near"]
+    cluster.prepare(task(1, 1, 2), address="192.0.2.4", interface="mgmt")
+    (plan,) = cluster.commands("near", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert plan.argv[plan.argv.index("--local-addr") + 1] == "10.0.0.4"
+    assert plan.env["GLOO_SOCKET_IFNAME"] == "e1"
+    assert check(cluster.state) == []

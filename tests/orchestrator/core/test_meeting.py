@@ -284,6 +284,23 @@ def test_of_a_pair_that_does_not_meet_both_are_left_out() -> None:
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n3", "n4"]
 
 
+def test_a_bad_launcher_among_three_is_found_by_pairs() -> None:
+    cluster = arranging(2, spare=1)
+    tried = []
+    for number in (1, 2, 3):
+        nodes = [t.node for t in cluster.job(1).attempts[-1].tasks]
+        tried.append(nodes)
+        if "n1" not in nodes:
+            break
+        if number > 1:
+            for rank in (0, 1):
+                cluster.prepare(task(1, number, rank))
+        no = Refusal(UNREACHABLE, "as told", node_fault=True)
+        cluster.report(task(1, number, 1), TaskState.PREPARED, prepared=prepared(), refusal=no)
+        roll_back(cluster, 2)
+    assert tried == [["n1", "n2"], ["n1", "n3"], ["n2", "n3"]]
+
+
 def test_a_worker_that_says_nothing_is_not_waited_for() -> None:
     cluster = arranging(3)
     refuse(cluster, 1, UNREACHABLE)

@@ -144,6 +144,27 @@ def test_nothing_is_done_before_it_is_on_disk(tmp_path: Path) -> None:
     with_owner(tmp_path, main)
 
 
+def test_a_beat_is_a_turn_of_the_owner(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.coordinator.beat()  # with nothing to do
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.happened.until("commit begins")
+        beat = asyncio.create_task(rig.coordinator.beat())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not beat.done(), "an owner that hangs has no pulse"
+        rig.journal.gate.set()
+        await beat
+        await submitting
+
+    rig = with_owner(tmp_path, main)
+    with pytest.raises(CoordinatorStoppedError):
+        asyncio.run(rig.coordinator.beat())
+
+
 def test_what_comes_together_is_committed_once(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()

@@ -329,12 +329,12 @@ MUTANTS = (
         "a port that is leased is given again, and the books are not read",
         _unseen(_put(follow, "choose_meeting", _first_port)),
         ("ports",),
-        seed=39,
+        seed=83,
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
         _unseen(_put(follow, "_all_arranged", _any_arranged)),
-        ("gang",),
+        ("gang", "hosts"),
         seed=1,
     ),
 )

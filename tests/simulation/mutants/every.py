@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, hosts, links, ours
+from tests.simulation.mutants import books, hosts, links, networks, ours
 
-EVERY = (*books.MUTANTS, *hosts.MUTANTS, *links.MUTANTS, *ours.MUTANTS)
+EVERY = (*books.MUTANTS, *hosts.MUTANTS, *links.MUTANTS, *networks.MUTANTS, *ours.MUTANTS)

@@ -1,0 +1,290 @@
+"""The host tables of an agent: written, proved, refused in words, and taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.config import Hosts as Settings
+from agent.hosts import hosts as module
+from agent.hosts.hosts import Hosts, mode_of
+from agent.hosts.proof import Resolver
+from agent.hosts.table import PrivateTables, TableRefused
+from muster.daemon.errors import ConfigError
+from muster.protocol.hosts import with_block
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import ArrangeTask, Refusal
+from tests.agent.hosts.test_proof import TABLE, Book
+
+TASK = TaskId("42.1.0")
+OTHER = TaskId("7.2.0")
+BASE = b"127.0.0.1 localhost\n127.0.1.1 node-a # debian\n"
+
+
+def plan(hosts: tuple[tuple[str, str], ...] = TABLE, **more: Any) -> ArrangeTask:
+    return ArrangeTask(TASK, (), {}, hosts, "", **more)
+
+
+def config(folder: Path, mode: str = "file", **more: Any) -> AgentConfig:
+    settings = Settings(mode=mode, file=folder / "hosts")  # type: ignore[arg-type]
+    return AgentConfig(node="node-a", state_dir=folder, hosts=settings, **more)
+
+
+def hosts_of(folder: Path, mode: str = "file", book: Book | None = None) -> Hosts:
+    return Hosts(config(folder, mode), lambda task: folder / f"{task}.hosts", book or Book())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts"
+    path.write_bytes(BASE)
+    return path
+
+
+def live(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(story())
+
+
+def now(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def refused(found: Refusal | tuple[str, ...], code: str) -> str:
+    assert isinstance(found, Refusal)
+    assert found.code == code
+    return found.text
+
+
+def test_a_table_comes_and_goes(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        hosts = hosts_of(tmp_path)
+        assert await hosts.arrange(TASK, plan()) == ()
+        assert now(path) == with_block(BASE, "42.1", TABLE)
+        await hosts.drop(TASK)
+        assert now(path) == BASE
+        await hosts.drop(TASK)
+
+    live(story)
+
+
+def test_two_attempts_may_hold_the_same_names(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        hosts = hosts_of(tmp_path)
+        assert await hosts.arrange(OTHER, plan()) == ()
+        assert await hosts.arrange(TASK, plan()) == ()
+        await hosts.drop(OTHER)
+        assert now(path) == with_block(BASE, "42.1", TABLE)
+
+    live(story)
+
+
+def test_a_name_that_another_attempt_has_elsewhere_is_refused_with_its_number(
+    path: Path, tmp_path: Path
+) -> None:
+    path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
+
+    async def story() -> None:
+        text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
+        assert "attempt 2 of job 7" in text
+        assert "10.5.5.5" in text
+        assert now(path) == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
+
+    live(story)
+
+
+def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
+    path.write_bytes(BASE + b"10.9.9.9 node-b\n")
+
+    async def story() -> None:
+        text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
+        assert f"line 3 of {path}" in text
+        assert "node-b" in text
+        assert "10.9.9.9" in text
+        assert now(path) == BASE + b"10.9.9.9 node-b\n"
+        also = (("node-b", "10.9.9.9"),)
+        assert await hosts_of(tmp_path).arrange(TASK, plan(also=also)) == ()
+
+    live(story)
+
+
+def test_a_table_that_could_spoil_the_file_is_refused_whole(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        for evil in (("b\n6.6.6.6 bank", "10.0.0.2"), ("b", "10.0.0.2\n#"), ("b #", "10.0.0.2")):
+            found = await hosts_of(tmp_path).arrange(TASK, plan((*TABLE, evil)))
+            assert "\n" not in refused(found, "hosts_bad_table")
+        assert now(path) == BASE
+
+    live(story)
+
+
+def test_names_that_do_not_resolve_are_a_refusal(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.hosts.proof.SETTLE_S", 0.0)
+    book = Book()
+    book.names["node-b"] = ["10.9.9.9"]
+
+    async def story() -> None:
+        text = refused(
+            await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved"
+        )
+        assert "node-b leads to 10.9.9.9" in text
+        assert str(path) in text
+
+    live(story)
+
+
+def test_the_own_name_on_debians_line_is_a_warning(path: Path, tmp_path: Path) -> None:
+    book = Book()
+    book.names["node-a"] = ["127.0.1.1"]
+
+    async def story() -> None:
+        found = await hosts_of(tmp_path, book=book).arrange(TASK, plan())
+        assert isinstance(found, tuple)
+        assert "127.0.1.1" in found[0]
+
+    live(story)
+
+
+def test_a_resolver_that_hangs_hangs_nobody(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROOF_S", 0.05)
+    never = threading.Event()
+
+    class Dead(Book):
+        def addresses(self, name: str) -> list[str]:
+            never.wait(60.0)
+            return []
+
+    async def story() -> None:
+        text = refused(
+            await hosts_of(tmp_path, book=Dead()).arrange(TASK, plan()), "hosts_unresolved"
+        )
+        assert "name server" in text
+        never.set()
+
+    live(story)
+
+
+def test_at_the_start_only_what_lives_keeps_its_names(path: Path, tmp_path: Path) -> None:
+    text = with_block(BASE, "42.1", TABLE)
+    path.write_bytes(with_block(text, "7.2", [("x", "10.1.1.1")]))
+
+    async def story() -> None:
+        await hosts_of(tmp_path).begin([TASK])
+        assert now(path) == text
+        await hosts_of(tmp_path).begin([])
+        assert now(path) == BASE
+
+    live(story)
+
+
+def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
+    async def story() -> None:
+        hosts = hosts_of(tmp_path, "off", Book(names={}))
+        await hosts.begin([])
+        assert await hosts.arrange(TASK, plan()) == ()
+        assert hosts.off
+        assert now(path) == BASE
+
+    live(story)
+
+
+def test_a_file_that_cannot_be_written_is_a_refusal_or_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "hosts").mkdir()
+
+    async def story() -> None:
+        found = await hosts_of(tmp_path).arrange(TASK, plan())
+        assert "hosts" in refused(found, "hosts_unwritable")
+
+    live(story)
+
+
+def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.hosts.proof.SETTLE_S", 0.0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "hosts").mkdir()
+
+    async def story() -> None:
+        found = await hosts_of(tmp_path, "auto", Book(names={})).arrange(TASK, plan())
+        assert isinstance(found, tuple)
+        assert "no names here but those that they had" in found[0]
+        assert "node-b" in " ".join(found[1:])
+
+    live(story)
+
+
+def test_which_mode_an_agent_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert mode_of(config(tmp_path, "auto")) == "file"
+    assert mode_of(config(tmp_path, "auto", shared_host=True)) == "off"
+    assert mode_of(config(tmp_path, "private", shared_host=True)) == "private"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert mode_of(config(tmp_path, "auto")) == "off"
+    assert mode_of(config(tmp_path, "file")) == "file"
+    with pytest.raises(ConfigError, match="private"):
+        mode_of(config(tmp_path, "private"))
+
+
+def test_agents_of_one_machine_cannot_all_write_its_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="shared_host"):
+        config(tmp_path, "file", shared_host=True)
+
+
+def test_the_default_is_the_machines_own_file() -> None:
+    assert Settings() == Settings(mode="auto", file=Path("/etc/hosts"))
+
+
+# --- a file for each job ------------------------------------------------------------------------
+
+PRIVATE = (("zz-node-a", "127.0.0.2"), ("zz-node-b", "127.0.0.3"))
+
+
+@pytest.mark.root
+def test_a_private_table_is_proved_where_the_job_will_see_it(tmp_path: Path) -> None:
+    machine = Path("/etc/hosts")
+    before = machine.read_bytes()
+    settings = Settings(mode="private", file=machine)
+    own = AgentConfig(node="zz-node-a", state_dir=tmp_path, hosts=settings, shared_host=True)
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"an older and longer text " * 1000)
+
+    async def story() -> None:
+        hosts = Hosts(own, lambda _: mine)
+        found = await hosts.arrange(TASK, plan(PRIVATE))
+        assert found == ()
+        assert mine.read_bytes() == with_block(before, "42.1", PRIVATE)
+        await hosts.drop(TASK)
+
+    live(story)
+    assert machine.read_bytes() == before
+    assert Resolver().addresses("zz-node-b") == []
+
+
+def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_said(
+    path: Path, tmp_path: Path
+) -> None:
+    path.write_bytes(BASE + b"10.9.9.9 node-b other\n")
+    mine = tmp_path / "mine"
+    mine.touch()
+    tables = PrivateTables(path, lambda _: mine)
+    (warning,) = tables.put(TASK, TABLE, (), "10.0.0.1")
+    assert f"line 3 of {path}" in warning
+    text = b"127.0.0.1 localhost\n10.9.9.9\tother\n"
+    assert mine.read_bytes() == with_block(text, "42.1", TABLE)
+    assert path.read_bytes() == BASE + b"10.9.9.9 node-b other\n"
+
+
+def test_a_task_without_a_file_of_its_own_is_refused(path: Path, tmp_path: Path) -> None:
+    tables = PrivateTables(path, lambda _: tmp_path / "missing")
+    with pytest.raises(TableRefused, match="missing"):
+        tables.put(TASK, TABLE, (), "10.0.0.1")

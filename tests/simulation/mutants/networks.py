@@ -1,0 +1,44 @@
+"""Planted bugs of the network of a gang: none in common, or not the one that is there now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.core import decide as agent_decide
+from muster.protocol.interfaces import Endpoint
+from orchestrator.core import decide, meeting
+from orchestrator.core.network import Common
+from orchestrator.core.state import Node
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _put
+
+
+def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> Common:
+    interfaces = [node.inventory.interfaces[-1] for node in nodes]
+    addresses = [interface.addresses[0].partition("/")[0] for interface in interfaces]
+    return Common(
+        tuple(Endpoint(node.name, address) for node, address in zip(nodes, addresses, strict=True)),
+        "",
+    )
+
+
+MUTANTS = (
+    Mutant(
+        "each node of a gang has its own network",
+        _put(meeting, "choose", _each_its_own),
+        ("network",),
+        seed=20,
+    ),
+    Mutant(
+        "the coordinator does not hear that a network has changed",
+        _put(decide, "_changed_network", lambda *_: []),
+        ("network", "I10"),
+        seed=4,
+    ),
+    Mutant(
+        "an agent keeps to itself that its network has changed",
+        _put(agent_decide, "_changed", lambda *_: []),
+        ("network", "I10"),
+        seed=1,
+    ),
+)
