@@ -25,11 +25,13 @@ SCHEMA: Final = 1
 class Durability(enum.Enum):
     """When a fact must be on disk.
 
-    SYNC: before anything is done because of it. LAZY: with the next sync; an agent would report
+    SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and a
+    moment may pass in which more of its kind come. LAZY: with the next sync; an agent would report
     it again. EPHEMERAL: never; it is about connections of this process.
     """
 
     SYNC = "sync"
+    PATIENT = "patient"
     LAZY = "lazy"
     EPHEMERAL = "ephemeral"
 
@@ -308,6 +310,8 @@ Durable = (
 
 Fact = Durable | Ephemeral
 
+# What follows from the last of them is another fact, and that one does not wait.
+_PATIENT: Final = (TaskExited, TaskCleaned)
 _LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
 _EPHEMERAL: Final = (
     NodeConnected,
@@ -322,4 +326,6 @@ _EPHEMERAL: Final = (
 def durability(fact: Fact) -> Durability:
     if isinstance(fact, _EPHEMERAL):
         return Durability.EPHEMERAL
+    if isinstance(fact, _PATIENT):
+        return Durability.PATIENT
     return Durability.LAZY if isinstance(fact, _LAZY) else Durability.SYNC

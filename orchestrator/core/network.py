@@ -62,9 +62,11 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One address of one node; the lower `rank`, the better the network."""
+    """One address of one node; the lower `rank`, the better the network. `order`: of several of one
+    node the least is taken."""
 
-    subnet: Subnet
+    subnet: str
+    version: int
     address: str
     interface: str
     kind: InterfaceKind
@@ -72,12 +74,7 @@ class _Place:
     speed_mbps: int
     running: bool
     pinned: bool
-
-    @property
-    def order(self) -> tuple[int, int, int, int, str]:
-        """Of several of one node the least is taken; eth2 comes before eth10."""
-        name = self.interface
-        return (self.rank, -self.speed_mbps, self.subnet.version, len(name), name)
+    order: tuple[int, int, int, int, str]
 
 
 def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apart:
@@ -148,22 +145,31 @@ def _keys(node: Node, networks: Sequence[str]) -> set[object]:
 def _places(interfaces: tuple[Interface, ...]) -> tuple[_Place, ...]:
     """Every usable address, the best first; what cannot be read is left out."""
     found = [
-        _Place(
-            subnet=ipaddress.ip_interface(text).network,
-            address=text.partition("/")[0],
-            interface=interface.name,
-            kind=interface.kind,
-            rank=_rank(interface),
-            speed_mbps=interface.speed_mbps,
-            running=interface.running,
-            pinned=interface.pinned,
-        )
+        _place(interface, text)
         for interface in interfaces
         if usable_name(interface.name) or (interface.pinned and not interface.name)
         for text in interface.addresses
         if usable_address(text)
     ]
     return tuple(sorted(found, key=lambda place: place.order))
+
+
+def _place(interface: Interface, text: str) -> _Place:
+    subnet = ipaddress.ip_interface(text).network
+    rank, name = _rank(interface), interface.name
+    return _Place(
+        subnet=str(subnet),
+        version=subnet.version,
+        address=text.partition("/")[0],
+        interface=name,
+        kind=interface.kind,
+        rank=rank,
+        speed_mbps=interface.speed_mbps,
+        running=interface.running,
+        pinned=interface.pinned,
+        # eth2 comes before eth10.
+        order=(rank, -interface.speed_mbps, subnet.version, len(name), name),
+    )
 
 
 def _rank(interface: Interface) -> int:
@@ -188,13 +194,19 @@ def _allowed(node: Node, entry: str | None) -> list[_Place]:
         return [place for place in places if place.pinned]
     if entry is None:
         return [place for place in places if place.rank != _NEVER and place.running]
-    subnet = cidr(entry)
     running = [place for place in places if place.running]
-    if subnet is None:
+    if cidr(entry) is None:
         return [place for place in running if place.interface == entry]
-    return [place for place in running if ipaddress.ip_address(place.address) in subnet]
+    return [place for place in running if _inside(place.address, entry)]
 
 
+@lru_cache(maxsize=16_384)
+def _inside(address: str, entry: str) -> bool:
+    subnet = cidr(entry)
+    return subnet is not None and ipaddress.ip_address(address) in subnet
+
+
+@lru_cache(maxsize=1024)
 def cidr(entry: str) -> Subnet | None:
     """The network that an entry of `networks` writes; None where it is an interface's name."""
     try:
@@ -211,8 +223,8 @@ def _shared(
     by_subnet = [{place.subnet: place for place in reversed(some)} for some in allowed]
     common = set(by_subnet[0]).intersection(*by_subnet[1:])
     found = [[mine[subnet] for mine in by_subnet] for subnet in common]
-    usable = [gang for gang in found if not _doubled(nodes, gang, doubled)]
-    return min(usable, key=_gang_order, default=None)
+    found.sort(key=_gang_order)
+    return next((gang for gang in found if not _doubled(nodes, gang, doubled)), None)
 
 
 def _routed(
@@ -220,7 +232,7 @@ def _routed(
 ) -> list[_Place] | None:
     """One address a node, all of one family."""
     for version in (4, 6):
-        some = [[p for p in mine if p.subnet.version == version] for mine in allowed]
+        some = [[p for p in mine if p.version == version] for mine in allowed]
         if all(some):
             gang = [mine[0] for mine in some]
             if not _doubled(nodes, gang, doubled):
@@ -234,10 +246,10 @@ def _gang_order(gang: Sequence[_Place]) -> tuple[int, int, int, int, str, str]:
     return (
         max(place.rank for place in gang),
         -min(place.speed_mbps for place in gang),
-        gang[0].subnet.version,
+        gang[0].version,
         len(name),
         name,
-        str(gang[0].subnet),
+        gang[0].subnet,
     )
 
 
@@ -268,7 +280,7 @@ def _endpoints(nodes: Sequence[Node], gang: Sequence[_Place]) -> tuple[Endpoint,
 
 def _why(nodes: Sequence[Node], gang: Sequence[_Place], entry: str | None) -> str:
     subnets = {place.subnet for place in gang}
-    where = str(gang[0].subnet) if len(subnets) == 1 else f"{len(subnets)} subnets"
+    where = gang[0].subnet if len(subnets) == 1 else f"{len(subnets)} subnets"
     names = sorted({place.interface for place in gang if place.interface})
     on = f" on {', '.join(names[:_NODES_TOLD])}" if names else ""
     if all(place.pinned for place in gang):

@@ -32,6 +32,7 @@ from orchestrator.shell.inbox import Inbox, Received
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
+PATIENCE_S: Final = 0.005
 
 _log = structlog.get_logger("muster.coordinator")
 _MILESTONES: Final = (
@@ -190,22 +191,15 @@ class Coordinator:
     async def _step(self, batch: list[Received]) -> None:
         facts: list[f.Fact] = []
         actions: list[a.Action] = []
-        sync = self._flush_due
-        for received in batch:
-            decided = turn(self.state, received.stimulus, received.at, self._limits)
-            actions += decided.actions
-            for fact in decided.facts:
-                facts.append(fact)
-                durability = f.durability(fact)
-                if durability is not f.Durability.EPHEMERAL:
-                    self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
-                    sync = sync or durability is f.Durability.SYNC
-        if self._staged:
-            if sync:
+        due = self._judge(batch, facts, actions)
+        if due is f.Durability.PATIENT:
+            await self._for_company(facts, actions)
+        if due is not None:
+            self._flush_due = False
+            if self._staged:
                 await self._commit()
-            elif self._flush is None:
-                self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
-        self._flush_due = self._flush_due and not sync
+        elif self._staged and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
         for action in actions:
             self._perform(action)
         self.changes.bump(_touched(facts))
@@ -219,6 +213,39 @@ class Coordinator:
         await asyncio.sleep(0)
         for fact in facts:
             _log_fact(fact)
+
+    def _judge(
+        self, batch: list[Received], facts: list[f.Fact], actions: list[a.Action]
+    ) -> f.Durability | None:
+        """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
+        before the actions are taken."""
+        found: set[f.Durability] = {f.Durability.SYNC} if self._flush_due else set()
+        for received in batch:
+            decided = turn(self.state, received.stimulus, received.at, self._limits)
+            actions += decided.actions
+            for fact in decided.facts:
+                facts.append(fact)
+                durability = f.durability(fact)
+                if durability is not f.Durability.EPHEMERAL:
+                    self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
+                    found.add(durability)
+        for durability in (f.Durability.SYNC, f.Durability.PATIENT):
+            if durability in found:
+                return durability
+        return None
+
+    async def _for_company(self, facts: list[f.Fact], actions: list[a.Action]) -> None:
+        """Judge what else comes in a moment, so that it shares the commit; less than a moment where
+        somebody waits for it."""
+        self._committing = True
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while (
+                    self._judge(await self._inbox.take(), facts, actions) is not f.Durability.SYNC
+                ):
+                    pass
+        except TimeoutError:
+            pass
 
     async def _commit(self) -> None:
         staged, self._staged = self._staged, []

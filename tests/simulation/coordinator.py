@@ -26,6 +26,7 @@ from tests.simulation.network import Connection, Network
 from tests.simulation.world import World
 
 LAZY_FLUSH_S = 0.2
+PATIENCE_S = 0.005
 Answered = Callable[[a.Result], None]
 
 
@@ -69,6 +70,8 @@ class Coordinator:
         self._busy = False
         self._deferred: list[Callable[[], None]] = []
         self._flush_at: float | None = None
+        self._held: list[a.Action] = []  # until the commit that waits for company
+        self._patient = False
         self._timers: dict[a.Timer, float] = {}
         self._sessions: dict[SessionId, Connection] = {}
         self._next_session = 1
@@ -92,6 +95,7 @@ class Coordinator:
         self._sessions.clear()
         self._requests.clear()
         self._busy, self._flush_at = False, None
+        self._held, self._patient = [], False
         self.state = self.disk.replay()
         self.world.log(f"coordinator starts, epoch {self.state.epoch + 1}")
         self.checkers.restarted(self.state)
@@ -190,39 +194,49 @@ class Coordinator:
         """Judge everything that has come in, stage the facts, and sync before acting."""
         while self._inbox or flush:
             batch, self._inbox = self._inbox, []
-            actions: list[a.Action] = []
-            sync = flush
+            due: set[f.Durability] = {f.Durability.SYNC} if flush else set()
             flush = False
             for stimulus, received in batch:
                 self.world.steps += 1
                 done = turn(self.state, stimulus, received, self.limits)
-                actions += done.actions
-                sync |= self._stage(done.facts, received)
+                self._held += done.actions
+                due |= self._stage(done.facts, received)
                 self.checkers.turned(self.state, done.facts)
-            if sync and self.disk.staged:
-                self._commit(actions)
+            if f.Durability.SYNC in due and self.disk.staged:
+                self._commit()
                 return
+            if f.Durability.PATIENT in due and not self._patient:
+                self._patient = True
+                self._later(PATIENCE_S, self._impatient)
             if self.disk.staged and self._flush_at is None:
                 self._flush_at = self.world.now
                 self._later(LAZY_FLUSH_S, partial(self._flush, self._flush_at))
-            for action in actions:
-                self._perform(action)
+            if not self._patient:
+                actions, self._held = self._held, []
+                for action in actions:
+                    self._perform(action)
 
-    def _stage(self, facts: list[f.Fact], received: Instant) -> bool:
-        sync = False
+    def _stage(self, facts: list[f.Fact], received: Instant) -> set[f.Durability]:
+        found: set[f.Durability] = set()
         for fact in facts:
             durability = f.durability(fact)
             if durability is not f.Durability.EPHEMERAL:
                 self.world.log(f"fact {type(fact).__name__} {_brief(fact)}")
                 self.disk.stage(fact, received.wall)  # type: ignore[arg-type]
-                sync = sync or durability is f.Durability.SYNC
-        return sync
+                found.add(durability)
+        return found
+
+    def _impatient(self) -> None:
+        if self._patient and not self._busy:
+            self._step(flush=True)
 
     def _flush(self, at: float) -> None:
         if self._flush_at == at and not self._busy:
             self._step(flush=True)
 
-    def _commit(self, actions: list[a.Action]) -> None:
+    def _commit(self) -> None:
+        actions, self._held = self._held, []
+        self._patient = False
         self._busy = True
         self._flush_at = None
         rng = self.world.rng

@@ -126,3 +126,19 @@ def test_an_agent_imports_no_torch(tmp_path: Path) -> None:
             assert "libtorch" not in maps
 
     asyncio.run(story())
+
+
+def test_ports_that_any_program_gets_are_refused_at_the_start(tmp_path: Path) -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert high - low > 20
+    ports = {"first": high - 10, "last": high}
+    code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", ports=ports))
+    assert code == 1
+    assert f"ports: {high - 10} to {high} lies within the kernel's own range" in text
+    assert "Traceback" not in text
+
+
+def test_an_interface_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+    code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", interface="ib77"))
+    assert code == 1
+    assert "interface: ib77 has no address on this node; those that have one:" in text

@@ -11,6 +11,7 @@ import pytest
 
 from agent.probe.netlink import Link, LinkAddress, Network
 from agent.probe.network import NetworkProbe, interfaces_of, pin
+from examples.rig.rig import missing
 from muster.protocol.interfaces import (
     ADDRESSES_MAX,
     INTERFACES_MAX,
@@ -20,6 +21,13 @@ from muster.protocol.interfaces import (
 )
 
 UP = 0x1 | 0x40
+
+
+def needs_namespaces() -> None:
+    if why := missing():
+        pytest.skip(why)
+
+
 LO = Link(1, "lo", 772, UP, mtu=65536)
 ETH = Link(2, "eth0", 1, UP, mtu=1500)
 
@@ -247,6 +255,7 @@ def test_this_machine_has_its_loopback_and_asks_the_kernel_once() -> None:
 
 @pytest.mark.root
 def test_a_change_is_noticed_when_it_has_settled() -> None:
+    needs_namespaces()
     program = """
 import asyncio, subprocess
 from agent.probe.changes import watch
@@ -272,6 +281,7 @@ asyncio.run(story())
 
 @pytest.mark.root
 def test_a_namespace_is_read_as_it_is_and_read_again_when_it_changes() -> None:
+    needs_namespaces()
     program = """
 import json, subprocess
 import msgspec

@@ -266,6 +266,61 @@ def test_what_may_wait_for_the_next_commit_does_not_wait_long(tmp_path: Path) ->
     with_owner(tmp_path, main)
 
 
+def test_ends_that_trickle_in_share_the_commit_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes never end at one time, and only for the last of them somebody waits."""
+    monkeypatch.setattr("orchestrator.shell.coordinator.PATIENCE_S", 1000.0)
+    names = [NodeName(f"n{number}") for number in range(8)]
+    spec = msgspec.structs.replace(SPEC, nodes=8)
+    ended = {"prepared": prepared(), "exit": ExitStatus(code=0)}
+
+    async def main(rig: Rig) -> None:
+        put = rig.coordinator.put
+        for number, name in enumerate(names):
+            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name)
+            await put(HelloReceived(SessionId(number + 1), hello, "10.0.0.1"))
+        await rig.coordinator.request(lambda rid: SubmitReceived(rid, spec, "ann", "", "digest"))
+        tasks = rig.coordinator.state.jobs[JobId(1)].attempts[0].tasks
+
+        async def say(rank: int, state: TaskState, **more: Any) -> None:
+            session = SessionId(names.index(tasks[rank].node) + 1)
+            await put(ReportReceived(session, TaskReport(tasks[rank].id, state, **more)))
+
+        for state in (TaskState.PREPARED, TaskState.ARRANGED, TaskState.STARTED):
+            for rank in range(8):
+                await say(rank, state, prepared=prepared())
+        await rig.happened.until("StartTask", 8)
+        await rig.coordinator.beat()
+        rig.journal.commits.clear()
+        rig.happened.clear()
+        for rank in range(7):
+            await say(rank, TaskState.CLEANED, **ended)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert rig.happened == []
+        await say(7, TaskState.CLEANED, **ended)
+        await rig.happened.until("ForgetTask", 8)
+
+    rig = with_owner(tmp_path, main)
+    cleaned = [sum(isinstance(fact, f.TaskCleaned) for fact in c) for c in rig.journal.commits]
+    assert cleaned == [8]
+
+
+def test_an_end_that_stays_alone_is_on_disk_and_then_forgotten(tmp_path: Path) -> None:
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        await rig.submit()
+        rig.happened.clear()
+        task = rig.coordinator.state.jobs[JobId(1)].attempts[0].tasks[0].id
+        report = TaskReport(task, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(code=3))
+        await rig.coordinator.put(ReportReceived(S1, report))
+        await rig.happened.until("ForgetTask")
+        assert rig.happened[:2] == ["commit begins", "commit ends"]
+
+    with_owner(tmp_path, main)
+
+
 def test_a_whole_course_of_a_gang_is_five_commits(tmp_path: Path) -> None:
     """An fsync is what a launch waits for: what all nodes say at about one time shares one."""
     names = [NodeName(f"n{number}") for number in range(4)]

@@ -16,6 +16,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.faults import from_report
+from orchestrator.core.launch import Gang
 from orchestrator.core.placement import Waiting, busy, place
 from orchestrator.core.policy import after_attempt
 from orchestrator.core.reports import news
@@ -169,8 +170,8 @@ LAZY, EPHEMERAL = f.Durability.LAZY, f.Durability.EPHEMERAL
 
 
 def _counts_alike(real: Any) -> Any:
-    def ranks(job: Job, attempt: Attempt, task: Task) -> tuple[dict[str, str], ...]:
-        own = real(job, attempt, task)
+    def ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
+        own = real(task, gang)
         return tuple({**r, "RANK": str(task.rank * len(own) + i)} for i, r in enumerate(own))
 
     return ranks

@@ -207,8 +207,16 @@ def test_a_task_is_stored_when_all_its_streams_have_ended(tmp_path: Path) -> Non
 def test_a_task_without_logs_is_stored(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         assert await rig.store.end_task(TASK, 0)
+        folder = rig.root / "7" / "2"
+        assert [p.name for p in folder.iterdir()] == ["silent"], "no folder for nothing"
+        with (folder / "silent").open("ab") as file:
+            file.write(b"13")  # torn by a power cut: 130 perhaps
+
+    async def later(rig: Rig) -> None:
+        assert rig.store.job(JobId(7)).stored == {(2, 1)}
 
     with_store(tmp_path, main)
+    with_store(tmp_path, later)
 
 
 @pytest.mark.parametrize("task", ["7.2", "../../etc.1.1", "0.1.0", "7.2.1/..", "1.1.-1", ""])
