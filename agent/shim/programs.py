@@ -56,8 +56,7 @@ class Programs:
 
         def ended(how: Exit) -> None:
             self._left -= 1
-            if self._status.started_at is not None:
-                self._ranks.ended(rank, how, None)
+            self._ranks.ended(rank, how, None)
             self._ended(how)
 
         out, err = self._ranks.open(rank, local_rank)

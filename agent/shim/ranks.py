@@ -46,8 +46,12 @@ class Ranks:
     def open(self, rank: int, local_rank: int) -> tuple[int, int]:
         """The files of a rank that is about to start.
 
-        A rank that starts again goes on in the same ones.
+        A rank that starts again goes on in the same ones. The first of the node starts a new round:
+        torchrun has ended all of the one before, and numbers them anew where its gang has changed.
         """
+        if local_rank == 0:
+            self._status.ranks.clear()
+            self._status.first_failed = None
         names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
         out = self._logs.open(names[0])
         err = self._logs.open(names[1])

@@ -268,6 +268,8 @@ class Task(Outcome, Course):
             except OSError as error:
                 # torchrun's own files are better than none.
                 self._complain(f"The log of rank {rank} cannot be made: {error.strerror}.")
+            # A kill that was meant for the ranks of the round before.
+            self._loop.cancel(_CLOSING)
         gate.give_files(fds)
         for fd in fds:
             os.close(fd)

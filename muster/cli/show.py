@@ -22,7 +22,7 @@ _TASKS: Final = (
     Column("STATE"),
     Column("RANKS"),
     Column("EXIT"),
-    Column("REFUSED", elastic=True),
+    Column("REFUSED OR LEFT", elastic=True),
 )
 _RANKS_NAMED: Final = 6
 _TAIL_LINES: Final = 20
@@ -54,7 +54,7 @@ def _print_head(view: JobView, now: float | None) -> None:
         print(f"  {safe(view.reason.text)}")
     print(
         f"  user {safe(view.user)}, pool {safe(view.pool)}, priority {view.priority}, "
-        f"{view.nodes} node{'s' if view.nodes != 1 else ''}"
+        f"{view.spec.get('nodes', view.nodes)} node{'s' if view.nodes != 1 else ''}"
     )
     print(f"  submitted {moment(view.submitted_at)}{_waited(view, now)}")
     if view.started_at is not None:
@@ -128,8 +128,12 @@ def _task_row(task: TaskView) -> list[str]:
         task.state.value,
         _ranks(task),
         "-" if task.exit is None else exit_text(task.exit),
-        "" if task.refusal is None else task.refusal.text,
+        _why_not(task),
     ]
+
+
+def _why_not(task: TaskView) -> str:
+    return task.refusal.text if task.refusal is not None else task.left or ""
 
 
 def _ranks(task: TaskView) -> str:

@@ -37,7 +37,9 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class TaskView(msgspec.Struct, frozen=True):
-    """One node's part of an attempt. `warnings` are sentences."""
+    """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
+    without it.
+    """
 
     node: str
     node_rank: int
@@ -46,6 +48,7 @@ class TaskView(msgspec.Struct, frozen=True):
     ranks: tuple[RankView, ...]
     exit: ExitStatus | None
     refusal: Reason | None
+    left: str | None = None
     warnings: tuple[str, ...] = ()
 
 

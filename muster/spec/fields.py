@@ -13,7 +13,7 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import Kind, RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher, Warn
+from muster.spec.types import SCHEMA_VERSION, Launcher, Rendezvous, Warn
 
 MAX_NODES: Final = 100_000
 DAY: Final = 86400.0
@@ -23,7 +23,7 @@ _WARN_BEFORE_S: Final = 60.0  # as in Slurm
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-_RANGE: Final = re.compile(r"[0-9]+\s*(\.\.|-)\s*[0-9]*|[0-9]*\s*\.\.\s*[0-9]+")
+_RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -51,11 +51,27 @@ def launcher(text: str) -> Launcher | None:
     return Launcher(name)
 
 
-def nodes(text: str) -> int:
-    """How many nodes, all of which the job gets or none."""
-    if _RANGE.fullmatch(text.strip()):
-        raise RefusedError(later.not_yet("a range of nodes"), later.ELASTIC_NODES, Kind.LATER)
-    return whole_number(1, MAX_NODES)(text)
+def nodes(text: str) -> tuple[int, int | None]:
+    """How many nodes, all or none: a number, or the bounds of `2..4` (None: not elastic)."""
+    count = whole_number(1, MAX_NODES)
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        return count(text), None
+    low, dots, high = match.groups()
+    if dots != ".." or not low or not high:
+        raise RefusedError("is no range of nodes", f"write both bounds: `{low or 1}..{high or 4}`")
+    least, most = count(low), count(high)
+    if least > most:
+        raise RefusedError("ends before it begins", f"write `{most}..{least}`")
+    return least, most if most > least else None
+
+
+def rendezvous(text: str) -> Rendezvous:
+    """How torchruns meet."""
+    known = [known.value for known in Rendezvous]
+    if text.strip() not in known:
+        raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
+    return Rendezvous(text.strip())
 
 
 def time_limit(text: str) -> float | None:

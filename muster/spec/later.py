@@ -24,7 +24,6 @@ LATER_KEYS: Final = {
         "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
         "prepare": "use `setup`, which runs once per node and attempt",
         "rdma": "leave it out; NCCL chooses its transport, and NCCL_* variables of `env` steer it",
-        "rendezvous": "leave it out; every job uses static rendezvous",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
@@ -52,7 +51,6 @@ LATER_LAUNCHERS: Final = {
     "deepspeed": "use `launcher: torchrun`; deepspeed.initialize() works under it",
 }
 
-ELASTIC_NODES: Final = "write one number; the job starts with exactly that many nodes"
 SHIPPED_WORKDIR: Final = (
     "put the code on storage that every node mounts and write its absolute path, "
     "or clone it in `setup`"

@@ -23,6 +23,7 @@ from muster.spec.types import (
     JobSpec,
     Launcher,
     Placement,
+    Rendezvous,
     Resources,
     Retry,
     Roles,
@@ -30,6 +31,7 @@ from muster.spec.types import (
 )
 
 MAX_RETRIES: Final = 1000
+ONE_NODE: Final[tuple[int, int | None]] = (1, None)
 _GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
 _NO_COMMAND: Final = Argv(("",))
 
@@ -72,7 +74,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     job = Section(tree, "", problems)
     job.read("schema_version", fields.schema_version, SCHEMA_VERSION)
     launcher = job.read("launcher", fields.launcher, None)
-    nodes = job.read("nodes", fields.nodes, 1, "num_nodes")
+    nodes, most = job.read("nodes", fields.nodes, ONE_NODE, "num_nodes")
     nproc = read_nproc(job)
     roles = read_roles(job, nproc, lambda found: _given(job, found, launcher), caller)
     run, roles = _run(job, launcher, roles, nodes)
@@ -83,6 +85,8 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         name=_name(job, run),
         run=run,
         nodes=nodes,
+        max_nodes=most,
+        rendezvous=_rendezvous(job, launcher, elastic=most is not None),
         resources=_resources(job),
         nproc_per_node=nproc.everywhere,
         nproc_on=dict(nproc.by_node),
@@ -124,6 +128,25 @@ def _run(
         )
         return _NO_COMMAND, roles
     return of_roles
+
+
+def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Rendezvous:
+    default = Rendezvous.C10D if elastic else Rendezvous.STATIC
+    chosen = job.read("rendezvous", fields.rendezvous, default)
+    if elastic and chosen is Rendezvous.STATIC:
+        job.problems.add(
+            "rendezvous",
+            chosen.value,
+            "cannot serve a range of nodes",
+            "leave the key out, or write one number of nodes",
+        )
+    if chosen is Rendezvous.C10D and launcher not in (None, Launcher.TORCHRUN):
+        where = "nodes" if elastic else "rendezvous"
+        what = "a range of nodes" if elastic else "c10d"
+        job.problems.add(
+            where, None, f"{what} needs torchrun", "use `launcher: torchrun`, or leave it out"
+        )
+    return chosen
 
 
 def _given(job: Section, found: Found, launcher: Launcher | None) -> Command:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.spec.types import Argv, Command, JobSpec, Role, Shell, Stop
+from muster.spec.types import Argv, Command, JobSpec, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text
 
 
@@ -16,8 +16,10 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made: dict[str, object] = {
         "schema_version": spec.schema_version,
         "name": spec.name,
-        "nodes": spec.nodes,
+        "nodes": nodes_text(spec),
     }
+    if spec.rendezvous is not Rendezvous.STATIC:
+        made["rendezvous"] = spec.rendezvous.value
     resources = spec.resources
     if resources.gpu is not None:
         made["resources"] = {"gpu": gpu_text(resources.gpu, resources.gpu_model)}
@@ -60,6 +62,11 @@ def _stop(stop: Stop) -> dict[str, str]:
     if stop.warn is not None:
         made["warn"] = f"{stop.warn.signal}@{duration_text(stop.warn.before_s)}"
     return made
+
+
+def nodes_text(spec: JobSpec) -> int | str:
+    """`4`, or `2..4`."""
+    return f"{spec.nodes}..{spec.max_nodes}" if spec.elastic else spec.nodes
 
 
 def _role(role: Role) -> dict[str, object]:

@@ -11,7 +11,14 @@ from typing import Final
 from muster.spec.fields import MAX_NODES
 from muster.spec.parse import MAX_RETRIES
 from muster.spec.roles import MAX_NPROC
-from muster.spec.types import DEFAULT_POOL, DEFAULT_PRIORITY, MAX_PRIORITY, SCHEMA_VERSION, Launcher
+from muster.spec.types import (
+    DEFAULT_POOL,
+    DEFAULT_PRIORITY,
+    MAX_PRIORITY,
+    SCHEMA_VERSION,
+    Launcher,
+    Rendezvous,
+)
 
 _WARN: Final = r"^[A-Za-z0-9]+(@.+)?$"
 
@@ -41,7 +48,7 @@ def job_schema() -> Schema:
 
 
 def _properties() -> dict[str, Schema]:
-    nodes = _number("All nodes of the job.", 1, MAX_NODES, default=1)
+    nodes = _nodes_of_job()
     limit = _duration("The longest that the job may take.")
     gpu = _gpu()
     return {
@@ -62,6 +69,10 @@ def _properties() -> dict[str, Schema]:
         "launcher": {
             "enum": [launcher.value for launcher in Launcher],
             "default": Launcher.TORCHRUN.value,
+        },
+        "rendezvous": {
+            "enum": [rendezvous.value for rendezvous in Rendezvous],
+            "description": "Of torchruns. A range of nodes implies c10d.",
         },
         "run": _command("What a rank runs; under `launcher: none` a string is a bash script."),
         "env": _env(),
@@ -119,6 +130,16 @@ def _command(description: str) -> Schema:
 
 def _map(properties: dict[str, Schema]) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _nodes_of_job() -> Schema:
+    number = _number("All nodes of the job.", 1, MAX_NODES, default=1)
+    bounds: Schema = {
+        "type": "string",
+        "description": "Any number of nodes between two bounds; it may change while the job runs.",
+        "pattern": r"^[1-9][0-9]*\s*\.\.\s*[1-9][0-9]*$",
+    }
+    return {"anyOf": [number, bounds]}
 
 
 def _nproc() -> Schema:

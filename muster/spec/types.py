@@ -27,6 +27,13 @@ class Launcher(Enum):
     NONE = "none"
 
 
+class Rendezvous(Enum):
+    """How the torchruns of a gang find each other, and whether their number may change."""
+
+    STATIC = "static"
+    C10D = "c10d"
+
+
 class Argv(msgspec.Struct, frozen=True, tag="argv"):
     """Words for one program, verbatim: no shell sees them.
 
@@ -118,15 +125,18 @@ class Roles(msgspec.Struct, frozen=True):
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The job a user asked for, checked, with every default filled in.
 
-    `nproc_on` is ranks by the name of a node, and goes before the role's, which goes before
-    `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the nodes. `python`
-    is an interpreter, virtual environment or conda prefix; None leaves it to the agent. `setup`
-    runs once per node and attempt. Times are seconds.
+    A job with `max_nodes` starts with any number of nodes from `nodes` up to it, and may lose and
+    gain some while it runs. `nproc_on` is ranks by the name of a node, and goes before the role's,
+    which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
+    nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
+    agent. `setup` runs once per node and attempt. Times are seconds.
     """
 
     name: str
     run: Command
     nodes: int = 1
+    max_nodes: int | None = None
+    rendezvous: Rendezvous = Rendezvous.STATIC
     resources: Resources = Resources()
     nproc_per_node: int | None = None
     nproc_on: dict[str, int] = {}
@@ -143,6 +153,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     pool: str = DEFAULT_POOL
     placement: Placement = Placement()
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def elastic(self) -> bool:
+        return self.max_nodes is not None
+
+    @property
+    def most_nodes(self) -> int:
+        return self.nodes if self.max_nodes is None else self.max_nodes
 
 
 class Seat(NamedTuple):

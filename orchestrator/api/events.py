@@ -6,6 +6,7 @@ import msgspec
 
 from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
+from muster.spec.render import nodes_text
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
 from orchestrator.core.state import State
@@ -32,7 +33,7 @@ def _text(state: State, fact: f.Durable) -> str:
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
         case f.JobSubmitted(_, spec, user):
-            return f"submitted by {user}: {spec.name}, {_count(spec.nodes, 'node')}"
+            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}"
         case f.CancelRequested(_, user, reason, force=force):
             how = "cancel with force" if force else "cancel"
             return f"{how} requested by {user}" + (f": {reason}" if reason else "")
@@ -61,6 +62,8 @@ def _text(state: State, fact: f.Durable) -> str:
             | f.TaskExited()
             | f.TaskCleaned()
             | f.TaskLost()
+            | f.TaskJoined()
+            | f.TaskLeft()
         ):
             attempt = state.attempt(fact.job, fact.attempt)
             where = f"node {fact.rank}" if attempt is None else attempt.tasks[fact.rank].node
@@ -106,7 +109,9 @@ def _task_text(
     | f.TaskStarted
     | f.TaskExited
     | f.TaskCleaned
-    | f.TaskLost,
+    | f.TaskLost
+    | f.TaskJoined
+    | f.TaskLeft,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -125,6 +130,10 @@ def _task_text(
             return "nothing is left on the node"
         case f.TaskLost(_, _, _, reason):
             return f"lost: {reason}"
+        case f.TaskJoined():
+            return "joins the running gang"
+        case f.TaskLeft(_, _, _, reason):
+            return f"the gang goes on without it: {reason}"
         case _:
             assert_never(fact)
 
@@ -135,5 +144,5 @@ def _exit_text(status: ExitStatus) -> str:
     return "ended, nobody knows how" if status.code is None else f"ended with code {status.code}"
 
 
-def _count(number: int, noun: str) -> str:
+def _count(number: int | str, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -42,6 +42,10 @@ def wanted(
             return [prepare_command(job, task, limits)] if on_node is None else []
         case AttemptPhase.ARRANGING:
             return _arrange(job, attempt, task, on_node, gang)
+        case AttemptPhase.RUNNING if not task.present:
+            return [fence(task.id)]
+        case AttemptPhase.RUNNING if on_node is None and task.joined:
+            return [prepare_command(job, task, limits)]
         case AttemptPhase.RUNNING:
             return [
                 *_arrange(job, attempt, task, on_node, gang),
@@ -49,7 +53,8 @@ def wanted(
                 *_warn(job, attempt, task, on_node),
             ]
         case AttemptPhase.STOPPING:
-            return [] if _ends_by_itself(attempt) else [stop_command(job, attempt, task)]
+            by_itself = _ends_by_itself(attempt) and not task.joined
+            return [] if by_itself else [stop_command(job, attempt, task)]
         case _:
             assert_never(attempt.phase)
 

@@ -31,6 +31,7 @@ from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
+from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
@@ -188,7 +189,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     """A coordinator that finds a job running knows from its nodes for how long it has."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
-    return limit_timers(job, attempt, report.running_s, now)
+    return [] if task.joined else limit_timers(job, attempt, report.running_s, now)
 
 
 def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
@@ -290,19 +291,23 @@ def _changed_network(
 
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """The news of a report and, where it means the end of the gang, the request to stop it."""
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    job = state.jobs[task.job]
+    attempt = job.attempts[task.attempt - 1]
     found = news(task, report)
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
-    cause = from_report(task, report)
-    if cause is not None and is_consequence(cause) and attempt.phase is AttemptPhase.RUNNING:
+    cause = from_report(task, report) if task.present else None
+    if cause is None or not is_news(job, report, cause):
+        return found
+    if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
+        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
+    if is_consequence(cause) and attempt.phase is AttemptPhase.RUNNING:
         if task.id not in state.suspects:
             ended_at = now.mono - ended_before_s(cause, report)
             found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))
-    elif cause is not None:
-        # Before the news: the first cause is on record when the exit arrives.
-        return [f.StopRequested(task.job, task.attempt, cause), *found]
-    return found
+        return found
+    # Before the news: the first cause is on record when the exit arrives.
+    return [f.StopRequested(task.job, task.attempt, cause), *found]
 
 
 def _task(state: State, name: TaskId) -> Task | None:

@@ -10,10 +10,11 @@ from muster.protocol import http as h
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
-from muster.spec.render import to_mapping
+from muster.spec.render import nodes_text, to_mapping
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.job import JobPhase
+from orchestrator.core.launch import last_call_s
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import count
 from orchestrator.core.refusals import refusal_cause
@@ -167,7 +168,7 @@ def _reason(state: State, job: Job, now: Instant) -> h.Reason:
 
 
 def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
-    away = [t for t in attempt.tasks if state.nodes[t.node].link is not LinkState.CONNECTED]
+    away = [t for t in attempt.present if state.nodes[t.node].link is not LinkState.CONNECTED]
     if away:
         node = state.nodes[away[0].node]
         since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
@@ -184,7 +185,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         case AttemptPhase.RUNNING:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
-            return h.Reason("running", f"on {_names(attempt)}")
+            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
             return h.Reason(
@@ -199,8 +200,27 @@ def _progress(attempt: Attempt, wanted: TaskState, word: str) -> str:
     return f"{done} of {count(len(attempt.tasks), 'node')} {word}"
 
 
+def _size(state: State, attempt: Attempt) -> str:
+    """Of an elastic gang: how many it is, and for whom torchrun waits."""
+    spec = state.jobs[attempt.job].spec
+    if not spec.elastic:
+        return ""
+    here = len(attempt.present)
+    text = f"; {here} of {nodes_text(spec)} nodes"
+    if here == spec.max_nodes:
+        return text
+    return (
+        f"{text}: whenever torchrun starts its ranks, it first waits {last_call_s(spec)} s "
+        "for more to join (its last call)"
+    )
+
+
 def _names(attempt: Attempt) -> str:
-    names = [t.node for t in attempt.tasks]
+    return _named(attempt.present)
+
+
+def _named(tasks: list[Task]) -> str:
+    names = [t.node for t in tasks]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
@@ -234,6 +254,7 @@ def _task_view(task: Task) -> h.TaskView:
         ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
+        left=task.left,
         warnings=task.warnings,
     )
 
@@ -244,11 +265,12 @@ def _timeline(job: Job) -> list[h.Step]:
     for attempt in job.attempts:
         again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
         moments = (
-            (attempt.placed_at, f"placed on {_names(attempt)}"),
+            (attempt.placed_at, f"placed on {_named([t for t in attempt.tasks if not t.joined])}"),
             (attempt.prepared_at, "every node ready; gang arranged"),
             (attempt.released_at, "gates opened"),
             (attempt.started_at, "every node started"),
             (attempt.warned_at, "ranks warned that the time limit is near"),
+            *attempt.changes,
             (attempt.stopping_at, _why_stopping(attempt)),
             (attempt.closed_at, _how_closed(attempt)),
         )

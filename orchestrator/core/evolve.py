@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import insort
 from typing import assert_never
 
+from muster.protocol.ids import task_id
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.state import Attempt, Job, Node, State, Suspect, Task, make_tasks
-from orchestrator.core.task import TASK_TRANSITIONS, reached
+from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 
 
 class InvalidTransition(Exception):
@@ -48,6 +49,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.AttemptWarned()
             | f.StopRequested()
             | f.StopForced()
+            | f.TaskJoined()
             | f.AttemptClosed()
         ):
             _apply_attempt(state, fact, at)
@@ -60,6 +62,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.TaskExited()
             | f.TaskCleaned()
             | f.TaskLost()
+            | f.TaskLeft()
         ):
             _apply_task(state, fact, at)
         case _:
@@ -164,6 +167,7 @@ def _apply_attempt(
     | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
+    | f.TaskJoined
     | f.AttemptClosed,
     at: float,
 ) -> None:
@@ -188,10 +192,19 @@ def _apply_attempt(
         case f.AttemptStarted():
             _attempt_to(attempt, AttemptPhase.RUNNING)
             attempt.released_at = at
+            if job.spec.elastic:
+                state.elastic.add(job.id)
         case f.AttemptWarned():
             attempt.warned_at = at
+        case f.TaskJoined(_, _, rank, node, endpoint):
+            task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
+            task.joined, task.endpoint = True, endpoint
+            attempt.tasks.append(task)
+            attempt.changes.append((at, f"{node} joins"))
+            state.nodes[node].holder = (job.id, attempt.number)
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
+            state.elastic.discard(job.id)
             attempt.cause, attempt.stopping_at = cause, at
             for task in attempt.tasks:
                 state.suspects.pop(task.id, None)
@@ -201,7 +214,7 @@ def _apply_attempt(
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at
             for task in attempt.tasks:
-                state.nodes[task.node].holder = None
+                _free(state, task)
             state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
         case _:
             assert_never(fact)
@@ -216,7 +229,8 @@ def _apply_task(
     | f.TaskStarted
     | f.TaskExited
     | f.TaskCleaned
-    | f.TaskLost,
+    | f.TaskLost
+    | f.TaskLeft,
     at: float,
 ) -> None:
     attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
@@ -234,7 +248,8 @@ def _apply_task(
             task.listening = True
         case f.TaskStarted():
             _task_to(task, TaskState.STARTED)
-            if all(reached(t.state, TaskState.STARTED) for t in attempt.tasks):
+            begun = all(reached(t.state, TaskState.STARTED) for t in attempt.tasks)
+            if begun and not task.joined:
                 attempt.started_at = at
         case f.TaskExited(_, _, _, exit_status, ranks, stopped_by):
             _task_to(task, TaskState.EXITED)
@@ -243,8 +258,31 @@ def _apply_task(
             _task_to(task, TaskState.CLEANED)
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
+        case f.TaskLeft(_, _, _, reason):
+            task.left = reason
+            here = len(attempt.present)
+            nodes = "1 node goes" if here == 1 else f"{here} nodes go"
+            attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    if task.left is not None and task.state in OVER:
+        _free(state, task)
+
+
+def _free(state: State, task: Task) -> None:
+    """Nothing of the task can be on its node any more; another attempt may have it already."""
+    node = state.nodes[task.node]
+    if node.holder == (task.job, task.attempt) and not _holds_another(state, task):
+        node.holder = None
+
+
+def _holds_another(state: State, task: Task) -> bool:
+    """Whether its node has come back to the gang, with another task."""
+    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    return any(
+        other is not task and other.node == task.node and other.state not in OVER
+        for other in attempt.tasks
+    )
 
 
 def _enqueue(state: State, job: Job) -> None:

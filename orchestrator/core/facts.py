@@ -196,6 +196,27 @@ class TaskLost(_Fact, frozen=True):
     reason: str
 
 
+class TaskJoined(_Fact, frozen=True):
+    """A node becomes part of a running elastic gang: its task has the next free rank, and is
+    reached at `endpoint` (None: where its agent says)."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    node: NodeName
+    endpoint: Endpoint | None = None
+
+
+class TaskLeft(_Fact, frozen=True):
+    """An elastic gang goes on without this task, which is to end if it has not; its node is free
+    when it has."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    reason: str
+
+
 class AttemptClosed(_Fact, frozen=True):
     """Every task is cleaned or lost; the nodes and the port are free."""
 
@@ -303,6 +324,8 @@ Durable = (
     | TaskExited
     | TaskCleaned
     | TaskLost
+    | TaskJoined
+    | TaskLeft
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

@@ -17,12 +17,13 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on, wanted
 from orchestrator.core.decision import Decision
+from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
-from orchestrator.core.refusals import refusal_cause
+from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers
@@ -59,6 +60,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return _phase_begun(state, fact, now, limits)
         case f.StopRequested() | f.StopForced():
             return _stopping(state, fact, limits)
+        case f.TaskJoined(job_id, number, rank):
+            job = state.jobs[job_id]
+            attempt = job.attempts[number - 1]
+            return Decision([], _tell(state, job, attempt, attempt.tasks[rank], None, limits))
         case f.AttemptClosed(job_id, number):
             return Decision([_after(state, state.jobs[job_id], number)])
         case (
@@ -70,6 +75,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.TaskExited()
             | f.TaskCleaned()
             | f.TaskLost()
+            | f.TaskLeft()
         ):
             return _task_moved(state, fact, now, limits)
         case _:
@@ -156,12 +162,16 @@ def _task_moved(
     | f.TaskStarted
     | f.TaskExited
     | f.TaskCleaned
-    | f.TaskLost,
+    | f.TaskLost
+    | f.TaskLeft,
     now: Instant,
     limits: Limits,
 ) -> Decision:
     job, attempt = _of(state, fact)
     task = attempt.tasks[fact.rank]
+    if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
+        # Its gang waits for nobody.
+        return Decision([], _tell(state, job, attempt, task, task.state, limits))
     match fact:
         case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
             # Said in one breath: what comes of the refusal has been decided.
@@ -169,7 +179,7 @@ def _task_moved(
         case f.TaskPrepared():
             return _prepared(state, attempt)
         case f.TaskRefused():
-            return _refused(attempt, task, now, limits)
+            return _refused(job, attempt, task, now, limits)
         case f.TaskArranged():
             return Decision(_all_arranged(attempt))
         case f.TaskListening():
@@ -183,9 +193,15 @@ def _task_moved(
             forget: list[a.Action] = []
             if session is not None:
                 forget.append(a.Send(task.node, session, ForgetTask(task.id)))
-            return Decision(_closed(attempt) or _unexpected_end(attempt, task), forget)
+            return Decision(_closed(attempt) or _unexpected_end(job, attempt, task), forget)
         case f.TaskLost(_, _, _, reason):
-            return Decision(_closed(attempt) or _lost(attempt, task, reason))
+            return Decision(_closed(attempt) or _lost(job, attempt, task, reason))
+        case f.TaskLeft():
+            # The others may have ended before.
+            told = (
+                [] if task.state in OVER else _tell(state, job, attempt, task, task.state, limits)
+            )
+            return Decision(_all_exited(attempt), told)
         case _:
             assert_never(fact)
 
@@ -202,8 +218,10 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
     return Decision([meeting])
 
 
-def _refused(attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
+def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
+    if task.joined and attempt.phase is AttemptPhase.RUNNING:
+        return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
             if _settles(attempt, task):
@@ -270,7 +288,8 @@ def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Deci
 def _all_exited(attempt: Attempt) -> list[f.Fact]:
     if attempt.phase is not AttemptPhase.RUNNING:
         return []
-    if not all(t.exit is not None and t.exit.ok for t in attempt.tasks):
+    # Those that joined are in the same rendezvous, or came too late for it.
+    if not all(t.exit is not None and t.exit.ok for t in attempt.present if not t.joined):
         return []
     text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
     cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, text)
@@ -285,25 +304,34 @@ def _closed(attempt: Attempt) -> list[f.Fact]:
     return [f.AttemptClosed(attempt.job, attempt.number)]
 
 
-def _unexpected_end(attempt: Attempt, task: Task) -> list[f.Fact]:
+def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
     """A task that is gone before it ran to its end, although nobody asked for that."""
     if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
         return []
     if task.exit is not None or task.refusal is not None:
         return []
-    return _vanished(attempt, task, f"{task.node} ended its part of the job without being asked")
+    text = f"{task.node} ended its part of the job without being asked"
+    return _vanished(job, attempt, task, text, CauseCode.TASK_VANISHED)
 
 
-def _lost(attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
+def _lost(job: Job, attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.exit is not None:
         return []
-    return _vanished(attempt, task, f"{task.node} was lost: {reason}", CauseCode.NODE_LOST)
+    text = f"{task.node} was lost: {reason}"
+    return _vanished(job, attempt, task, text, CauseCode.NODE_LOST)
 
 
-def _vanished(
-    attempt: Attempt, task: Task, text: str, code: CauseCode = CauseCode.TASK_VANISHED
-) -> list[f.Fact]:
+def _vanished(job: Job, attempt: Attempt, task: Task, text: str, code: CauseCode) -> list[f.Fact]:
     cause = Cause(code, Outcome.INFRA, text, node=task.node, node_fault=True)
+    return _ended(job, attempt, task, cause)
+
+
+def _ended(job: Job, attempt: Attempt, task: Task, cause: Cause) -> list[f.Fact]:
+    """One task is at its end before the gang: so is the gang, unless it can go on without."""
+    if not task.present:
+        return []
+    if goes_on_without(job, attempt, task, cause):
+        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
     return [f.StopRequested(attempt.job, attempt.number, cause)]
 
 
@@ -344,4 +372,5 @@ _AttemptFact = (
     | f.TaskExited
     | f.TaskCleaned
     | f.TaskLost
+    | f.TaskLeft
 )

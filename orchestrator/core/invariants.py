@@ -39,6 +39,8 @@ def _job(job: Job) -> Iterator[str]:
         yield f"job {job.id} is {job.phase.value} and its current attempt is {_number(current)}"
     if job.infra_used > job.spec.retry.infra or job.user_used > job.spec.retry.user:
         yield f"job {job.id} was tried again more often than it asked for"
+    if current is not None and len(current.present) > job.spec.most_nodes:
+        yield f"job {job.id} has more nodes than it may"
     for place, attempt in enumerate(job.attempts, 1):
         if attempt.number != place or attempt.job != job.id:
             yield f"attempt {place} of job {job.id} calls itself {attempt.job}.{attempt.number}"
@@ -61,9 +63,12 @@ def _attempt(attempt: Attempt) -> Iterator[str]:
     stopping = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
     if stopping != (attempt.cause is not None):
         yield f"{name} is {attempt.phase.value} and its cause is {attempt.cause}"
-    if len({task.node for task in attempt.tasks}) != len(attempt.tasks):
+    here = [task.node for task in attempt.tasks if not _gone(task)]
+    if len(set(here)) != len(here):
         yield f"{name} has a node twice"
-    nodes = [task.node for task in attempt.tasks]
+    if attempt.tasks[0].left is not None:
+        yield f"{name} goes on without its launcher"
+    nodes = [task.node for task in attempt.tasks if not task.joined]
     if attempt.endpoints and [endpoint.node for endpoint in attempt.endpoints] != nodes:
         yield f"{name} is on {nodes} and meets at {attempt.endpoints}"
     if attempt.endpoints and attempt.endpoints[0].address != attempt.master_addr:
@@ -77,10 +82,11 @@ def _task(attempt: Attempt, task: Task) -> Iterator[str]:
     if task.prepared is None:
         if task.state not in (TaskState.ASSIGNED, TaskState.CLEANED, TaskState.LOST):
             yield f"task {task.id} is {task.state.value} and was never prepared"
-        if attempt.phase in (AttemptPhase.ARRANGING, AttemptPhase.RUNNING):
+        whole = not task.joined and task.present
+        if whole and attempt.phase in (AttemptPhase.ARRANGING, AttemptPhase.RUNNING):
             yield f"{name} is {attempt.phase.value} and task {task.id} was never prepared"
     if attempt.phase is AttemptPhase.RUNNING and not (
-        task.state is TaskState.LOST or reached(task.state, TaskState.ARRANGED)
+        task.joined or task.state is TaskState.LOST or reached(task.state, TaskState.ARRANGED)
     ):
         yield f"{name} is running and task {task.id} was never arranged"
     if attempt.released_at is None and task.state is TaskState.STARTED:
@@ -109,6 +115,8 @@ def _nodes(state: State) -> Iterator[str]:
         if attempt is None:
             continue
         for task in attempt.tasks:
+            if _gone(task):
+                continue
             other = owners.setdefault(task.node, (job.id, attempt.number))
             if other != (job.id, attempt.number):
                 yield f"{task.node} belongs to job {other[0]} and to job {job.id}"
@@ -141,6 +149,11 @@ def _sessions(state: State) -> Iterator[str]:
     for name, node in state.nodes.items():
         if (node.link is LinkState.CONNECTED) != (node.session is not None):
             yield f"{name} is {node.link.value} and its session is {node.session}"
+
+
+def _gone(task: Task) -> bool:
+    """It has left its gang and its node."""
+    return not task.present and task.state in OVER
 
 
 def _number(attempt: Attempt | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import assert_never
@@ -14,6 +15,7 @@ from muster.spec.types import (
     Command,
     JobSpec,
     Launcher,
+    Rendezvous,
     Seat,
     Shell,
     env_on_node,
@@ -73,19 +75,22 @@ class Gang:
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
-    """Of an attempt whose nodes are all prepared and have their meeting point."""
-    ranks = tuple(ranks_on_node(job.spec, _seat(t)) for t in attempt.tasks)
+    """Of an attempt whose nodes are all prepared and have their meeting point. Of an elastic one
+    that runs: as it is now.
+    """
+    members = _members(attempt)
+    ranks = tuple(ranks_on_node(job.spec, _seat(t)) for t in members)
     hosts = host_table(attempt)
     return Gang(
         hosts=hosts,
         also=_elsewhere(attempt, hosts),
         hostfile="".join(
-            f"{t.node} slots={slots}\n" for t, slots in zip(attempt.tasks, ranks, strict=True)
+            f"{t.node} slots={slots}\n" for t, slots in zip(members, ranks, strict=True)
         ),
-        ips="\n".join(endpoint(attempt, t).address for t in attempt.tasks),
-        names="\n".join(t.node for t in attempt.tasks),
+        ips="\n".join(endpoint(attempt, t).address for t in members),
+        names="\n".join(t.node for t in members),
         ranks=ranks,
-        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in attempt.tasks),
+        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
     )
 
 
@@ -132,12 +137,13 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
 
     A gang of one node needs none.
     """
-    if len(attempt.tasks) == 1:
+    gang = _members(attempt)
+    if len(gang) == 1:
         return ()
-    own = {task.node: _hostname(task) for task in attempt.tasks}
+    own = {task.node: _hostname(task) for task in gang}
     claims = Counter(name.lower() for name in [*own, *own.values()])
     table = []
-    for task in attempt.tasks:
+    for task in gang:
         address = endpoint(attempt, task).address
         table.append((str(task.node), address))
         if own[task.node] and claims[own[task.node].lower()] == 1:
@@ -147,7 +153,7 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
 
 def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The other addresses of the nodes of a table, for each of their names."""
-    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in attempt.tasks}
+    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in _members(attempt)}
     return tuple(
         (name, other)
         for name, address in hosts
@@ -164,28 +170,16 @@ def _hostname(task: Task) -> str:
 def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
     """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
 
-    Static rendezvous: the node rank given is the one used. No restarts of its own: one node would
-    restart alone. Redirects, never --tee: that reads and decodes every line. Nodes may have
-    different numbers of ranks: torchrun's agents tell each other theirs through the store.
+    Redirects, never --tee: that reads and decodes every line. Nodes may have different numbers of
+    ranks: torchrun's agents tell each other theirs through the store.
     """
     prepared = _prepared(task)
     return (
-        "--nnodes",
-        str(len(attempt.tasks)),
-        "--node-rank",
-        str(task.rank),
+        *_rendezvous(job.spec, attempt, task),
         "--nproc-per-node",
         str(ranks_on_node(job.spec, _seat(task))),
-        "--rdzv-backend",
-        "static",
-        "--master-addr",
-        attempt.master_addr,
-        "--master-port",
-        str(attempt.master_port),
         "--rdzv-id",
         f"{job.id}.{attempt.number}",
-        "--max-restarts",
-        "0",
         "--redirects",
         "3",
         "--log-dir",
@@ -193,6 +187,60 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         "--local-addr",
         endpoint(attempt, task).address,
     )
+
+
+def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
+    match spec.rendezvous:
+        case Rendezvous.STATIC:
+            return _static(attempt, task)
+        case Rendezvous.C10D:
+            return _c10d(spec, attempt, task)
+        case _:
+            assert_never(spec.rendezvous)
+
+
+def _static(attempt: Attempt, task: Task) -> tuple[str, ...]:
+    """The node rank given is the one used. No restarts of its own: one node would restart alone."""
+    return (
+        "--nnodes",
+        str(len(attempt.tasks)),
+        "--node-rank",
+        str(task.rank),
+        "--rdzv-backend",
+        "static",
+        "--master-addr",
+        attempt.master_addr,
+        "--master-port",
+        str(attempt.master_port),
+        "--max-restarts",
+        "0",
+    )
+
+
+def _c10d(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
+    """No node rank: it would be ignored. The store is on the launcher's node, said out loud, as
+    torchrun would else guess it from names."""
+    nodes = f"{spec.nodes}:{spec.max_nodes}" if spec.elastic else str(spec.nodes)
+    restarts = spec.retry.infra + spec.retry.user if spec.elastic else 0
+    conf = f"is_host={int(task.rank == 0)},last_call_timeout={last_call_s(spec)}"
+    return (
+        "--nnodes",
+        nodes,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"{attempt.master_addr}:{attempt.master_port}",
+        "--rdzv-conf",
+        conf,
+        "--max-restarts",
+        str(restarts),
+    )
+
+
+def last_call_s(spec: JobSpec) -> int:
+    """How long torchruns that are enough wait for more before they start their ranks. Those of a
+    gang that meets again come as late as their ranks take to end; torchrun's own 30 s at most."""
+    return min(30, 5 + math.ceil(spec.stop.grace_s))
 
 
 def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
@@ -234,8 +282,8 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     prepared = _prepared(task)
     ours = {
         **_identity(job, task),
-        "MUSTER_NUM_NODES": str(len(attempt.tasks)),
-        "MUSTER_GPUS_PER_NODE": str(gang.gpus[task.rank]),
+        "MUSTER_NUM_NODES": str(len(gang.ranks)),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
         "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
         "MUSTER_NODE_IPS": gang.ips,
         "MUSTER_NODE_NAMES": gang.names,
@@ -260,6 +308,10 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
     usual = _sockets(endpoint(attempt, task).interface)
+    if spec.elastic:
+        # torchrun keeps what it was told of the first store; where another node becomes the first,
+        # ranks would wait for each other in two stores. So rank 0 opens one for each round.
+        ours["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if spec.launcher is not Launcher.NONE and max(gang.ranks) > 1:
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
@@ -280,6 +332,11 @@ def _sockets(interface: str) -> dict[str, str]:
 def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     # A rank that dies must not take unflushed lines with it.
     return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
+
+
+def _members(attempt: Attempt) -> list[Task]:
+    """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
+    return [task for task in attempt.present if task.prepared is not None]
 
 
 def _seat(task: Task) -> Seat:

@@ -6,7 +6,7 @@ from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts import AttemptArranged
 from orchestrator.core.network import Apart, choose
-from orchestrator.core.state import Attempt, State, Task
+from orchestrator.core.state import Attempt, Node, State, Task
 
 
 def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
@@ -32,9 +32,25 @@ def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
 
 def endpoint(attempt: Attempt, task: Task) -> Endpoint:
     """Where a task's node is reached in this gang."""
+    if task.endpoint is not None:
+        return task.endpoint
     if task.rank < len(attempt.endpoints):
         return attempt.endpoints[task.rank]
     return own_endpoint(task)
+
+
+def endpoint_of_joining(state: State, attempt: Attempt, node: Node) -> Endpoint | Cause | None:
+    """Where a node would be reached in a gang that runs; None: where its agent says. A Cause: it
+    is not on the network of the others."""
+    nodes = [*(state.nodes[task.node] for task in attempt.present), node]
+    if not all(other.inventory.interfaces for other in nodes):
+        return None
+    found = choose(nodes, state.networks)
+    if isinstance(found, Apart):
+        return _refused(found.text, found.odd)
+    if found.endpoints[0].address != attempt.master_addr:
+        return _refused(f"{node.name} is not on {attempt.network}", node.name)
+    return found.endpoints[-1]
 
 
 def own_endpoint(task: Task) -> Endpoint:

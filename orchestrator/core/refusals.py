@@ -16,11 +16,11 @@ def refusal_cause(attempt: Attempt) -> Cause:
 
     That the launcher is not reached comes last: the others say which end of the way it is.
     """
-    refused = [task for task in attempt.tasks if task.refusal is not None]
+    refused = [t for t in attempt.tasks if t.refusal is not None and not t.joined]
     first = min(refused, key=_clearer)
     if first.refusal is not None and first.refusal.code == UNREACHABLE:
         return _unreached(attempt, first)
-    return _refused(attempt, first)
+    return refusal_of(attempt, first)
 
 
 def _clearer(task: Task) -> tuple[bool, bool]:
@@ -33,7 +33,7 @@ def _unreached(attempt: Attempt, worker: Task) -> Cause:
     """If no worker reached the launcher, that is to blame."""
     launcher, *workers = attempt.tasks
     if any(t.refusal is None and reached(t.state, TaskState.ARRANGED) for t in workers):
-        return _refused(attempt, worker)
+        return refusal_of(attempt, worker)
     said = "" if worker.refusal is None else worker.refusal.text
     return Cause(
         CauseCode.ARRANGE_FAILED,
@@ -45,7 +45,8 @@ def _unreached(attempt: Attempt, worker: Task) -> Cause:
     )
 
 
-def _refused(attempt: Attempt, task: Task) -> Cause:
+def refusal_of(attempt: Attempt, task: Task) -> Cause:
+    """What one task's refusal is to its gang."""
     assert task.refusal is not None
     text, _, tail = task.refusal.text.partition("\n")
     preparing = attempt.phase is AttemptPhase.PREPARING

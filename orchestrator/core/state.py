@@ -50,6 +50,13 @@ class Task:
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
+    joined: bool = False  # when the gang was running
+    endpoint: Endpoint | None = None  # of one that joined
+    left: str | None = None  # why an elastic gang goes on without it
+
+    @property
+    def present(self) -> bool:
+        return self.left is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,12 @@ class Attempt:
     started_at: float | None = None  # every task had started
     stopping_at: float | None = None
     closed_at: float | None = None
+    changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
+
+    @property
+    def present(self) -> list[Task]:
+        """The tasks of the gang as it is; all of them, but in an elastic one."""
+        return [task for task in self.tasks if task.present]
 
 
 @dataclass(slots=True)
@@ -117,6 +130,7 @@ class State:
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
+    elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
+from orchestrator.core.elastic import next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import Fact
+from orchestrator.core.facts import Fact, NodeHeard
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import next_placement
@@ -34,7 +35,14 @@ def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn
     done.actions[:0] = decision.actions
     while (placed := next_placement(state)) is not None:
         _carry(state, [placed], now, limits, done)
+    # A heartbeat frees no node; they are most of what comes.
+    while not _quiet(done) and (joined := next_join(state)) is not None:
+        _carry(state, [joined], now, limits, done)
     return done
+
+
+def _quiet(done: Turn) -> bool:
+    return all(isinstance(fact, NodeHeard) for fact in done.facts)
 
 
 def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn) -> None:

@@ -128,8 +128,8 @@ class Checkers:
         attempt = self._attempt(shim.job, shim.attempt)
         if attempt is None or attempt.released_at is None:
             self.fail(f"gang: {shim.task} runs, and that its gang may start is not on disk")
-        for task in attempt.tasks:
-            if task.id not in self.arranged:
+        for task in attempt.present:
+            if task.id not in self.arranged and not task.joined:
                 self.fail(f"gang: {shim.task} runs, and {task.id} has no plan yet")
             if len(attempt.tasks) > 1 and task.id not in self.proved:
                 self.fail(f"hosts: {shim.task} runs, and {task.id} has not proved its peers' names")
@@ -203,6 +203,8 @@ class Checkers:
             loud = True
             if isinstance(fact, f.AttemptPlaced):
                 self._placed(state, fact)
+            elif isinstance(fact, f.TaskJoined | f.TaskLeft):
+                self.world.met["joined" if isinstance(fact, f.TaskJoined) else "left"] += 1
         if not loud:
             return
         wrong = check(state)
@@ -218,7 +220,7 @@ class Checkers:
             self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
         if job.cancel is not None:
             self.fail(f"I1: job {job.id} is placed although it was cancelled")
-        if len(fact.nodes) != job.spec.nodes:
+        if not job.spec.nodes <= len(fact.nodes) <= job.spec.most_nodes:
             self.fail(f"gang: job {job.id} wants {job.spec.nodes} nodes and gets {fact.nodes}")
 
     def _idle(self, state: State) -> None:
@@ -272,8 +274,8 @@ class Checkers:
     def _check_blame(self, job: JobId, attempt: int, cause: Cause) -> None:
         """What is said to have happened did."""
         if cause.code is CauseCode.COMPLETED:
-            for task in self.durable.jobs[job].attempts[attempt - 1].tasks:
-                if task.id not in self.succeeded_tasks:
+            for task in self.durable.jobs[job].attempts[attempt - 1].present:
+                if task.id not in self.succeeded_tasks and not task.joined:
                     self.fail(f"truth: job {job} has completed, {task.id} has not")
         elif cause.code is CauseCode.TIME_LIMIT:
             known = self.durable.jobs[job]
@@ -306,6 +308,7 @@ class Checkers:
             ("next job", state.next_job, replayed.next_job),
             ("jobs", state.jobs, replayed.jobs),
             ("keys", state.keys, replayed.keys),
+            ("elastic gangs", state.elastic, replayed.elastic),
             ("queues", _filled(state.queues), _filled(replayed.queues)),
             ("ports", _filled(state.ports), _filled(replayed.ports)),
             ("nodes", _lasting(state), _lasting(replayed)),

@@ -11,6 +11,7 @@ from muster.spec.types import (
     Argv,
     JobSpec,
     Launcher,
+    Rendezvous,
     Resources,
     Retry,
     Role,
@@ -91,7 +92,9 @@ def make_job(
 
 
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
-    """Perhaps another kind of gang: ranks that we start, with another number on the launcher."""
+    """Perhaps another kind of gang: ranks that we start, with another number on the launcher, or
+    one whose size may change.
+    """
     own = random.Random(f"varied {world.seed} {number}")
     if world.seed < FIRST_VARIED:
         return spec
@@ -99,10 +102,20 @@ def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:
     if limit_s is not None and own.random() < 0.6:
         warn = Warn("SIGUSR1", limit_s * own.uniform(0.1, 0.9))
         spec = msgspec.structs.replace(spec, stop=Stop(grace_s=spec.stop.grace_s, warn=warn))
-    if own.random() > 0.3:
-        return spec
-    roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
-    return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
+    match own.choice(("plain", "processes", "elastic")):
+        case "processes":
+            roles = Roles(Role(nproc_per_node=own.choice((None, 1, 3))))
+            return msgspec.structs.replace(spec, launcher=Launcher.PROCESSES, roles=roles)
+        case "elastic":
+            return msgspec.structs.replace(
+                spec,
+                launcher=Launcher.TORCHRUN,
+                nodes=own.randint(1, spec.nodes),
+                max_nodes=spec.nodes + own.randint(1, 3),
+                rendezvous=Rendezvous.C10D,
+            )
+        case _:
+            return spec
 
 
 def _program(world: World, temper: Temper) -> Program:

@@ -54,6 +54,8 @@ WANTED = {
     "job_user": 50,
     "job_time_limit": 50,
     "job_never_started": 20,
+    "joined": 50,
+    "left": 20,
     "cause_arrange_failed": 10,
     "cause_node_lost": 10,
     "cause_lease_expired": 10,

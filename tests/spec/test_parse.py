@@ -17,6 +17,7 @@ from muster.spec.types import (
     JobSpec,
     Launcher,
     Placement,
+    Rendezvous,
     Resources,
     Retry,
     Seat,
@@ -138,9 +139,6 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
     ("text", "field"),
     [
         *((f"launcher: {name}", "launcher") for name in LATER_LAUNCHERS),
-        ("nodes: 2..4", "nodes"),
-        ("nodes: 2-4", "nodes"),
-        ("num_nodes: 2..", "num_nodes"),
         ("workdir: .", "workdir"),
         ("workdir: src/x", "workdir"),
         ("workdir: ~/x", "workdir"),
@@ -391,6 +389,39 @@ def test_bad_json_types(body: dict[str, object]) -> None:
         parse_mapping({"run": "x.py", **body})
     (problem,) = caught.value.problems
     assert problem.field == next(iter(body))
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("2..4", (2, 4)), (" 2 .. 4 ", (2, 4)), ("3..3", (3, None)), ("4", (4, None))],
+)
+def test_a_range_of_nodes(text: str, bounds: tuple[int, int | None]) -> None:
+    spec = parse_job(f"run: x.py\nnodes: {text}")
+    assert (spec.nodes, spec.max_nodes) == bounds
+    assert spec.elastic == (bounds[1] is not None)
+    assert spec.rendezvous is (Rendezvous.C10D if spec.elastic else Rendezvous.STATIC)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "hint"),
+    [
+        ("nodes: 2-4", "nodes", "write both bounds: `2..4`"),
+        ("nodes: 2:4", "nodes", "write both bounds: `2..4`"),
+        ("num_nodes: 2..", "num_nodes", "write both bounds: `2..4`"),
+        ("nodes: ..4", "nodes", "write both bounds: `1..4`"),
+        ("nodes: 4..2", "nodes", "write `2..4`"),
+        ("nodes: 0..2", "nodes", "write a number from 1 to 100000"),
+        ("nodes: 2..4\nrendezvous: static", "rendezvous", "leave the key out"),
+        ("nodes: 2..4\nlauncher: processes", "nodes", "use `launcher: torchrun`"),
+        ("rendezvous: c10d\nlauncher: none", "rendezvous", "use `launcher: torchrun`"),
+        ("rendezvous: etcd", "rendezvous", "write static or c10d"),
+        ("nodes: 2..4\nplacement: {include: [a]}", "placement.include", "name more"),
+    ],
+)
+def test_no_range_of_nodes(text: str, field: str, hint: str) -> None:
+    (problem,) = problems_of("run: x.py\n" + text)
+    assert problem.field == field
+    assert hint in problem.hint
 
 
 def test_scripts_under_none() -> None:

@@ -19,6 +19,7 @@ from muster.spec.types import (
     JobSpec,
     Launcher,
     Placement,
+    Rendezvous,
     Resources,
     Retry,
     Role,
@@ -67,6 +68,11 @@ def specs(draw: st.DrawFn) -> JobSpec:
     user = draw(st.integers(0, 9))
     codes = st.lists(st.integers(1, 255), unique=True, max_size=3).map(tuple)
     nodes = draw(st.integers(1, 3))
+    torchrun = launcher is Launcher.TORCHRUN
+    most = draw(st.none() | st.integers(nodes + 1, 9)) if torchrun else None
+    rendezvous = Rendezvous.C10D
+    if most is None:
+        rendezvous = draw(st.sampled_from(Rendezvous)) if torchrun else Rendezvous.STATIC
     names = st.lists(NODE_NAMES, unique=True, max_size=3).map(tuple)
     include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
     limit = draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 3))
@@ -81,6 +87,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
         name=draw(NAMES),
         run=draw(runs),
         nodes=nodes,
+        max_nodes=most,
+        rendezvous=rendezvous,
         resources=Resources(gpu, draw(st.none() | st.just("H100")) if gpu else None),
         nproc_per_node=None if nproc_on else draw(st.none() | NPROC),
         nproc_on=nproc_on,

@@ -55,9 +55,9 @@ def test_torchruns_words() -> None:
     long = ("train.py", "--lr", "1e-5", "--text", "a 'b' \"c\" $HOME", "--ü", "")
     worker = arranged(run=Argv(long))["gpu-2"]
     assert worker.argv == (
-        *("--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "8"),
-        *("--rdzv-backend", "static", "--master-addr", "10.0.0.1", "--master-port", "20000"),
-        *("--rdzv-id", "1.1", "--max-restarts", "0", "--redirects", "3"),
+        *("--nnodes", "2", "--node-rank", "1", "--rdzv-backend", "static"),
+        *("--master-addr", "10.0.0.1", "--master-port", "20000", "--max-restarts", "0"),
+        *("--nproc-per-node", "8", "--rdzv-id", "1.1", "--redirects", "3"),
         *("--log-dir", "/t1/logs", "--local-addr", "10.0.0.2"),
         *long,
     )
@@ -104,6 +104,21 @@ def test_ranks_are_torchruns_to_name() -> None:
         plan = arranged(launcher=launcher)["gpu-1"]
         assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & plan.env.keys()
         assert (plan.ranks, plan.interpreter) == ((), False)
+
+
+def test_an_elastic_gang_meets_at_the_launchers_store() -> None:
+    plans = arranged(max_nodes=4, rendezvous="c10d", stop={"grace_s": 4.5})
+    worker = plans["gpu-2"]
+    assert worker.argv[:12] == (
+        *("--nnodes", "2:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:20000"),
+        *("--rdzv-conf", "is_host=0,last_call_timeout=10", "--max-restarts", "3"),
+        *("--nproc-per-node", "8"),
+    )
+    assert "is_host=1,last_call_timeout=10" in plans["gpu-1"].argv
+    assert plans["gpu-1"].listen_port == 20000
+    fixed = arranged(rendezvous="c10d")["gpu-2"].argv
+    assert fixed[:2] == ("--nnodes", "2")
+    assert fixed[fixed.index("--max-restarts") + 1] == "0"
 
 
 def nproc(plan: ArrangeTask) -> str:

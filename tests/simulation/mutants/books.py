@@ -180,6 +180,24 @@ def _counts_alike(real: Any) -> Any:
     return ranks
 
 
+def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always(job: Job, attempt: Attempt, *_: Any, **__: Any) -> bool:
+        return job.spec.elastic and attempt.started_at is not None
+
+    for module in (decide, follow):
+        monkeypatch.setattr(module, "goes_on_without", always)
+
+
+def _freed_on_leaving(real: Any) -> Any:
+    def apply_task(state: State, fact: Any, at: float) -> None:
+        real(state, fact, at)
+        if isinstance(fact, f.TaskLeft):
+            task = state.jobs[fact.job].attempts[fact.attempt - 1].tasks[fact.rank]
+            state.nodes[task.node].holder = None
+
+    return apply_task
+
+
 MUTANTS = (
     Mutant(
         "a submit is acknowledged before it is on disk", _durable(f.JobSubmitted, LAZY), ("I1",)
@@ -249,7 +267,19 @@ MUTANTS = (
         "ranks are counted as if every node had the same number",
         _wrap(launch, "_ranks", _counts_alike),
         ("ranks",),
-        seed=104,
+        seed=105,
+    ),
+    Mutant(
+        "an elastic gang goes on without anybody",
+        _goes_on_always,
+        ("books", "I10", "truth"),
+        seed=107,
+    ),
+    Mutant(
+        "a node is free when it leaves its gang, whatever still runs there",
+        _wrap(evolve, "_apply_task", _freed_on_leaving),
+        ("books", "I5", "I4"),
+        seed=109,
     ),
     Mutant(
         "the last of the queue comes first",

@@ -1,0 +1,82 @@
+"""Gangs whose size may change: who may leave one that goes on, and who may join it.
+
+Under c10d the torchruns find each other anew when one is gone or waits to come in, and start their
+ranks again with another world size. The launcher's node holds the store in which they meet: the
+gang ends with it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.messages import TaskReport
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.facts import TaskJoined
+from orchestrator.core.meeting import endpoint_of_joining
+from orchestrator.core.placement import busy, natural, unfit
+from orchestrator.core.state import Attempt, Job, Node, State, Task
+from orchestrator.core.task import reached
+
+COMES_BACK: Final = 2
+"""How often one node may join the same attempt: each time, all ranks start again."""
+
+
+def is_news(job: Job, report: TaskReport, cause: Cause) -> bool:
+    """Whether a cause concerns the gang: ranks of an elastic one are torchrun's to start again."""
+    return (
+        not job.spec.elastic or cause.code is not CauseCode.RANK_FAILED or report.exit is not None
+    )
+
+
+def goes_on_without(
+    job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
+) -> bool:
+    """Whether the gang survives that this task ended, of this cause. A node that is lost, or a
+    torchrun that was `killed`, leaves; one that gives up has closed the rendezvous for all.
+    """
+    if not job.spec.elastic or attempt.phase is not AttemptPhase.RUNNING or task.rank == 0:
+        return False
+    if attempt.started_at is None:
+        return False
+    if task.joined and (cause.rank is None or not reached(task.state, TaskState.STARTED)):
+        # It never was one of the gang, or came when that was about to end.
+        return True
+    rest = [t for t in attempt.present if t is not task and reached(t.state, TaskState.STARTED)]
+    departs = killed or cause.outcome is Outcome.INFRA
+    return departs and len(rest) >= job.spec.nodes
+
+
+def was_killed(report: TaskReport) -> bool:
+    return report.exit is not None and report.exit.signal is not None
+
+
+def next_join(state: State) -> TaskJoined | None:
+    """A free node for a running gang that may grow, where nobody waits for nodes of its pool."""
+    for name in sorted(state.elastic):
+        job = state.jobs[name]
+        attempt = job.attempts[-1]
+        if attempt.started_at is None or job.cancel is not None or state.queues.get(job.spec.pool):
+            continue
+        if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
+            continue
+        free = [node for node in state.nodes.values() if _may_join(job, attempt, node)]
+        for node in sorted(free, key=lambda node: (node.inventory.gpus, natural(node.name))):
+            endpoint = endpoint_of_joining(state, attempt, node)
+            if not isinstance(endpoint, Cause):
+                rank = len(attempt.tasks)
+                return TaskJoined(job.id, attempt.number, rank, node.name, endpoint)
+    return None
+
+
+def _ending(attempt: Attempt) -> bool:
+    return any(task.exit is not None for task in attempt.present)
+
+
+def _may_join(job: Job, attempt: Attempt, node: Node) -> bool:
+    if node.name in job.avoid or unfit(job.spec, node) or busy(node):
+        return False
+    before = [task for task in attempt.tasks if task.node == node.name]
+    joined = sum(task.joined for task in before)
+    return joined < COMES_BACK and not any(task.refusal for task in before)

@@ -1,0 +1,97 @@
+"""A gang under c10d that starts with what there is, and grows and shrinks while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from examples.local_cluster import LocalCluster
+from muster.protocol.http import JobView
+from muster.protocol.states import JobState
+from tests.cluster.jobs import submit, until, wait
+
+# Some minutes: torch has to start six times, and 15 s pass before a node counts as gone.
+pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
+pytest.importorskip("torch", reason="torch is not installed")
+
+# Says who is there, then works until it may end: an all-reduce a round, in which all agree.
+WORKS = """
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+world = dist.get_world_size()
+print(f"world of {world}", flush=True)
+while True:
+    ends = torch.tensor([float(os.path.exists("go"))])
+    dist.all_reduce(ends)
+    if ends.item() == world:
+        break
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+
+
+def worlds(cluster: LocalCluster, job: str) -> list[str]:
+    printed = cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    return re.findall(r"^world of (\d+)$", printed, re.MULTILINE)
+
+
+def view_of(cluster: LocalCluster, job: str) -> JobView:
+    return cluster.client().job(int(job))
+
+
+def launchers(job: str, node_rank: int) -> list[int]:
+    """The torchrun of a node (its bootstrap): of a task, the process that is no rank."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            variables = environ.read_bytes().decode(errors="replace").split("\0")
+            mine = f"MUSTER_TASK={job}.1.{node_rank}" in variables
+            if mine and not any(v.startswith("LOCAL_RANK=") for v in variables):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(WORKS)
+    holder = submit(own_cluster, tmp_path, run="until [ -e first ]; do sleep 0.05; done")
+    job = submit(
+        own_cluster,
+        tmp_path,
+        launcher="torchrun",
+        nodes="1..2",
+        run="works.py",
+        stop={"grace": "1s"},
+    )
+    until(lambda: worlds(own_cluster, job) == ["1"], "it starts with the node that is free")
+    assert "1 of 1..2 nodes: whenever torchrun starts its ranks, it first waits 6 s" in (
+        view_of(own_cluster, job).reason.text
+    )
+    (tmp_path / "first").touch()
+    assert wait(own_cluster, holder) == 0
+    until(lambda: worlds(own_cluster, job).count("2") == 2, "the other node has joined")
+    assert view_of(own_cluster, job).state is JobState.RUNNING
+
+    # Who waits for a node has it as soon as it has left the gang.
+    holder = submit(own_cluster, tmp_path, run="until [ -e second ]; do sleep 0.05; done")
+    (torchrun,) = launchers(job, 1)
+    os.kill(torchrun, signal.SIGKILL)
+    until(lambda: worlds(own_cluster, job).count("1") == 2, "the first goes on alone")
+    assert view_of(own_cluster, holder).state is JobState.RUNNING
+    (tmp_path / "second").touch()
+    assert wait(own_cluster, holder) == 0
+    until(lambda: worlds(own_cluster, job).count("2") == 4, "the node has come back")
+
+    (tmp_path / "go").touch()
+    assert wait(own_cluster, job) == 0
+    view = view_of(own_cluster, job)
+    (attempt,) = view.attempts
+    places = [(task.node_rank, task.left is None) for task in attempt.tasks]
+    assert places == [(0, True), (1, False), (2, True)]
+    assert sum("joins" in step.text for step in view.timeline) == 2
+    until(lambda: own_cluster.survivors() == [], "no process of the job is left")

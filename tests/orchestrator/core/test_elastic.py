@@ -1,0 +1,236 @@
+"""Gangs that grow and shrink while they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.protocol.ids import NodeName
+from muster.protocol.messages import ArrangeTask, PrepareTask, RankReport, StartTask, StopTask
+from muster.protocol.outcome import CauseCode, ExitStatus
+from muster.protocol.states import JobState, TaskState
+from orchestrator.core.display import job_view
+from orchestrator.core.evolve import apply
+from orchestrator.core.invariants import check
+from orchestrator.core.state import State, Task
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+from tests.orchestrator.core.test_meeting import eth
+
+KILLED = ExitStatus(signal=9)
+
+
+def elastic(nodes: int, least: int, most: int, **more: Any) -> Cluster:
+    """A cluster of so many nodes, with a job that has been placed on them."""
+    cluster = Cluster()
+    cluster.join(*(f"n{i}" for i in range(nodes)))
+    cluster.submit(spec(nodes=least, max_nodes=most, rendezvous="c10d", **more))
+    return cluster
+
+
+def tasks(cluster: Cluster) -> list[Task]:
+    return cluster.job(1).attempts[0].tasks
+
+
+def start(cluster: Cluster, rank: int) -> None:
+    """Bring one task that has joined to its start."""
+    cluster.prepare(task(1, 1, rank))
+    cluster.report(task(1, 1, rank), TaskState.ARRANGED, prepared=prepared())
+    cluster.report(task(1, 1, rank), TaskState.STARTED, prepared=prepared())
+
+
+def lose(cluster: Cluster, rank: int) -> None:
+    """Its torchrun is killed, and nothing of the task is left."""
+    cluster.end(task(1, 1, rank), KILLED)
+    cluster.clean(task(1, 1, rank))
+    assert check(cluster.state) == []
+
+
+def test_it_starts_with_what_there_is() -> None:
+    assert [t.node for t in tasks(elastic(3, 2, 4))] == ["n0", "n1", "n2"]
+    assert [t.node for t in tasks(elastic(5, 2, 4))] == ["n0", "n1", "n2", "n3"]
+    assert not elastic(1, 2, 4).state.jobs
+
+
+def test_a_node_that_becomes_free_joins() -> None:
+    cluster = elastic(2, 2, 3)
+    cluster.run_gang(1)
+    cluster.join("n2")
+    assert [(t.rank, t.node, t.joined) for t in tasks(cluster)][2] == (2, "n2", True)
+    assert len(cluster.commands("n2", PrepareTask)) == 1
+    assert not cluster.commands("n2", ArrangeTask)
+    cluster.prepare(task(1, 1, 2), address="10.0.0.3")
+    (plan,) = cluster.commands("n2", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert [name for name, _ in plan.hosts] == ["n0", "n1", "n2"]
+    assert cluster.commands("n2", StartTask)
+    began = cluster.job(1).attempts[0].started_at
+    start(cluster, 2)
+    assert cluster.job(1).attempts[0].started_at == began
+    assert cluster.shown(1) is JobState.RUNNING
+    assert check(cluster.state) == []
+    assert "3 of 2..3 nodes" in job_view(cluster.state, cluster.job(1), cluster.now).reason.text
+
+
+def test_nobody_joins_beyond_the_bound_or_before_the_start_or_before_who_waits() -> None:
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    cluster.join("n2")
+    assert len(tasks(cluster)) == 2
+    early = elastic(1, 1, 2)
+    early.prepare(task(1, 1, 0))
+    early.join("n1")
+    assert len(tasks(early)) == 1
+    waited_for = elastic(2, 1, 2)
+    waited_for.run_gang(1)
+    waited_for.submit(spec(nodes=2))
+    lose(waited_for, 1)
+    assert len(tasks(waited_for)) == 2
+
+
+def test_a_torchrun_that_is_killed_leaves_and_its_node_may_come_back_twice() -> None:
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    for again in (2, 3):
+        lose(cluster, again - 1)
+        assert tasks(cluster)[again - 1].left
+        assert (tasks(cluster)[again].node, len(tasks(cluster))) == ("n1", again + 1)
+        start(cluster, again)
+    lose(cluster, 3)
+    assert len(tasks(cluster)) == 4
+    assert cluster.state.nodes[NodeName("n1")].holder is None
+    assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_a_lost_node_leaves_and_is_free_when_it_is_back() -> None:
+    cluster = elastic(3, 2, 3)
+    cluster.run_gang(1)
+    cluster.leave("n2")
+    cluster.beat(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    assert tasks(cluster)[2].state is TaskState.LOST
+    assert cluster.state.nodes[NodeName("n2")].holder is None
+    assert check(cluster.state) == []
+    assert "n2 was lost" in job_view(cluster.state, cluster.job(1), cluster.now).timeline[-1].text
+
+
+def test_with_fewer_than_the_lower_bound_it_ends() -> None:
+    cluster = elastic(2, 2, 3)
+    cluster.run_gang(1)
+    cluster.end(task(1, 1, 1), KILLED)
+    assert cluster.shown(1) is JobState.STOPPING
+
+
+def test_without_its_launcher_it_ends() -> None:
+    cluster = elastic(3, 1, 3)
+    cluster.run_gang(1)
+    cluster.end(task(1, 1, 0), KILLED)
+    assert cluster.shown(1) is JobState.STOPPING
+
+
+def test_ranks_that_fail_are_torchruns_to_start_again_until_it_gives_up() -> None:
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    failed = (RankReport(1, exit=ExitStatus(3), error="no"),)
+    cluster.report(
+        task(1, 1, 1), TaskState.STARTED, prepared=prepared(), ranks=failed, first_failed=1
+    )
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.report(
+        task(1, 1, 1),
+        TaskState.EXITED,
+        prepared=prepared(),
+        ranks=failed,
+        first_failed=1,
+        exit=ExitStatus(1),
+    )
+    attempt = cluster.job(1).attempts[0]
+    assert attempt.cause is not None
+    assert (attempt.cause.code, attempt.cause.rank) == (CauseCode.RANK_FAILED, 1)
+
+
+def test_who_joins_and_refuses_does_no_harm_and_is_not_asked_again() -> None:
+    cluster = elastic(1, 1, 2)
+    cluster.run_gang(1)
+    cluster.join("n1")
+    cluster.refuse(task(1, 1, 1), "no_folder")
+    cluster.clean(task(1, 1, 1))
+    assert cluster.shown(1) is JobState.RUNNING
+    assert len(tasks(cluster)) == 2
+    assert cluster.state.nodes[NodeName("n1")].holder is None
+    assert check(cluster.state) == []
+
+
+def test_it_succeeds_with_those_that_are_there() -> None:
+    cluster = elastic(3, 1, 4)
+    cluster.run_gang(1)
+    lose(cluster, 2)
+    cluster.end(task(1, 1, 0), ExitStatus(0))
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.end(task(1, 1, 1), ExitStatus(0))
+    # One that was still on its way in is told to end.
+    assert cluster.commands("n2", StopTask)
+    for rank in (0, 1, 3):
+        cluster.clean(task(1, 1, rank))
+    assert cluster.shown(1) is JobState.SUCCEEDED
+    assert all(node.holder is None for node in cluster.state.nodes.values())
+
+
+def test_a_node_that_left_may_have_another_job_when_the_first_ends() -> None:
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    lose(cluster, 1)
+    for rank in (2, 3):
+        start(cluster, rank)
+        lose(cluster, rank)
+    cluster.submit(spec(nodes=1))
+    holder = cluster.state.nodes[NodeName("n1")].holder
+    assert holder is not None
+    assert holder[0] == 2
+    cluster.finish(task(1, 1, 0))
+    assert cluster.shown(1) is JobState.SUCCEEDED
+    assert cluster.state.nodes[NodeName("n1")].holder == holder
+    assert check(cluster.state) == []
+
+
+def test_the_time_limit_counts_from_the_first_start() -> None:
+    cluster = elastic(1, 1, 2, time_limit_s=100.0)
+    cluster.run_gang(1)
+    cluster.beat(60)
+    cluster.join("n1")
+    start(cluster, 1)
+    cluster.beat(41)
+    attempt = cluster.job(1).attempts[0]
+    assert attempt.cause is not None
+    assert attempt.cause.code is CauseCode.TIME_LIMIT
+
+
+def test_replay_gives_the_same_gang() -> None:
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    lose(cluster, 1)
+    start(cluster, 2)
+    replayed = State()
+    for fact in cluster.facts:
+        apply(replayed, fact, 0.0)
+    attempt = replayed.jobs[cluster.job(1).id].attempts[0]
+    assert [(t.id, t.node, t.state, t.left, t.joined) for t in attempt.tasks] == [
+        (t.id, t.node, t.state, t.left, t.joined) for t in tasks(cluster)
+    ]
+    assert check(replayed) == []
+
+
+def test_only_who_is_on_the_gangs_network_joins() -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{number}/24"))
+    cluster.submit(spec(nodes=2, max_nodes=4, rendezvous="c10d"))
+    cluster.run_gang(1)
+    cluster.join("far", interfaces=eth("e0", "10.9.0.3/24"))
+    assert len(tasks(cluster)) == 2
+    cluster.join("near", interfaces=eth("e1", "10.0.0.4/24"))
+    assert [t.node for t in tasks(cluster)] == ["n1", "n2", "near"]
+    cluster.prepare(task(1, 1, 2), address="192.0.2.4", interface="mgmt")
+    (plan,) = cluster.commands("near", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert plan.argv[plan.argv.index("--local-addr") + 1] == "10.0.0.4"
+    assert plan.env["GLOO_SOCKET_IFNAME"] == "e1"
+    assert check(cluster.state) == []
