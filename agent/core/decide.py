@@ -45,12 +45,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                 return Decision()
             return Decision([f.TaskFailed(task, m.Refusal(code, text, node_fault=True))])
         case s.TaskPlaced(task, paths, ports, interfaces):
-            changed = _changed(state, interfaces)
-            if task not in state.tasks:
-                return Decision(changed)
-            return Decision(
-                [*changed, f.TaskHoused(task, paths, ports, interfaces if changed else None)]
-            )
+            # By itself and not in the task's report, which may never come.
+            seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
+            if task in state.tasks:
+                seen.facts.append(f.TaskHoused(task, paths, ports))
+            return seen
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.NetworkArranged(task, warnings):
@@ -92,17 +91,14 @@ def _hello(state: State, now: Instant) -> m.Hello:
     )
 
 
-def _changed(state: State, interfaces: tuple[Interface, ...] | None) -> list[f.Fact]:
-    known = state.identity.inventory.interfaces
-    return [] if interfaces is None or interfaces == known else [f.NetworkChanged(interfaces)]
-
-
 def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant) -> Decision:
-    changed = _changed(state, interfaces)
-    if not changed or not state.welcomed:
-        # Before the welcome it waits for it: see _welcome.
-        return Decision(changed)
-    return Decision(changed, [a.SendReport(m.Heartbeat(now.mono, interfaces))])
+    if interfaces == state.identity.inventory.interfaces:
+        return Decision()
+    changed = Decision([f.NetworkChanged(interfaces)])
+    # Before the welcome it waits for it: see _welcome.
+    if state.welcomed:
+        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces)))
+    return changed
 
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:

@@ -79,8 +79,8 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskHoused(_, paths, ports, interfaces):
-            held.paths, held.ports, held.interfaces = paths, ports, interfaces
+        case f.TaskHoused(_, paths, ports):
+            held.paths, held.ports = paths, ports
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

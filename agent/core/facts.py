@@ -67,12 +67,9 @@ class TaskAdopted:
 
 @dataclass(frozen=True, slots=True)
 class TaskHoused:
-    """`interfaces` are there where they are others than the agent has said so far."""
-
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
-    interfaces: tuple[Interface, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class HeldTask:
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
-    interfaces: tuple[Interface, ...] | None = None  # where they had changed when it came
     status: ShimStatus | None = None
     status_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made

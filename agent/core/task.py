@@ -177,10 +177,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         fingerprint=_fingerprint(status.fingerprint),
         boot_s=status.boot_s or 0.0,
         hostname=state.identity.inventory.hostname,
-        addresses=_addresses(
-            state.identity.inventory.interfaces if held.interfaces is None else held.interfaces
-        ),
-        interfaces=held.interfaces,
+        addresses=_addresses(state.identity.inventory.interfaces),
     )
 
 

@@ -77,8 +77,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
-    `interfaces` are there where they are others than the inventory said. `hostname` is what the
-    node calls itself, `addresses` are all that it has.
+    `hostname` is what the node calls itself, `addresses` are all that it has.
     """
 
     address: str
@@ -94,7 +93,6 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     boot_s: float = 0.0
     hostname: str = ""
     addresses: tuple[str, ...] = ()
-    interfaces: tuple[Interface, ...] | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):

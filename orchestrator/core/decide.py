@@ -271,9 +271,7 @@ def _report(
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision([], [a.Send(name, session, command) for command in commands])
-            told = report.prepared.interfaces if report.prepared and not task.prepared else None
-            changed = _changed_network(state, name, told)
-            return Decision([*changed, *_take_report(state, task, report, now)])
+            return Decision(_take_report(state, task, report, now))
         case _:
             assert_never(report)
 
@@ -281,7 +279,7 @@ def _report(
 def _changed_network(
     state: State, name: NodeName, interfaces: tuple[Interface, ...] | None
 ) -> list[f.Fact]:
-    """A node whose interfaces have changed says so, by itself or with the task that it prepares."""
+    """A node says when its interfaces have changed."""
     node = state.nodes[name]
     if interfaces is None or interfaces == node.inventory.interfaces or problem(interfaces):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,6 +85,12 @@ def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apar
     agent's own configuration pins comes before both.
     """
     doubled: set[str] = set()
+    found = _common(nodes, networks, doubled)
+    return found or Apart(_told(nodes, networks, doubled), _odd(nodes, networks))
+
+
+def _common(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> Common | None:
+    """Adds to `doubled` the addresses that rule a network out."""
     for entry in networks or (None,):
         allowed = [_allowed(node, entry) for node in nodes]
         found = _shared(nodes, allowed, doubled)
@@ -98,7 +105,7 @@ def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apar
         found = _shared(nodes, loopback, doubled)
         if found is not None and not networks:
             return Common(_endpoints(nodes, found), _why(nodes, found, None))
-    return Apart(_told(nodes, networks, doubled), _odd(nodes, networks))
+    return None
 
 
 def reachable_gang(
@@ -125,7 +132,7 @@ def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
     """Whether these nodes have a network in common, as far as is known."""
     if any(not node.inventory.interfaces for node in nodes):
         return True
-    return isinstance(choose(nodes, networks), Common)
+    return _common(nodes, networks, set()) is not None
 
 
 def _keys(node: Node, networks: Sequence[str]) -> set[object]:
@@ -329,7 +336,14 @@ def _odd(nodes: Sequence[Node], networks: Sequence[str]) -> NodeName | None:
     """With three nodes or more the one that has nothing of what all the others share."""
     if len(nodes) < 3:
         return None
-    for place, node in enumerate(nodes):
-        if agree([*nodes[:place], *nodes[place + 1 :]], networks):
-            return node.name
+    for entry in networks or (None,):
+        having = Counter(
+            subnet for node in nodes for subnet in {p.subnet for p in _allowed(node, entry)}
+        )
+        for subnet, count in having.items():
+            if count != len(nodes) - 1:
+                continue
+            odd = next(n for n in nodes if all(p.subnet != subnet for p in _allowed(n, entry)))
+            if agree([node for node in nodes if node is not odd], networks):
+                return odd.name
     return None

@@ -27,7 +27,9 @@ class Rudeness:
 
 
 class Client:
-    """One user with one job. It never gives up asking, and it believes what it was answered."""
+    """One user with one job. It asks until it has an answer, and believes what it was answered;
+    that no nodes will do it believes once there is peace.
+    """
 
     def __init__(
         self,
@@ -45,16 +47,20 @@ class Client:
         self.job: JobId | None = None
         self.wants_cancel = False
         self.cancel_heard = False
+        self.declined = False
+        self.peace = False
         self._force = False
         self._tries = 0
 
     @property
     def content(self) -> bool:
         """Whether everything that was asked has been answered."""
-        return self.job is not None and (self.cancel_heard or not self.wants_cancel)
+        if self.job is None:
+            return self.declined
+        return self.cancel_heard or not self.wants_cancel
 
     def submit(self) -> None:
-        if self.job is not None:
+        if self.job is not None or self.declined:
             return
         self._tries += 1
         if self._tries > 1:
@@ -75,8 +81,10 @@ class Client:
             if self.job is None:
                 self.job = result.job
                 self._plan_cancel()
-        elif isinstance(result, a.Declined) and result.code != "unsatisfiable":
-            self.checkers.fail(f"submit of {self.spec.name} declined: {result.text}")
+        elif isinstance(result, a.Declined):
+            if result.code != "unsatisfiable":
+                self.checkers.fail(f"submit of {self.spec.name} declined: {result.text}")
+            self.declined = self.peace and self.job is None
 
     def _plan_cancel(self) -> None:
         world = self.world

@@ -159,6 +159,7 @@ class Cluster:
                 self.power_on(node)
                 node.start()
         for client in self.clients:
+            client.peace = True
             program = self.programs.by_name[client.spec.name]
             endless = program.never_ends and client.spec.time_limit_s is None
             if endless or not self._can_ever_run(client.spec):
@@ -181,9 +182,9 @@ class Cluster:
         return len(pool) >= spec.nodes
 
     def _cancel_in_the_end(self, client: Client) -> None:
-        if client.job is None:
+        if client.job is None and not client.declined:
             self.world.at(10.0, partial(self._cancel_in_the_end, client))
-        else:
+        elif client.job is not None:
             client.cancel()
 
     def _check_limits(self, now: float) -> None:
@@ -236,9 +237,12 @@ class Cluster:
         state = self.coordinator.state
         self.checkers.compare(state, self.disk.replay())
         self.checkers.restarted(state)
-        if len(state.jobs) != len(self.clients):
-            raise Violation(f"I1: {len(self.clients)} jobs were submitted, {len(state.jobs)} known")
+        submitted = sum(not client.declined for client in self.clients)
+        if len(state.jobs) != submitted:
+            raise Violation(f"I1: {submitted} jobs were submitted, {len(state.jobs)} known")
         for client in self.clients:
+            if client.declined:
+                continue
             if client.job is None or state.jobs[client.job].spec != client.spec:
                 raise Violation(f"I1: {client.spec.name} is job {client.job}, which is another")
         for job in state.jobs.values():

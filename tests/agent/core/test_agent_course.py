@@ -322,16 +322,14 @@ ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
 ETH1 = (Interface("eth1", InterfaceKind.ETHERNET, ("10.1.0.1/24",)),)
 
 
-def test_a_network_that_has_changed_is_told_with_the_next_task_and_the_next_hello() -> None:
+def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
     inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.connect()
     agent.hear(PREPARE)
-    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
-    agent.shim(ShimPhase.NEW)
-    first = reports(agent.shim(ShimPhase.PREPARED))[-1].prepared
-    assert first is not None
-    assert first.interfaces == ETH1
+    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
+    said = [x.report for x in placed if isinstance(x, a.SendReport)]
+    assert [x.interfaces for x in said if isinstance(x, m.Heartbeat)] == [ETH1]
     agent.turn(s.LinkDown())
     (hello,) = [x.report for x in agent.turn(s.LinkUp()) if isinstance(x, a.SendReport)]
     assert isinstance(hello, m.Hello)
@@ -346,11 +344,8 @@ def test_a_network_that_is_as_it_was_is_not_told_again(
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.connect()
     agent.hear(PREPARE)
-    agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
-    agent.shim(ShimPhase.NEW)
-    said = reports(agent.shim(ShimPhase.PREPARED))[-1].prepared
-    assert said is not None
-    assert said.interfaces is None
+    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
+    assert not any(isinstance(x.report, m.Heartbeat) for x in placed if isinstance(x, a.SendReport))
     assert agent.state.identity.inventory.interfaces == ETH0
 
 

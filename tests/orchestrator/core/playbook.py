@@ -9,6 +9,7 @@ import msgspec
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
 from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface
 from muster.protocol.messages import (
     Command,
     Heartbeat,
@@ -131,6 +132,12 @@ class Cluster:
 
     def prepare(self, task: TaskId, **more: Any) -> Turn:
         return self.report(task, TaskState.PREPARED, prepared=prepared(**more))
+
+    def rewire(self, name: str, interfaces: tuple[Interface, ...]) -> Turn:
+        """A node says that its interfaces have changed."""
+        session = self.state.nodes[NodeName(name)].session
+        assert session is not None
+        return self.turn(s.ReportReceived(session, Heartbeat(self.mono, interfaces)))
 
     def run_gang(self, job: int, attempt: int = 1) -> list[TaskId]:
         """Bring every task of an attempt to its start, in rank order."""

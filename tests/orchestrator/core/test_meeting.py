@@ -11,7 +11,6 @@ from muster.protocol.messages import (
     PORT_TAKEN,
     UNREACHABLE,
     ArrangeTask,
-    Heartbeat,
     Meeting,
     Refusal,
     TaskReport,
@@ -23,7 +22,6 @@ from orchestrator.core.actions import Declined
 from orchestrator.core.display import job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
-from orchestrator.core.stimuli import ReportReceived
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 
@@ -113,7 +111,8 @@ def test_a_network_that_has_gone_meanwhile_is_refused_and_other_nodes_are_tried(
     cluster = joined("10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/24")
     cluster.submit(spec(nodes=2))
     cluster.prepare(task(1, 1, 0))
-    cluster.prepare(task(1, 1, 1), interfaces=eth("e2", "10.9.0.2/24"))
+    cluster.rewire("n2", eth("e2", "10.9.0.2/24"))
+    cluster.prepare(task(1, 1, 1))
     attempt = cluster.job(1).attempts[0]
     assert attempt.cause is not None
     assert attempt.cause.code is CauseCode.ARRANGE_FAILED
@@ -131,18 +130,20 @@ def test_the_one_odd_node_of_three_is_named_and_left_out() -> None:
     cluster.submit(spec(nodes=3))
     for rank in (0, 1):
         cluster.prepare(task(1, 1, rank))
-    cluster.prepare(task(1, 1, 2), interfaces=eth("e3", "10.9.0.2/24"))
+    cluster.rewire("n3", eth("e3", "10.9.0.2/24"))
+    cluster.prepare(task(1, 1, 2))
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None
     assert (cause.node, cause.node_fault) == ("n3", True)
 
 
-def test_what_a_node_reports_with_a_task_is_kept_once() -> None:
+def test_what_a_node_reports_of_its_network_is_kept_once() -> None:
     cluster = joined("10.0.0.1/24")
     cluster.submit(spec())
     changed = eth("e1", "10.0.0.9/24")
     for _ in range(2):
-        cluster.prepare(task(1, 1, 0), interfaces=changed)
+        cluster.rewire("n1", changed)
+    cluster.prepare(task(1, 1, 0))
     assert cluster.state.nodes[NodeName("n1")].inventory.interfaces == changed
     assert sum(isinstance(fact, f.NodeRegistered) for fact in cluster.facts) == 2
     assert plan(cluster, "n1").env["MASTER_ADDR"] == "10.0.0.9"
@@ -159,7 +160,7 @@ def test_an_agent_with_words_for_a_hosts_file_in_its_report_is_refused(
     assert cluster.refused == ["bad_network"]
     cluster.join("n1", interfaces=eth("e0", "10.0.0.1/24"))
     cluster.submit(spec())
-    cluster.prepare(task(1, 1, 0), interfaces=bad)
+    cluster.rewire("n1", bad)
     assert cluster.state.nodes[NodeName("n1")].inventory.interfaces == eth("e0", "10.0.0.1/24")
 
 
@@ -352,13 +353,11 @@ def test_a_node_that_gets_its_network_back_is_used_without_being_asked() -> None
     cluster = joined("10.0.0.1/24", "10.0.0.2/24")
     cluster.submit(spec(nodes=2))
     cluster.prepare(task(1, 1, 0))
-    cluster.prepare(task(1, 1, 1), interfaces=eth("e2", "10.9.0.2/24"))
+    cluster.rewire("n2", eth("e2", "10.9.0.2/24"))
+    cluster.prepare(task(1, 1, 1))
     roll_back(cluster, 2)
     assert len(cluster.job(1).attempts) == 1
-    session = cluster.state.nodes[NodeName("n2")].session
-    assert session is not None
-    back = Heartbeat(cluster.mono, eth("e2", "10.0.0.2/24"))
     for _ in range(2):
-        cluster.turn(ReportReceived(session, back))
+        cluster.rewire("n2", eth("e2", "10.0.0.2/24"))
     assert len(cluster.job(1).attempts) == 2
     assert sum(isinstance(fact, f.NodeRegistered) for fact in cluster.facts) == 4
