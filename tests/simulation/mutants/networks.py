@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.core import decide as agent_decide
+from agent.core.decision import Decision
 from muster.protocol.interfaces import Endpoint
 from orchestrator.core import decide, meeting
 from orchestrator.core.network import Common
@@ -37,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "an agent keeps to itself that its network has changed",
-        _put(agent_decide, "_changed", lambda *_: []),
+        _put(agent_decide, "_network_seen", lambda *_: Decision()),
         ("network", "I10"),
         seed=1,
     ),

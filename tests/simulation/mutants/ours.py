@@ -99,13 +99,13 @@ MUTANTS = (
         "what outlives its lease has all of the margin to do so",
         _wrap(agent_follow, "_lease", _long_grace),
         ("I3", "I4", "I5"),
-        seed=38,
+        seed=48,
     ),
     Mutant(
         "a task is begun on a lease that is over",
         _wrap(agent_follow, "_drive", _begins_late),
         ("I3", "I4", "I5"),
-        seed=7,
+        seed=47,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
