@@ -96,7 +96,7 @@ class Hosts:
             return ()
         own = dict(plan.hosts).get(self._node, "")
         try:
-            warned = await self._in_files(self._tables.put, task, plan.hosts, plan.also, own)
+            warned = await self._in_files(self._tables.put, task, plan.hosts, plan.others, own)
         except TableRefused as error:
             return error.refusal
         try:
@@ -128,7 +128,7 @@ class Hosts:
         """In a thread of its own: it sees what the job will see."""
         if self._private is not None:
             bind_privately(str(self._private(task)), str(self._path))
-        return prove(plan.hosts, plan.also, own, self._resolver)
+        return prove(plan.hosts, plan.others, own, self._resolver)
 
     async def _in_files(self, call: Callable[..., _Result], *arguments: object) -> _Result:
         loop = asyncio.get_running_loop()

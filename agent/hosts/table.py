@@ -12,6 +12,7 @@ from agent.hosts.file import HostsFile
 from muster.daemon.errors import FileError
 from muster.protocol.hosts import (
     Conflict,
+    Others,
     Table,
     conflicts,
     parse,
@@ -37,9 +38,8 @@ class TableRefused(Exception):
 class Tables(Protocol):
     """Where host tables go."""
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
-        """Write the table of a task; returns warnings. `own` is this node's address in it, `also`
-        are other addresses of the same nodes.
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
+        """Write the table of a task; returns warnings. `own` is this node's address in it.
 
         Raises TableRefused.
         """
@@ -75,12 +75,12 @@ class SharedTables:
         self._path = path
         self._must = must
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
 
         def change(text: bytes) -> bytes:
-            self._refuse(conflicts(text, lease, table, also), own)
+            self._refuse(conflicts(text, lease, table, others), own)
             return with_block(text, lease, table)
 
         try:
@@ -124,12 +124,12 @@ class PrivateTables:
         self._machine = machine
         self._file_of = file_of
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
         try:
             text = machine_text(self._machine)
-            found = [c for c in conflicts(text, lease, table, also) if not _only_own(c, own)]
+            found = [c for c in conflicts(text, lease, table, others) if not _only_own(c, own)]
             mine = without_names(text, [name for name, _ in table])
             # The same file: it is this one that the job's namespace has.
             with self._file_of(task).open("r+b") as file:

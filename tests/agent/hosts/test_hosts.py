@@ -107,8 +107,8 @@ def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
         assert "node-b" in text
         assert "10.9.9.9" in text
         assert now(path) == BASE + b"10.9.9.9 node-b\n"
-        also = (("node-b", "10.9.9.9"),)
-        assert await hosts_of(tmp_path).arrange(TASK, plan(also=also)) == ()
+        others = {"10.0.0.2": ("10.9.9.9",)}
+        assert await hosts_of(tmp_path).arrange(TASK, plan(others=others)) == ()
 
     live(story)
 
@@ -277,7 +277,7 @@ def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_sa
     mine = tmp_path / "mine"
     mine.touch()
     tables = PrivateTables(path, lambda _: mine)
-    (warning,) = tables.put(TASK, TABLE, (), "10.0.0.1")
+    (warning,) = tables.put(TASK, TABLE, {}, "10.0.0.1")
     assert f"line 3 of {path}" in warning
     text = b"127.0.0.1 localhost\n10.9.9.9\tother\n"
     assert mine.read_bytes() == with_block(text, "42.1", TABLE)
@@ -287,4 +287,4 @@ def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_sa
 def test_a_task_without_a_file_of_its_own_is_refused(path: Path, tmp_path: Path) -> None:
     tables = PrivateTables(path, lambda _: tmp_path / "missing")
     with pytest.raises(TableRefused, match="missing"):
-        tables.put(TASK, TABLE, (), "10.0.0.1")
+        tables.put(TASK, TABLE, {}, "10.0.0.1")
