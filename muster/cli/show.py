@@ -12,7 +12,7 @@ from muster.cli.reference import find_job
 from muster.cli.table import Column, print_table
 from muster.cli.text import length, moment, safe, span
 from muster.protocol.http import AttemptView, JobView, TaskView
-from muster.protocol.outcome import ExitStatus
+from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import ENDED_STATES
 
 _TASKS: Final = (
@@ -43,7 +43,7 @@ def command(*, job: str, as_json: bool) -> None:
     for attempt in view.attempts:
         _print_attempt(attempt)
         if attempt is view.attempts[-1] and attempt.cause is not None:
-            _print_tail(attempt.cause.tail)
+            _print_tail(attempt.cause)
     _print_timeline(view)
 
 
@@ -109,13 +109,15 @@ def _print_attempt(attempt: AttemptView) -> None:
             print(f"  warning: {safe(task.node)}: {safe(warning)}")
 
 
-def _print_tail(tail: str) -> None:
+def _print_tail(cause: Cause) -> None:
     """The last words of whatever failed first; they come from a program, so nothing in them may
     move the cursor."""
-    lines = tail.splitlines()
+    lines = cause.tail.splitlines()
     if not lines:
         return
-    print(f"  its last line{'s' if len(lines) > 1 else ''}")
+    whose = "" if cause.rank is None else f" of rank {cause.rank}"
+    where = f" on {safe(cause.node)}" if cause.node else ""
+    print(f"  last line{'s' if len(lines) > 1 else ''}{whose}{where}:")
     for line in lines[-_TAIL_LINES:]:
         print(f"    {safe(line.expandtabs())}")
 
@@ -147,13 +149,17 @@ def _ranks(task: TaskView) -> str:
         for rank in task.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
-    told = [f"{rank.rank}: {exit_text(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    told = [f"{rank.rank}: {_ended(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
     if len(failed) > _RANKS_NAMED:
         told.append("...")
     stopped = sum(rank.stopped for rank in task.ranks)
     if stopped:
         told.append(f"{stopped} stopped by us" if stopped < len(numbers) else "stopped by us")
     return f"{text} ({', '.join(told)})" if told else text
+
+
+def _ended(status: ExitStatus) -> str:
+    return f"exit {status.code}" if status.signal is None else exit_text(status)
 
 
 def exit_text(status: ExitStatus) -> str:
