@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import shlex
+from typing import Any, Final
 
 import click
 
@@ -26,6 +27,7 @@ _TASKS: Final = (
 )
 _RANKS_NAMED: Final = 6
 _TAIL_LINES: Final = 20
+_RUN_CHARS: Final = 200
 
 
 @click.command("show")
@@ -56,6 +58,8 @@ def _print_head(view: JobView, now: float | None) -> None:
         f"  user {safe(view.user)}, pool {safe(view.pool)}, priority {view.priority}, "
         f"{view.spec.get('nodes', view.nodes)} node{'s' if view.nodes != 1 else ''}"
     )
+    for line in _what(view.spec):
+        print(f"  {line}")
     print(f"  submitted {moment(view.submitted_at)}{_waited(view, now)}")
     if view.started_at is not None:
         end = view.ended_at if view.ended_at is not None else now
@@ -65,6 +69,20 @@ def _print_head(view: JobView, now: float | None) -> None:
         print(f"  ended     {moment(view.ended_at)}")
     for line in _countdowns(view, now):
         print(f"  {line}")
+
+
+def _what(spec: dict[str, Any]) -> list[str]:
+    """What it runs, as in its job file; a long command is cut."""
+    run = spec.get("run")
+    text = shlex.join(map(str, run)) if isinstance(run, list) else " ".join(str(run).split())
+    if not run:
+        return []
+    if len(text) > _RUN_CHARS:
+        text = f"{text[:_RUN_CHARS]}…"
+    lines = [f"runs      {safe(str(spec.get('launcher', '')))}: {safe(text)}"]
+    if spec.get("workdir"):
+        lines.append(f"in        {safe(str(spec['workdir']))}")
+    return lines
 
 
 def _countdowns(view: JobView, now: float | None) -> list[str]:

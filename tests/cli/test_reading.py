@@ -213,3 +213,20 @@ def test_flags_beat_the_environment(run: Run, fake: FakeCoordinator, tmp_path: o
 @pytest.mark.parametrize("arguments", [("ps", "-n", "0"), ("ps", "--state", "x"), ("show",)])
 def test_wrong_usage_is_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("run_key", "line"),
+    [
+        (["train.py", "--name", "a b"], "runs      torchrun: train.py --name 'a b'"),
+        ("set -x\n./bench.sh", "runs      torchrun: set -x ./bench.sh"),
+        (["x" * 500], f"runs      torchrun: {'x' * 200}…"),
+        (["a\x1b[2J"], "runs      torchrun: 'a\\x1b[2J'"),
+    ],
+)
+def test_show_says_what_runs(run: Run, fake: FakeCoordinator, run_key: object, line: str) -> None:
+    spec = {"run": run_key, "launcher": "torchrun", "workdir": "/shared/x"}
+    fake.put(job_view(1, spec=spec))
+    lines = [text.strip() for text in run("show", "1").stdout.decode().splitlines()]
+    assert line in lines
+    assert "in        /shared/x" in lines
