@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import ArrangeTask, PrepareTask, RankReport, StartTask, StopTask
+from muster.protocol.messages import (
+    ArrangeTask,
+    PrepareTask,
+    RankReport,
+    StartTask,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
+from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
@@ -233,4 +241,22 @@ def test_only_who_is_on_the_gangs_network_joins() -> None:
     assert isinstance(plan, ArrangeTask)
     assert plan.argv[plan.argv.index("--local-addr") + 1] == "10.0.0.4"
     assert plan.env["GLOO_SOCKET_IFNAME"] == "e1"
+    assert check(cluster.state) == []
+
+
+def test_a_coordinator_that_starts_anew_does_not_blame_who_has_left() -> None:
+    cluster = elastic(3, 1, 3)
+    cluster.run_gang(1)
+    lose(cluster, 1)
+    before = tasks(cluster)
+    cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1, "here"))
+    for node in ("n0", "n1", "n2"):
+        held = tuple(
+            TaskReport(t.id, t.state, prepared=t.prepared, listening=t.listening)
+            for t in before
+            if t.node == node and t.state not in (TaskState.ASSIGNED, TaskState.CLEANED)
+        )
+        cluster.join(node, tasks=held)
+    cluster.beat(cluster.limits.blame_wait_s + 60)
+    assert cluster.shown(1) is JobState.RUNNING
     assert check(cluster.state) == []
