@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.hosts import BadHost, check_address
-from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, TaskReport
+from muster.protocol.messages import NO_SPACE, PORT_TAKEN, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from orchestrator.core.state import Task
 from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge
@@ -99,13 +99,14 @@ def ended_before_s(cause: Cause, report: TaskReport) -> float:
 
 
 def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
-    missing = how.code == _EXIT_NOT_FOUND
+    missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == NO_SPACE
     return Cause(
         CauseCode.START_FAILED,
-        # A port that another program took is no fault of the job's.
-        Outcome.INFRA if refusal.code == PORT_TAKEN else Outcome.USER,
+        # A port that another program took is no fault of the job's, nor is a full disk of the node.
+        Outcome.INFRA if full or refusal.code == PORT_TAKEN else Outcome.USER,
         shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
+        node_fault=full,
         exit=how,
         refusal=refusal.code,
         kind=Kind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
