@@ -118,7 +118,7 @@ class Agent:
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             try:
                 await self._template.start()
-                await hosts.begin(await asyncio.to_thread(folders.found))
+                await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
                 await self._inbox.settled()
                 owner.spawn(self._logs.run(), name="logs", eternal=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -17,7 +17,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
 
 # Between two tries to take back what cannot be taken back.
-_AGAIN_S: Final = 30.0
+AGAIN_S: Final = 30.0
 
 _log = structlog.get_logger("agent.network")
 
@@ -31,6 +31,13 @@ class Network:
         self._owner = owner
         self._meetings = Meetings()
         self._arranging: dict[TaskId, asyncio.Task[None]] = {}
+
+    async def begin(self, tasks: Collection[TaskId]) -> None:
+        """At the agent's start: what all other tasks left behind goes, if not at once, then
+        later."""
+        self._hosts.adopt(tasks)
+        if not await self._cleaned():
+            self._owner.spawn(self._clean(), name="network.clean")
 
     def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
         """NetworkArranged or NetworkRefused answers, to the last plan of a task."""
@@ -69,6 +76,20 @@ class Network:
         else:
             self._post(NetworkArranged(task, warnings))
 
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if await self._cleaned():
+                return
+
+    async def _cleaned(self) -> bool:
+        try:
+            await self._hosts.clean()
+        except FileError as error:
+            _log.error("old_hosts_not_removed", why=str(error))
+            return False
+        return True
+
     async def _restore(self, task: TaskId) -> None:
         told = False
         while True:
@@ -82,7 +103,7 @@ class Network:
                 # Stale names harm less than a node that is never free again.
                 told = True
                 self._post(NetworkRestored(task))
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
         if not told:
             self._post(NetworkRestored(task))
 

@@ -10,7 +10,7 @@ from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface
+from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
 from muster.protocol.states import TaskState
 
@@ -44,6 +44,11 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 
 NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
+
+_ON_EVERY_MACHINE: Final = frozenset(
+    {InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL, InterfaceKind.VETH}
+)
+"""docker's bridge is 172.17.0.1 on each."""
 
 ERRORS_MAX: Final = 4
 """Of so many ranks that failed by themselves it is told what they said. The first may have died of
@@ -182,8 +187,14 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
 
 
 def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:
-    """Without the lengths of their prefixes."""
-    return tuple(text.partition("/")[0] for face in interfaces for text in face.addresses)
+    """Those that no other machine is likely to have, too, without the lengths of their
+    prefixes."""
+    return tuple(
+        text.partition("/")[0]
+        for face in interfaces
+        if face.kind not in _ON_EVERY_MACHINE
+        for text in face.addresses
+    )
 
 
 def _fingerprint(found: ShimFingerprint | None) -> Fingerprint:

@@ -78,11 +78,21 @@ class HostsFile:
                 change = _with_slips(change, slipped)
                 time.sleep(AFTERMATH_S)
         except OSError as error:
+            if self._is_so(change):
+                return
             raise HostsFileError(
                 f"{self._path} cannot be changed: {error.strerror}; let the agent write it, or set "
                 "`hosts.mode: off` in its configuration"
             ) from error
         raise HostsFileError(f"{self._path} is replaced by others without end; what does that?")
+
+    def _is_so(self, change: Change) -> bool:
+        """A file that may only be read is no problem where it need not change."""
+        try:
+            text = self._path.read_bytes()
+        except OSError:
+            return False
+        return change(text) == text
 
     # --- one try --------------------------------------------------------------------------------
 

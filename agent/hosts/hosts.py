@@ -22,7 +22,7 @@ from agent.hosts.file import HostsFile
 from agent.hosts.proof import Findings, Resolver, prove
 from agent.hosts.table import PrivateTables, SharedTables, TableRefused, Tables, some
 from agent.shim.linux import bind_privately
-from muster.daemon.errors import ConfigError, FileError
+from muster.daemon.errors import ConfigError
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
 
@@ -65,10 +65,14 @@ class Hosts:
         self._path = path
         self._private: Callable[[TaskId], Path] | None = None
         self._tables: Tables | None = None
+        self._shared: SharedTables | None = None
+        if not config.shared_host:
+            # In every mode: what was written in another one has to go.
+            file = HostsFile(path, config.state_dir / _BACKUP)
+            self._shared = SharedTables(file, path, must=not self._lenient)
         match mode_of(config):
             case "file":
-                file = HostsFile(path, config.state_dir / _BACKUP)
-                self._tables = SharedTables(file, path, must=not self._lenient)
+                self._tables = self._shared
             case "private":
                 self._private = file_of
                 self._tables = PrivateTables(path, file_of)
@@ -80,15 +84,17 @@ class Hosts:
     @property
     def off(self) -> bool:
         """Whether it does nothing at all."""
-        return self._tables is None
+        return self._tables is None and self._shared is None
 
-    async def begin(self, tasks: Collection[TaskId]) -> None:
-        """At the agent's start: what all other tasks left behind goes."""
-        if self._tables is not None:
-            try:
-                await self._in_files(self._tables.keep_only, tasks)
-            except FileError as error:
-                _log.error("old_hosts_not_removed", why=str(error))
+    def adopt(self, tasks: Collection[TaskId]) -> None:
+        """Before anything else: only these may have tables of an earlier life of the agent."""
+        if self._shared is not None:
+            self._shared.hold(tasks)
+
+    async def clean(self) -> None:
+        """What no task has any more goes. Raises FileError."""
+        if self._shared is not None:
+            await self._in_files(self._shared.clean)
 
     async def arrange(self, task: TaskId, plan: ArrangeTask) -> Refusal | tuple[str, ...]:
         """Write the table of the plan and prove it. Returns warnings, or why it cannot be had."""
@@ -96,7 +102,7 @@ class Hosts:
             return ()
         own = dict(plan.hosts).get(self._node, "")
         try:
-            warned = await self._in_files(self._tables.put, task, plan.hosts, plan.also, own)
+            warned = await self._in_files(self._tables.put, task, plan.hosts, plan.others, own)
         except TableRefused as error:
             return error.refusal
         try:
@@ -118,8 +124,8 @@ class Hosts:
 
     async def drop(self, task: TaskId) -> None:
         """Take the table of a task back. Raises FileError."""
-        if self._tables is not None:
-            await self._in_files(self._tables.drop, task)
+        if self._shared is not None:
+            await self._in_files(self._shared.drop, task)
 
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
@@ -128,7 +134,7 @@ class Hosts:
         """In a thread of its own: it sees what the job will see."""
         if self._private is not None:
             bind_privately(str(self._private(task)), str(self._path))
-        return prove(plan.hosts, plan.also, own, self._resolver)
+        return prove(plan.hosts, plan.others, own, self._resolver)
 
     async def _in_files(self, call: Callable[..., _Result], *arguments: object) -> _Result:
         loop = asyncio.get_running_loop()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster.protocol.hosts import Address, Table
+from muster.protocol.hosts import Address, Others, Table
 
 SETTLE_S: Final = 3.0
 """Caches (systemd-resolved looks at the file every 2 s) are given so long to see a new block."""
@@ -59,29 +59,30 @@ class Findings:
 
 def prove(
     table: Table,
-    also: Table,
+    others: Others,
     own: str,
     resolver: Resolver,
     pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Findings:
-    """Look every name and address of the table up. `own` is this node's address in it, `also` are
-    other addresses of the same nodes."""
-    waited_s = 0.0
+    """Look every name and address of the table up. `own` is this node's address in it."""
+    until = clock() + SETTLE_S
     while True:
-        findings = _look(table, also, own, resolver)
-        if not findings.problems or waited_s >= SETTLE_S:
+        findings = _look(table, others, own, resolver)
+        if not findings.problems or clock() >= until:
             return findings
         pause(_PAUSE_S)
-        waited_s += _PAUSE_S
 
 
-def _look(table: Table, also: Table, own: str, resolver: Resolver) -> Findings:
+def _look(table: Table, others: Others, own: str, resolver: Resolver) -> Findings:
     problems: list[str] = []
     warnings: list[str] = []
     for name, address in table:
         found = resolver.addresses(name)
-        right = [address, *(other for its, other in also if its == name)]
-        strange = [other for other in found if not _holds(right, other)]
+        strange = []
+        if found != [address]:
+            right = (address, *others.get(address, ()))
+            strange = [other for other in found if not _holds(right, other)]
         if not found:
             problems.append(f"the name {name} of {address} is not known here")
         elif not strange:
@@ -98,8 +99,10 @@ def _look(table: Table, also: Table, own: str, resolver: Resolver) -> Findings:
             problems.append(
                 f"the name {name} leads to {_listed(found)} here, and its node is at {address}"
             )
-    for address in dict.fromkeys(address for _, address in table):
-        names = [name for name, other in table if other == address]
+    by_address: dict[str, list[str]] = {}
+    for name, address in table:
+        by_address.setdefault(address, []).append(name)
+    for address, names in by_address.items():
         text = _wrong_way_back(address, names, resolver)
         if text and address != own:
             problems.append(text)
@@ -128,7 +131,7 @@ def _wrong_way_back(address: str, names: Sequence[str], resolver: Resolver) -> s
     return f"the address {address} of {names[0]} is called {found} here, which leads elsewhere"
 
 
-def _holds(found: Sequence[str], address: str) -> bool:
+def _holds(found: Iterable[str], address: str) -> bool:
     return any(_plain(other) == _plain(address) for other in found)
 
 

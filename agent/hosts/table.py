@@ -12,6 +12,7 @@ from agent.hosts.file import HostsFile
 from muster.daemon.errors import FileError
 from muster.protocol.hosts import (
     Conflict,
+    Others,
     Table,
     conflicts,
     parse,
@@ -37,18 +38,11 @@ class TableRefused(Exception):
 class Tables(Protocol):
     """Where host tables go."""
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
-        """Write the table of a task; returns warnings. `own` is this node's address in it, `also`
-        are other addresses of the same nodes.
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
+        """Write the table of a task; returns warnings. `own` is this node's address in it.
 
         Raises TableRefused.
         """
-
-    def drop(self, task: TaskId) -> None:
-        """Take it back; harmless where there is none. Raises FileError."""
-
-    def keep_only(self, tasks: Collection[TaskId]) -> None:
-        """Take back what every other task has, of whichever life of the agent. Raises FileError."""
 
 
 def lease_of_task(task: TaskId) -> str:
@@ -74,13 +68,16 @@ class SharedTables:
         self._file = file
         self._path = path
         self._must = must
+        self._holders: set[TaskId] = set()
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
+        self._holders.add(task)
 
         def change(text: bytes) -> bytes:
-            self._refuse(conflicts(text, lease, table, also), own)
+            text = without_blocks(text, self._alive())
+            self._refuse(conflicts(text, lease, table, others), own)
             return with_block(text, lease, table)
 
         try:
@@ -93,17 +90,30 @@ class SharedTables:
             return (f"peers have no names here but those that they had before: {error}",)
         return ()
 
+    def hold(self, tasks: Collection[TaskId]) -> None:
+        """These have blocks of an earlier life of the agent, perhaps."""
+        self._holders.update(tasks)
+
     def drop(self, task: TaskId) -> None:
+        """Take its block back, unless another task of its attempt has that, too: a node that came
+        back to its gang has two. Harmless where there is none. Raises FileError."""
+        self._holders.discard(task)
         lease = lease_of_task(task)
+        if lease in self._alive():
+            return
 
         def change(text: bytes) -> bytes:
             return without_blocks(text, set(parse(text).entries) - {lease})
 
         self._file.update(change)
 
-    def keep_only(self, tasks: Collection[TaskId]) -> None:
-        alive = {lease_of_task(task) for task in tasks}
-        self._file.update(lambda text: without_blocks(text, alive))
+    def clean(self) -> None:
+        """Take back every block of no task that holds one, of whichever life of the agent. Raises
+        FileError."""
+        self._file.update(lambda text: without_blocks(text, self._alive()))
+
+    def _alive(self) -> set[str]:
+        return {lease_of_task(task) for task in self._holders}
 
     def _refuse(self, found: Sequence[Conflict], own: str) -> None:
         """Nobody else's line is overruled in silence. A line about this node's own name is left to
@@ -124,12 +134,12 @@ class PrivateTables:
         self._machine = machine
         self._file_of = file_of
 
-    def put(self, task: TaskId, table: Table, also: Table, own: str) -> tuple[str, ...]:
+    def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
         try:
             text = machine_text(self._machine)
-            found = [c for c in conflicts(text, lease, table, also) if not _only_own(c, own)]
+            found = [c for c in conflicts(text, lease, table, others) if not _only_own(c, own)]
             mine = without_names(text, [name for name, _ in table])
             # The same file: it is this one that the job's namespace has.
             with self._file_of(task).open("r+b") as file:
@@ -142,12 +152,6 @@ class PrivateTables:
             f"{_sentence(conflict, self._machine)}; this job does not see that line"
             for conflict in found
         )
-
-    def drop(self, task: TaskId) -> None:
-        """It goes with the task's folder."""
-
-    def keep_only(self, tasks: Collection[TaskId]) -> None:
-        """As `drop`."""
 
 
 def machine_text(path: Path) -> bytes:

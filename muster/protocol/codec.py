@@ -15,6 +15,10 @@ class ProtocolError(Exception):
     """The peer said something that cannot be understood; the connection is of no more use."""
 
 
+class FrameTooLarge(ProtocolError):
+    """What is to be said fits no frame."""
+
+
 class ReportFrame(msgspec.Struct, frozen=True):
     seq: int
     body: Report
@@ -33,10 +37,10 @@ _command_decoder: Final = msgspec.json.Decoder(CommandFrame)
 
 
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
-    """One frame as UTF-8 JSON. Raises ProtocolError if it is larger than FRAME_BYTES_MAX."""
+    """One frame as UTF-8 JSON. Raises FrameTooLarge."""
     data = _encoder.encode(frame)
     if len(data) > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {FRAME_BYTES_MAX}")
+        raise FrameTooLarge(f"a frame of {len(data)} bytes is over the limit of {FRAME_BYTES_MAX}")
     return data
 
 

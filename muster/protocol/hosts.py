@@ -10,12 +10,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 Table = Sequence[tuple[str, str]]
 """Pairs of a name and an IP address, in node-rank order. An address may have several names."""
+
+Others = Mapping[str, Collection[str]]
+"""By a node's address in a table, its other ones."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -191,10 +194,9 @@ class Conflict:
     lease: str = ""
 
 
-def conflicts(text: bytes, lease: str, table: Table, also: Table = ()) -> list[Conflict]:
-    """Where names of the table lead to another node. A name that others give the right address
-    besides another one leads to the right node, and so does one with an address of `also`."""
-    right = {(name.lower(), ipaddress.ip_address(address)) for name, address in also}
+def conflicts(text: bytes, lease: str, table: Table, others: Others) -> list[Conflict]:
+    """Where names of the table lead to another node. A name that somebody gives the right address
+    besides another one leads to the right node, and so does one with an address of `others`."""
     wanted = {name.lower(): (name, address) for name, address in table}
     found: list[Conflict] = []
     for name, lines in _by_name(_foreign_lines(text)).items():
@@ -204,7 +206,7 @@ def conflicts(text: bytes, lease: str, table: Table, also: Table = ()) -> list[C
                 found += [
                     Conflict(shown, other, address, line=at)
                     for at, other in lines
-                    if (name, _parsed(other)) not in right
+                    if not _among(other, others.get(address, ()))
                 ]
     for other_lease, entries in parse(text).entries.items():
         if other_lease == lease:
@@ -212,7 +214,7 @@ def conflicts(text: bytes, lease: str, table: Table, also: Table = ()) -> list[C
         for other, names in entries:
             for name in names:
                 shown, address = wanted.get(name.lower(), (name, other))
-                if not _same(other, address) and (name.lower(), _parsed(other)) not in right:
+                if not _among(other, (address, *others.get(address, ()))):
                     found.append(Conflict(shown, other, address, lease=other_lease))
     return found
 
@@ -310,6 +312,10 @@ def _by_name(
 
 def _same(one: str, other: str) -> bool:
     return _parsed(one) == ipaddress.ip_address(other)
+
+
+def _among(one: str, others: Iterable[str]) -> bool:
+    return any(_same(one, other) for other in others)
 
 
 def _parsed(address: str) -> Address | None:

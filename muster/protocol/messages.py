@@ -28,6 +28,8 @@ PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
 NO_SPACE: Final = "no_space"
 """Code of a refusal: a disk of the node is full."""
+TOO_LARGE: Final = "command_too_large"
+"""A command for this task that no frame can hold."""
 UNREACHABLE: Final = "launcher_unreachable"
 """Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
 
@@ -234,11 +236,11 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     """The gang's plan for this node: its command, its environment and who the others are.
 
     `hosts` maps names to addresses, in node-rank order; a node may have several names, and a gang
-    of one node has no table. `also` are other addresses of the same nodes, by the same names: a
-    name that leads there leads to the right node. `listen_port` is set on the node whose
-    rank 0 opens the rendezvous port: the others start once it listens. `meeting` is there as long
-    as no process of the gang can have been started. `ranks` is set where we
-    start the ranks ourselves: for each, in local order, what its environment has besides `env`,
+    of one node has no table. `others` are, by a node's address there, other ones at which it and
+    no other node is: a name that leads to one leads to the right node. `listen_port` is set on
+    the node whose rank 0 opens the rendezvous port: the others start once it listens. `meeting` is
+    there as long as no process of the gang can have been started. `ranks` is set where we start
+    the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
     is over.
@@ -250,7 +252,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     hosts: tuple[tuple[str, str], ...]
     hostfile: str
     listen_port: int | None = None
-    also: tuple[tuple[str, str], ...] = ()
+    others: dict[str, tuple[str, ...]] = {}
     grace_s: float = 30.0
     meeting: Meeting | None = None
     stop_signal: str = "SIGTERM"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ from orchestrator.core.state import Attempt, Job, Task
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
 first."""
+OTHERS_MAX = 12_000
+"""So many other addresses of its nodes a gang is told at most, evenly: the plan has to fit a
+frame, and what is left out is only taken for another machine's."""
 
 
 def words(command: Command) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ class Gang:
     for each node."""
 
     hosts: tuple[tuple[str, str], ...]
-    also: tuple[tuple[str, str], ...]
+    others: dict[str, tuple[str, ...]]
     hostfile: str
     ips: str
     names: str
@@ -83,7 +88,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
     hosts = host_table(attempt)
     return Gang(
         hosts=hosts,
-        also=_elsewhere(attempt, hosts),
+        others=_elsewhere(attempt) if hosts else {},
         hostfile="".join(
             f"{t.node} slots={slots}\n" for t, slots in zip(members, ranks, strict=True)
         ),
@@ -105,7 +110,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task, gang),
         hosts=gang.hosts,
-        also=gang.also,
+        others=gang.others,
         hostfile=gang.hostfile,
         listen_port=attempt.master_port if torchrun and task.rank == 0 else None,
         grace_s=spec.stop.grace_s,
@@ -151,14 +156,25 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
     return tuple(table)
 
 
-def _elsewhere(attempt: Attempt, hosts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The other addresses of the nodes of a table, for each of their names."""
-    having = {endpoint(attempt, t).address: _prepared(t).addresses for t in _members(attempt)}
-    return tuple(
-        (name, other)
-        for name, address in hosts
-        for other in having[address]
-        if other != address and usable_address(other)
+def _elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
+    """By a node's address in the table, its other ones. None of two nodes: a name that leads there
+    may lead to either."""
+    members = [(endpoint(attempt, t).address, _prepared(t).addresses) for t in _members(attempt)]
+    claims = Counter(a for address, more in members for a in {address, *more})
+    most = OTHERS_MAX // len(members)
+    return {
+        address: tuple(
+            itertools.islice(
+                (a for a in more if a != address and claims[a] == 1 and _leads_to_one(a)), most
+            )
+        )
+        for address, more in members
+    }
+
+
+def _leads_to_one(address: str) -> bool:
+    return usable_address(address) and not (
+        (found := ipaddress.ip_address(address)).is_loopback or found.is_link_local
     )
 
 

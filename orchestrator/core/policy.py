@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE
+from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import JobEnded, RetryScheduled
@@ -23,6 +23,9 @@ COLLISIONS_FREE = 5
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
 _SETUP_FAILED = "setup_failed"
+
+_OF_NOBODY: Final = frozenset({PORT_TAKEN, TOO_LARGE})
+"""Refusals for which no node is to blame."""
 
 
 def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
@@ -150,7 +153,7 @@ def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
     named = {
         t.node
         for t in attempt.present
-        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code != PORT_TAKEN)
+        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code not in _OF_NOBODY)
     }
     if cause.node_fault and cause.node is not None:
         named.add(NodeName(cause.node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE
+from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
@@ -51,10 +51,11 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
     text, _, tail = task.refusal.text.partition("\n")
     preparing = attempt.phase is AttemptPhase.PREPARING
     # It had stood ready: what it lacks now is of this node, or of its way to the others.
-    unready = task.prepared is not None and task.refusal.code != PORT_TAKEN
+    unready = task.prepared is not None and task.refusal.code not in (PORT_TAKEN, TOO_LARGE)
     return Cause(
         CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
-        Outcome.INFRA,
+        # Another try has the same to say.
+        Outcome.NEVER_STARTED if task.refusal.code == TOO_LARGE else Outcome.INFRA,
         shortened(f"{task.node} refused: {text}"),
         node=task.node,
         refusal=task.refusal.code,

@@ -15,13 +15,25 @@ from muster.daemon.tasks import TaskOwner
 from muster.protocol.codec import (
     FRAME_BYTES_MAX,
     CommandFrame,
+    FrameTooLarge,
     ProtocolError,
     decode_report,
     encode,
 )
 from muster.protocol.ids import SessionId
 from muster.protocol.link import Link
-from muster.protocol.messages import Command, Heartbeat, Hello, Refused, TaskReport
+from muster.protocol.messages import (
+    TOO_LARGE,
+    ArrangeTask,
+    Command,
+    Heartbeat,
+    Hello,
+    PrepareTask,
+    Refusal,
+    Refused,
+    TaskReport,
+)
+from muster.protocol.states import TaskState
 from orchestrator.core.stimuli import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.shell.coordinator import Coordinator
 
@@ -149,15 +161,30 @@ class AgentSessions:
                 await _close(session.socket, item)
                 return
             try:
-                data = encode(CommandFrame(session.link.next_seq(), item))
-                await session.socket.send_frame(data, WSMsgType.TEXT)
-            except ProtocolError as error:
+                data = encode(CommandFrame(session.link.sent + 1, item))
+            except FrameTooLarge as error:
                 _log.error("command_too_large", session=session.id, why=str(error))
-                session.abort()
-                return
+                if not isinstance(item, PrepareTask | ArrangeTask):
+                    session.abort()
+                    return
+                await self._unsayable(session, item, str(error))
+                continue
+            session.link.next_seq()
+            try:
+                await session.socket.send_frame(data, WSMsgType.TEXT)
             except ConnectionError:
                 session.abort()  # the reader sees the end as well
                 return
+
+    async def _unsayable(
+        self, session: _Session, command: PrepareTask | ArrangeTask, why: str
+    ) -> None:
+        """Said again after every new connection it would never be said: its task has failed."""
+        assert self.coordinator is not None
+        state = TaskState.ASSIGNED if isinstance(command, PrepareTask) else TaskState.PREPARED
+        text = f"what it has to be told is {why}; make the job's environment or command smaller"
+        refused = TaskReport(command.task, state, refusal=Refusal(TOO_LARGE, text))
+        await self.coordinator.put(ReportReceived(session.id, refused))
 
     def _put(self, name: SessionId, item: Command | _Close) -> None:
         session = self._sessions.get(name)

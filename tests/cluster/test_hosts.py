@@ -158,6 +158,22 @@ def test_a_foreign_line_rolls_all_back_and_says_what_to_do(
     assert not blocks(two[0])
 
 
+def test_a_line_that_leads_to_a_peer_on_this_machine_is_refused(
+    cluster: NamespaceCluster, two: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    foreign = "127.0.0.1 localhost\n127.0.0.1 node-1\n"
+    two[1].write("/etc/hosts", foreign)
+    job = submit(cluster, tmp_path, nodes=2, run="touch ran", retry={"infra": 0})
+    assert wait(cluster, job) != 0
+    (attempt,) = view(cluster, job).attempts
+    assert attempt.cause is not None
+    for word in ("node-2 refused", "line 2 of /etc/hosts", "node-1", "127.0.0.1"):
+        assert word in attempt.cause.text
+    assert not (tmp_path / "ran").exists()
+    assert two[1].hosts() == foreign
+    assert not blocks(two[0])
+
+
 def test_debians_line_is_a_warning_that_is_shown(
     cluster: NamespaceCluster, two: tuple[Machine, Machine], tmp_path: Path
 ) -> None:

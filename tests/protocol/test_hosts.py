@@ -179,22 +179,29 @@ def test_all_that_is_wrong_with_a_table_is_said_at_once() -> None:
 
 def test_a_foreign_line_of_another_address_is_a_conflict_with_its_number() -> None:
     text = USUAL + b"10.9.9.9\tother NODE-B # why\n"
-    assert hosts.conflicts(text, "42.1", TABLE) == [
+    assert hosts.conflicts(text, "42.1", TABLE, {}) == [
         Conflict("node-b", "10.9.9.9", "fd00::2", line=5)
     ]
 
 
 def test_a_foreign_line_that_agrees_is_none_nor_is_a_second_address_beside_it() -> None:
     text = b"10.0.0.1 node-a\n10.7.7.7 node-a\n0:fd00::2 node-b\nfd00:0::2 node-b\n"
-    assert hosts.conflicts(text, "42.1", TABLE) == []
+    assert hosts.conflicts(text, "42.1", TABLE, {}) == []
 
 
 def test_another_attempt_that_has_the_name_elsewhere_is_named() -> None:
     text = hosts.with_block(USUAL, "7.2", [("node-b", "10.5.5.5"), ("node-a", "10.0.0.1")])
-    assert hosts.conflicts(text, "42.1", TABLE) == [
+    assert hosts.conflicts(text, "42.1", TABLE, {}) == [
         Conflict("node-b", "10.5.5.5", "fd00::2", lease="7.2")
     ]
-    assert hosts.conflicts(text, "7.2", TABLE) == []
+    assert hosts.conflicts(text, "7.2", TABLE, {}) == []
+
+
+def test_another_address_of_the_right_node_is_no_conflict_and_one_of_another_node_is() -> None:
+    name, address = TABLE[0]
+    text = f"10.88.0.1 {name}\n".encode()
+    assert hosts.conflicts(text, "42.1", TABLE, {address: ("10.88.0.1",)}) == []
+    assert hosts.conflicts(text, "42.1", TABLE, {TABLE[-1][1]: ("10.88.0.1",)})
 
 
 def test_a_copy_for_one_job_drops_claims_to_its_names_and_nothing_else() -> None:

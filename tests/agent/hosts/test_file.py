@@ -137,6 +137,15 @@ def test_a_file_that_may_not_be_written_is_a_refusal_in_words(path: Path, file: 
         file.update(put)
 
 
+@pytest.mark.root
+def test_a_file_that_may_only_be_read_is_none_where_it_need_not_change(
+    mounted: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["mount", "-o", "remount,bind,ro", mounted], check=True)
+    HostsFile(mounted, tmp_path / "before").update(take)
+    assert mounted.read_bytes() == BASE
+
+
 def test_a_lock_that_nobody_gives_back_is_a_refusal_in_words(
     path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent import network
 from agent.config import AgentConfig
 from agent.config import Hosts as Settings
 from agent.hosts import hosts as module
@@ -17,6 +18,7 @@ from agent.hosts.hosts import Hosts, mode_of
 from agent.hosts.proof import Resolver
 from agent.hosts.table import PrivateTables, TableRefused
 from muster.daemon.errors import ConfigError
+from muster.daemon.tasks import TaskOwner
 from muster.protocol.hosts import with_block
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
@@ -90,7 +92,9 @@ def test_a_name_that_another_attempt_has_elsewhere_is_refused_with_its_number(
     path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
 
     async def story() -> None:
-        text = refused(await hosts_of(tmp_path).arrange(TASK, plan()), "hosts_conflict")
+        hosts = hosts_of(tmp_path)
+        hosts.adopt([OTHER])
+        text = refused(await hosts.arrange(TASK, plan()), "hosts_conflict")
         assert "attempt 2 of job 7" in text
         assert "10.5.5.5" in text
         assert now(path) == with_block(BASE, "7.2", [("node-b", "10.5.5.5")])
@@ -107,8 +111,8 @@ def test_a_foreign_line_is_never_overruled(path: Path, tmp_path: Path) -> None:
         assert "node-b" in text
         assert "10.9.9.9" in text
         assert now(path) == BASE + b"10.9.9.9 node-b\n"
-        also = (("node-b", "10.9.9.9"),)
-        assert await hosts_of(tmp_path).arrange(TASK, plan(also=also)) == ()
+        others = {"10.0.0.2": ("10.9.9.9",)}
+        assert await hosts_of(tmp_path).arrange(TASK, plan(others=others)) == ()
 
     live(story)
 
@@ -173,25 +177,87 @@ def test_a_resolver_that_hangs_hangs_nobody(
     live(story)
 
 
-def test_at_the_start_only_what_lives_keeps_its_names(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["file", "off"])
+def test_at_the_start_only_what_lives_keeps_its_names(
+    path: Path, tmp_path: Path, mode: str
+) -> None:
+    """Also those of a mode that the agent was in before."""
     text = with_block(BASE, "42.1", TABLE)
     path.write_bytes(with_block(text, "7.2", [("x", "10.1.1.1")]))
 
     async def story() -> None:
-        await hosts_of(tmp_path).begin([TASK])
+        hosts = hosts_of(tmp_path, mode)
+        hosts.adopt([TASK])
+        await hosts.clean()
         assert now(path) == text
-        await hosts_of(tmp_path).begin([])
+        await hosts.drop(TASK)
         assert now(path) == BASE
 
     live(story)
 
 
+def test_the_names_of_an_attempt_stay_as_long_as_one_task_of_it_has_them(
+    path: Path, tmp_path: Path
+) -> None:
+    """A node that came back to its gang has two; taking the first one's back may be late."""
+    second = TaskId("42.1.3")
+
+    async def story() -> None:
+        hosts = hosts_of(tmp_path)
+        await hosts.arrange(TASK, plan())
+        await hosts.arrange(second, plan())
+        await hosts.drop(TASK)
+        assert now(path) == with_block(BASE, "42.1", TABLE)
+        await hosts.drop(second)
+        assert now(path) == BASE
+
+    live(story)
+
+
+def test_what_could_not_be_removed_at_the_start_is_in_nobodys_way(
+    path: Path, tmp_path: Path
+) -> None:
+    path.write_bytes(with_block(BASE, "7.2", [("node-b", "10.5.5.5")]))
+
+    async def story() -> None:
+        assert await hosts_of(tmp_path).arrange(TASK, plan()) == ()
+        assert now(path) == with_block(BASE, "42.1", TABLE)
+
+    live(story)
+
+
+def test_what_cannot_be_removed_at_the_start_is_removed_later(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "AGAIN_S", 0.0)
+    path.rename(tmp_path / "aside")
+    path.mkdir()
+
+    def mend() -> None:
+        path.rmdir()
+        path.write_bytes(with_block(BASE, "7.2", [("x", "10.1.1.1")]))
+
+    async def story() -> None:
+        async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+            hosts = hosts_of(tmp_path)
+            await network.Network(hosts, lambda _: None, owner).begin([])
+            (again,) = owner_tasks()
+            mend()
+            await again
+        assert now(path) == BASE
+
+    live(story)
+
+
+def owner_tasks() -> list[asyncio.Task[Any]]:
+    return [t for t in asyncio.all_tasks() if t.get_name() == "test.network.clean"]
+
+
 def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
     async def story() -> None:
         hosts = hosts_of(tmp_path, "off", Book(names={}))
-        await hosts.begin([])
+        await hosts.clean()
         assert await hosts.arrange(TASK, plan()) == ()
-        assert hosts.off
         assert now(path) == BASE
 
     live(story)
@@ -219,6 +285,21 @@ def test_what_was_not_asked_for_by_name_is_done_as_well_as_can_be(
         assert isinstance(found, tuple)
         assert "no names here but those that they had" in found[0]
         assert "node-b" in " ".join(found[1:])
+
+    live(story)
+
+
+def test_an_agent_beside_others_leaves_the_machines_file_to_them(
+    path: Path, tmp_path: Path
+) -> None:
+    theirs = with_block(BASE, "7.2", [("x", "10.1.1.1")])
+    path.write_bytes(theirs)
+
+    async def story() -> None:
+        hosts = Hosts(config(tmp_path, "off", shared_host=True), lambda _: tmp_path / "none")
+        assert hosts.off
+        await hosts.clean()
+        assert now(path) == theirs
 
     live(story)
 
@@ -277,7 +358,7 @@ def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_sa
     mine = tmp_path / "mine"
     mine.touch()
     tables = PrivateTables(path, lambda _: mine)
-    (warning,) = tables.put(TASK, TABLE, (), "10.0.0.1")
+    (warning,) = tables.put(TASK, TABLE, {}, "10.0.0.1")
     assert f"line 3 of {path}" in warning
     text = b"127.0.0.1 localhost\n10.9.9.9\tother\n"
     assert mine.read_bytes() == with_block(text, "42.1", TABLE)
@@ -287,4 +368,4 @@ def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_sa
 def test_a_task_without_a_file_of_its_own_is_refused(path: Path, tmp_path: Path) -> None:
     tables = PrivateTables(path, lambda _: tmp_path / "missing")
     with pytest.raises(TableRefused, match="missing"):
-        tables.put(TASK, TABLE, (), "10.0.0.1")
+        tables.put(TASK, TABLE, {}, "10.0.0.1")

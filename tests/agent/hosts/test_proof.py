@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agent.hosts.proof import Findings, Resolver, prove
 
 TABLE = (("node-a", "10.0.0.1"), ("gpu-a", "10.0.0.1"), ("node-b", "10.0.0.2"))
-ALSO = (("node-b", "192.168.0.2"),)
+OTHERS = {"10.0.0.2": ("192.168.0.2",)}
 OWN = "10.0.0.1"
 
 
@@ -34,7 +35,7 @@ class Book(Resolver):
 
 
 def look(book: Book) -> Findings:
-    return prove(TABLE, ALSO, OWN, book, pause=lambda _: None)
+    return prove(TABLE, OTHERS, OWN, book, pause=lambda _: None)
 
 
 def test_names_that_lead_there_and_back_are_proved() -> None:
@@ -107,7 +108,7 @@ def test_a_cache_that_has_not_seen_the_file_yet_is_given_time() -> None:
         if len(paused) == 3:
             book.names["node-b"] = ["10.0.0.2"]
 
-    assert prove(TABLE, ALSO, OWN, book, pause=pause) == Findings()
+    assert prove(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
     assert len(paused) == 3
 
 
@@ -118,3 +119,40 @@ def test_the_machines_own_resolver_knows_this_machine() -> None:
     assert resolver.is_ours("127.0.0.1")
     assert not resolver.is_ours("192.0.2.1")
     assert resolver.addresses("no such name\n") == []
+
+
+def test_the_time_that_looking_takes_counts() -> None:
+    book = Book()
+    del book.names["node-b"]
+    now, paused = 0.0, 0
+
+    class Slow(Book):
+        def addresses(self, name: str) -> list[str]:
+            nonlocal now
+            now += 1.0
+            return book.addresses(name)
+
+    def pause(_: float) -> None:
+        nonlocal paused
+        paused += 1
+
+    assert prove(TABLE, OTHERS, OWN, Slow(), pause=pause, clock=lambda: now).problems
+    assert paused == 0
+
+
+def test_a_table_is_not_gone_through_for_each_of_its_names() -> None:
+    reads = 0
+
+    class Counted(tuple[tuple[str, str], ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[tuple[str, str]]:
+            nonlocal reads
+            reads += 1
+            return super().__iter__()
+
+    table = Counted((f"n{number}", f"10.0.{number}.1") for number in range(200))
+    book = Book({name: [address] for name, address in table}, {a: n for n, a in table})
+    reads = 0
+    assert prove(table, {}, "", book) == Findings()
+    assert reads == 2

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import JobId
 from muster.protocol.messages import (
+    TOO_LARGE,
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -160,6 +163,26 @@ def test_a_gang_whose_names_do_not_lead_to_it_is_rolled_back_and_tried_elsewhere
         cluster.clean(task(1, 1, rank), refusal=refusal if rank else None)
     cluster.pass_time(5.0)
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n0", "n2"]
+
+
+@pytest.mark.parametrize("arranged", [False, True])
+def test_a_command_that_no_frame_can_hold_ends_the_job_and_blames_no_node(arranged: bool) -> None:
+    cluster = gang_of(2, retry=Retry(infra=3))
+    for rank in range(2):
+        if arranged:
+            cluster.prepare(task(1, 1, rank))
+    refusal = Refusal(TOO_LARGE, "what it has to be told is too much")
+    state = TaskState.PREPARED if arranged else TaskState.ASSIGNED
+    for rank in range(2):
+        cluster.report(task(1, 1, rank), state, refusal=refusal)
+    assert cluster.commands("n0", StopTask)
+    for rank in range(2):
+        cluster.clean(task(1, 1, rank))
+    assert cluster.shown(1) is JobState.FAILED
+    (attempt,) = cluster.job(1).attempts
+    assert attempt.cause is not None
+    assert (attempt.cause.refusal, attempt.cause.node_fault) == (TOO_LARGE, False)
+    assert not cluster.job(1).avoid
 
 
 def test_what_a_node_warns_of_is_shown() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from muster.protocol.codec import FRAME_BYTES_MAX, CommandFrame, encode
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, PrepareTask
 from muster.spec.types import Argv, Launcher, Role, Roles, Shell
 from orchestrator.core import commands, follow
-from orchestrator.core.launch import Gang, gang_of
+from orchestrator.core.launch import OTHERS_MAX, Gang, gang_of
 from orchestrator.core.state import Attempt, Job
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
@@ -243,3 +244,60 @@ def test_a_host_name_that_two_claim_or_that_means_nothing_is_in_no_table() -> No
 
 def test_a_gang_of_one_has_no_host_table() -> None:
     assert table("other-name") == ()
+
+
+def others(*addresses: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """What a gang is told of nodes with these addresses, the first of which is the gang's."""
+    cluster = Cluster()
+    names = [f"gpu-{number}" for number in range(len(addresses))]
+    cluster.join(*names)
+    cluster.submit(spec(nodes=len(names)))
+    for rank, its in enumerate(addresses):
+        cluster.prepare(task(1, 1, rank), address=its[0], addresses=its)
+    (plan,) = cluster.commands(names[0], ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    return plan.others
+
+
+def test_a_gang_is_told_its_nodes_other_addresses() -> None:
+    assert others(("10.0.0.1", "10.1.0.1", "fd00::1"), ("10.0.0.2", "10.1.0.2")) == {
+        "10.0.0.1": ("10.1.0.1", "fd00::1"),
+        "10.0.0.2": ("10.1.0.2",),
+    }
+
+
+def test_an_address_that_does_not_tell_nodes_apart_is_none_of_them() -> None:
+    loopback, docker, local = ("127.0.0.1", "::1"), "172.17.0.1", ("fe80::1", "169.254.0.9")
+    assert others(("10.0.0.1", *loopback, docker, *local), ("10.0.0.2", docker)) == {
+        "10.0.0.1": (),
+        "10.0.0.2": (),
+    }
+    assert others(("10.0.0.1", "127.0.0.1", "10.0.0.2"), ("10.0.0.2",))["10.0.0.1"] == ()
+
+
+def test_the_plan_of_500_nodes_with_10_networks_fits_a_frame() -> None:
+    cluster = Cluster()
+    nodes = 500
+    names = [f"gpu-node-{number:03d}" for number in range(nodes)]
+    cluster.join(*names)
+    cluster.submit(spec(nodes=nodes))
+    for rank, name in enumerate(names):
+        host, net = rank % 250 + 1, rank // 250
+        v4 = [f"10.{port}.{net}.{host}" for port in range(10)]
+        v6 = [f"fd00:{port:x}:1234:5678:9c05:22ff:{net:04x}:{host:04x}" for port in range(10)]
+        cluster.prepare(
+            task(1, 1, rank),
+            address=v4[0],
+            hostname=f"{name}.cluster.example.org",
+            addresses=(*v4, *v6),
+        )
+    (plan,) = cluster.commands(names[-1], ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert all(len(more) == 19 for more in plan.others.values())
+    assert len(encode(CommandFrame(1, plan))) < FRAME_BYTES_MAX / 2
+
+
+def test_of_more_addresses_than_a_plan_can_hold_every_node_keeps_some() -> None:
+    many = tuple(f"10.{net}.0.{{}}" for net in range(250))
+    told = others(*(tuple(a.format(rank) for a in many) for rank in range(1, 101)))
+    assert {len(more) for more in told.values()} == {OTHERS_MAX // 100}

@@ -1,16 +1,20 @@
 """An agent that does not read slows nobody: its connection is ended, and its end is told once."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import aiohttp
 from aiohttp import web
+from msgspec.structs import replace
 
 from muster.daemon.tasks import TaskOwner
-from muster.protocol.codec import ReportFrame, encode
+from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, decode_command, encode
 from muster.protocol.ids import SessionId, TaskId
-from muster.protocol.messages import PrepareTask
-from orchestrator.core.stimuli import HelloReceived, SessionEnded, Stimulus
+from muster.protocol.messages import TOO_LARGE, ArrangeTask, PrepareTask, TaskReport
+from muster.protocol.states import TaskState
+from orchestrator.core.stimuli import HelloReceived, ReportReceived, SessionEnded, Stimulus
 from orchestrator.shell.agents import OUTBOX_MAX, AgentSessions
 from orchestrator.shell.coordinator import Coordinator
 from tests.orchestrator.fake_agent import DEADLINE_S, hello
@@ -41,31 +45,66 @@ def big(number: int) -> PrepareTask:
     return PrepareTask(TaskId(f"{number}.1.0"), "none", None, None, (), env, timeout_s=1.0)
 
 
+@asynccontextmanager
+async def sessions(heard: Heard) -> AsyncIterator[tuple[AgentSessions, str]]:
+    """Connections of agents, and where they are to be made."""
+    async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as owner:
+        agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10)
+        agents.coordinator = cast(Coordinator, heard)
+        app = web.Application()
+        app.router.add_get("/", agents.serve)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield agents, f"http://{host}:{port}/"
+        await runner.cleanup()
+
+
 def test_who_does_not_read_is_cut_off() -> None:
     async def main() -> None:
         heard = Heard()
-        async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as owner:
-            agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10)
-            agents.coordinator = cast(Coordinator, heard)
-            app = web.Application()
-            app.router.add_get("/", agents.serve)
-            runner = web.AppRunner(app)
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            async with (
-                aiohttp.ClientSession() as session,
-                session.ws_connect(f"http://{host}:{port}/") as socket,
-            ):
-                await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
-                await heard.until(HelloReceived)
-                for number in range(1, 2 * OUTBOX_MAX):
-                    agents.send(SessionId(1), big(number))
-                await heard.until(SessionEnded)
-                assert len(agents) == 0
-                agents.send(SessionId(1), big(1))
-            await runner.cleanup()
+        async with (
+            sessions(heard) as (agents, url),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url) as socket,
+        ):
+            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+            await heard.until(HelloReceived)
+            for number in range(1, 2 * OUTBOX_MAX):
+                agents.send(SessionId(1), big(number))
+            await heard.until(SessionEnded)
+            assert len(agents) == 0
+            agents.send(SessionId(1), big(1))
         assert heard.stimuli[1:] == [SessionEnded(SessionId(1))]
+
+    asyncio.run(main())
+
+
+def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() -> None:
+    """Cut off, the agent would come back and be owed the same."""
+    small = big(2)
+    large = replace(small, task=TaskId("1.1.0"), env={"X": "x" * FRAME_BYTES_MAX})
+    arrange = ArrangeTask(TaskId("3.1.1"), (), large.env, (), "")
+
+    async def main() -> None:
+        heard = Heard()
+        async with (
+            sessions(heard) as (agents, url),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url) as socket,
+        ):
+            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+            await heard.until(HelloReceived)
+            for command in (large, arrange, small):
+                agents.send(SessionId(1), command)
+            frame = decode_command(await socket.receive_str())
+            assert (frame.seq, frame.body) == (1, small)
+        reports = [s.report for s in heard.stimuli if isinstance(s, ReportReceived)]
+        told = [report for report in reports if isinstance(report, TaskReport)]
+        assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
+            (large.task, TaskState.ASSIGNED, TOO_LARGE),
+            (arrange.task, TaskState.PREPARED, TOO_LARGE),
+        ]
 
     asyncio.run(main())
