@@ -102,7 +102,7 @@ def main() -> None:
         torchrun.main(argv)
     except Exception as error:
         # Once there are ranks it is one of theirs.
-        if not watchers and "EADDRINUSE" in str(error):
+        if not watchers and _says_in_use(error):
             shim.tell({"t": "failed", "code": "port_taken", "text": _port_taken(start["argv"])})
         raise
     finally:
@@ -137,9 +137,23 @@ def _no_torch(error: ImportError) -> str:
     return f"torch cannot be imported by {sys.executable}: {error}"
 
 
+def _says_in_use(error: BaseException | None) -> bool:
+    """Of a dynamic rendezvous only an inner exception tells."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        if "EADDRINUSE" in str(error):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _port_taken(argv: list[str]) -> str:
     """In the instant between the agent's letting go of the port and torchrun's listening on it."""
-    port = argv[argv.index("--master-port") + 1] if "--master-port" in argv else "of the rendezvous"
+    port = "of the rendezvous"
+    for option in ("--master-port", "--rdzv-endpoint"):
+        if option in argv:
+            port = argv[argv.index(option) + 1].rpartition(":")[2]
     return f"port {port} was free, and another program has taken it since"
 
 

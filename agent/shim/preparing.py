@@ -15,7 +15,7 @@ from agent.shim.commands import Prepare
 from agent.shim.gate import EXIT_TOO_OLD, PRELUDE, Gate
 from agent.shim.identity import Identity, base_environment
 from agent.shim.loop import Loop, now
-from agent.shim.record import Logs
+from agent.shim.record import TORCHRUN_LOGS, Logs
 from agent.shim.spawn import Failure, Program, Report, describe
 from agent.shim.status import Exit, RefusalCode
 
@@ -197,12 +197,12 @@ class Preparation:
         try:
             return self._logs.open(name)
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._refuse(
-                RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED,
-                f"The file {name} cannot be made in the agent's state_dir: {error.strerror}.",
-            )
+            self._no_file(error, name)
             return None
+
+    def _no_file(self, error: OSError, name: str) -> None:
+        failure = Failure.of(error, "log", name)
+        self._refuse(failure.refusal, describe(failure, self.identity.name))
 
     def _setup(self, argv: list[str], child: Child) -> None:
         log = self._open_log(SETUP_LOG)
@@ -243,7 +243,13 @@ class Preparation:
         if log is None:
             return
         self._outcome.stream("launcher", None, LAUNCHER_LOG)
-        gate = self.gate = Gate(self._loop, self._bootstrap, self._logs.open_torchrun_folder())
+        try:
+            folder = self._logs.open_folder(TORCHRUN_LOGS)
+        except OSError as error:
+            os.close(log)
+            self._no_file(error, TORCHRUN_LOGS)
+            return
+        gate = self.gate = Gate(self._loop, self._bootstrap, folder)
         gate.on_message = self._bootstrap_told
         env = self.environment({})
         fds = {1: log, 2: log, **gate.descriptors()}

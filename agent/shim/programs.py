@@ -12,7 +12,7 @@ from agent.shim.commands import Start
 from agent.shim.preparing import Preparation
 from agent.shim.ranks import Ranks
 from agent.shim.spawn import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
-from agent.shim.status import Exit, RefusalCode, Status
+from agent.shim.status import Exit, Status
 
 
 class Course:
@@ -39,6 +39,13 @@ class Programs:
 
     def start(self, command: Start, env: dict[str, str]) -> int | None:
         """Start them all; returns the pid of the only one where there are no ranks to count."""
+        pid = self._start_all(command, env)
+        if self._failure is not None and self._left == 0:
+            # No end of theirs will come.
+            self._course.programs_ended(self._failure)
+        return pid
+
+    def _start_all(self, command: Start, env: dict[str, str]) -> int | None:
         if not command.ranks:
             node_rank = env.get("MUSTER_NODE_RANK", "0")
             return self._start(command, int(node_rank) if node_rank.isdecimal() else 0, 0, env)
@@ -59,14 +66,17 @@ class Programs:
             self._ranks.ended(rank, how, None)
             self._ended(how)
 
-        out, err = self._ranks.open(rank, local_rank)
+        try:
+            out, err = self._ranks.open(rank, local_rank)
+        except OSError as error:
+            self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
+            return None
         try:
             child = self._preparation.one_more(told)
         except OSError as error:
             os.close(out)
             os.close(err)
-            text = error.strerror or str(error)
-            self._not_started(rank, Failure("fork", "fork", error.errno or 0, text))
+            self._not_started(rank, Failure.of(error, "fork", "fork"))
             return None
         self._left += 1
         child.ended = ended
@@ -86,7 +96,7 @@ class Programs:
         missing = failure.stage == "program" and failure.code == errno.ENOENT
         text = self._preparation.why_not(failure, interpreter=interpreter)
         how = Exit(EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN, None)
-        self._status.refusal = self._status.refusal or (RefusalCode.SPAWN_FAILED, text)
+        self._status.refusal = self._status.refusal or (failure.refusal, text)
         self._ranks.ended(rank, how, text)
         self._failed(how)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from typing import TypeGuard
@@ -48,13 +49,18 @@ class Ranks:
 
         A rank that starts again goes on in the same ones. The first of the node starts a new round:
         torchrun has ended all of the one before, and numbers them anew where its gang has changed.
+        Raises OSError.
         """
         if local_rank == 0:
             self._status.ranks.clear()
             self._status.first_failed = None
         names = (f"rank-{rank}.stdout", f"rank-{rank}.stderr")
         out = self._logs.open(names[0])
-        err = self._logs.open(names[1])
+        try:
+            err = self._logs.open(names[1])
+        except OSError:
+            os.close(out)
+            raise
         paths = [
             self.stream(stream, rank, name)
             for stream, name in zip(("stdout", "stderr"), names, strict=True)

@@ -95,9 +95,9 @@ class Logs:
             os.fchown(fd, *self._owner)
         return fd
 
-    def open_torchrun_folder(self) -> int:
-        """A descriptor of the folder in which torchrun, as the job's user, makes its files."""
-        path = f"{LOGS}/{TORCHRUN_LOGS}"
+    def open_folder(self, name: str) -> int:
+        """A descriptor of logs/`name`, in which the job's user makes files. Raises OSError."""
+        path = f"{LOGS}/{name}"
         try:
             os.mkdir(path, 0o700, dir_fd=self._folder_fd)
         except FileExistsError:

@@ -26,6 +26,7 @@ from agent.shim import linux
 from agent.shim.cgroup import Cgroup
 from agent.shim.commands import Hosts
 from agent.shim.identity import Identity, look_up, take_on
+from agent.shim.status import RefusalCode
 
 # Above every number a child's descriptors are moved to.
 _ASIDE = 200
@@ -58,7 +59,7 @@ class Program:
 
 
 class Failure:
-    """Why a runner could not do what it was told. `stage`: fork, look_up, hosts, user, folder,
+    """Why a runner could not do what it was told. `stage`: log, fork, look_up, hosts, user, folder,
     program."""
 
     __slots__ = ("code", "path", "stage", "text")
@@ -68,6 +69,16 @@ class Failure:
         self.path = path
         self.code = code
         self.text = text
+
+    @classmethod
+    def of(cls, error: OSError, stage: str, path: str) -> Failure:
+        return cls(stage, path, error.errno or 0, error.strerror or str(error))
+
+    @property
+    def refusal(self) -> RefusalCode:
+        """The code of a refusal for it, where its stage has none of its own."""
+        full = self.stage == "log" and self.code in (errno.ENOSPC, errno.EDQUOT)
+        return RefusalCode.NO_SPACE if full else RefusalCode.SPAWN_FAILED
 
 
 class Report:
@@ -347,6 +358,8 @@ def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> list[tuple[str,
 def describe(failure: Failure, user: str) -> str:
     """One sentence for a person: what, which, what to do."""
     match failure.stage:
+        case "log":
+            return f"{failure.path} cannot be made in the agent's state_dir: {failure.text}."
         case "hosts":
             return (
                 f"The job cannot get a {failure.path} of its own: {failure.text}."

@@ -171,9 +171,11 @@ class Task(Outcome, Course):
 
     def _run_programs(self, preparation: Preparation, command: Start, env: dict[str, str]) -> None:
         if command.argv:
-            self._main_pid = Programs(preparation, self.ranks, self.status, self).start(
-                command, env
-            )
+            programs = Programs(preparation, self.ranks, self.status, self)
+            self._main_pid = programs.start(command, env)
+            if self._ends:
+                # None could be started: no death may come to wake us.
+                self._watch_end()
             return
         self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
         self._main_ended(Exit(EXIT_CANNOT_RUN, None))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from muster.protocol.hosts import BadHost, check_address
-from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, TaskReport
+from muster.protocol.messages import NO_SPACE, PORT_TAKEN, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from orchestrator.core.state import Task
-from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge
+from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge, says_in_use
 
 TEXT_CHARS_MAX: Final = 800
 TAIL_CHARS_MAX: Final = 4096
@@ -36,8 +37,11 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
     )
 
 
-def from_report(task: Task, report: TaskReport) -> Cause | None:
-    """Why the gang has to stop, if this report says so. None for reports of an orderly course."""
+def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:
+    """Why the gang has to stop, if this report says so. None for reports of an orderly course.
+
+    `leased`: the port on which the gang's rank 0 itself was to listen, 0 where that is torchrun's.
+    """
     if report.stopped_by == "lease":
         return Cause(
             CauseCode.LEASE_EXPIRED,
@@ -71,7 +75,7 @@ def from_report(task: Task, report: TaskReport) -> Cause | None:
         return _start_failed(task, report.refusal, report.exit)
     failed = first_failed(report)
     if failed is not None:
-        return _rank_failed(task, *failed)
+        return _rank_failed(task, *failed, leased)
     if report.exit is not None and not report.exit.ok:
         return _launcher_failed(task, report.exit, report.launcher_said)
     return None
@@ -99,28 +103,35 @@ def ended_before_s(cause: Cause, report: TaskReport) -> float:
 
 
 def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
-    missing = how.code == _EXIT_NOT_FOUND
+    missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == NO_SPACE
     return Cause(
         CauseCode.START_FAILED,
-        # A port that another program took is no fault of the job's.
-        Outcome.INFRA if refusal.code == PORT_TAKEN else Outcome.USER,
+        # A port that another program took is no fault of the job's, nor is a full disk of the node.
+        Outcome.INFRA if full or refusal.code == PORT_TAKEN else Outcome.USER,
         shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
+        node_fault=full,
         exit=how,
         refusal=refusal.code,
         kind=Kind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
     )
 
 
-def _rank_failed(task: Task, rank: RankReport, verdict: Verdict) -> Cause:
+def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) -> Cause:
     how = rank.exit or ExitStatus()
+    in_use = verdict.kind is Kind.PORT_IN_USE and rank.rank == 0
+    taken = in_use and leased > 0 and says_in_use(rank.error, leased)
+    if taken:
+        advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"
+        verdict = replace(verdict, advice=advice)
     return Cause(
         CauseCode.RANK_FAILED,
-        Outcome.USER,
+        Outcome.INFRA if taken else Outcome.USER,
         _sentence(f"rank {rank.rank} on {task.node} {told(how)}", verdict),
         node=task.node,
         rank=rank.rank,
         exit=how,
+        refusal=PORT_TAKEN if taken else None,
         kind=verdict.kind,
         tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )

@@ -86,6 +86,13 @@ def judge(how: ExitStatus, written: str, *, oom: bool = False) -> Verdict:
     return Verdict(Kind.EXCEPTION if raised else Kind.EXITED, said, "")
 
 
+def says_in_use(written: str, port: int) -> bool:
+    """Whether the last words of a process say that this very port was somebody else's."""
+    _, rest, _ = _last_words(written)
+    this_one = re.compile(rf"(?<!\d){port}(?!\d)")
+    return any(_IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     """`advice` may name the groups of `pattern` as {0}, {1}."""
@@ -99,6 +106,7 @@ def _rule(kind: Kind, pattern: str, advice: str) -> _Rule:
     return _Rule(kind, re.compile(pattern, re.IGNORECASE), advice)
 
 
+_IN_USE: Final = re.compile(r"EADDRINUSE|address already in use|\[Errno 98\]", re.IGNORECASE)
 _RULES: Final = (
     _rule(
         Kind.CUDA_OUT_OF_MEMORY,
@@ -217,7 +225,7 @@ _RULES: Final = (
     ),
     _rule(
         Kind.PORT_IN_USE,
-        r"EADDRINUSE|address already in use|\[Errno 98\]",
+        _IN_USE.pattern,
         "another process listens on that port: take MASTER_PORT as it is given, and ports that the "
         "program opens itself from outside the cluster's range",
     ),

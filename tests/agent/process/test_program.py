@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import sys
 
@@ -20,6 +22,7 @@ from agent.core.shim import (
     ShimUser,
     StreamName,
 )
+from agent.shim.spawn import Failure
 from tests.agent.process.conftest import Node, Stage
 
 PYTHON = sys.executable
@@ -42,6 +45,46 @@ def test_true_ends_with_0_and_leaves_its_record(stage: Stage) -> None:
         assert on_disk == status
 
     stage.play(story)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_logs_that_cannot_be_made_end_the_task_and_not_its_shim(stage: Stage, ranks: int) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared(launcher="processes" if ranks else "none")
+        # Stands for a disk that has filled since.
+        shutil.rmtree(task.dir / "logs")
+        more = [{"RANK": str(rank)} for rank in range(ranks)]
+        await task.send(ShimStart(argv=["true"], ranks=more))
+        status = await task.ended()
+        assert status.phase is ShimPhase.CLEANED
+        assert status.exit == ShimExit(code=126)
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.SPAWN_FAILED
+        why = "cannot be made in the agent's state_dir: No such file or directory."
+        assert status.refusal.text == f"The log of rank 0 {why}"
+        assert status.running_s is None
+
+    stage.play(story)
+
+
+def test_a_folder_of_torchrun_that_cannot_be_made_is_refused(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        (task.dir / "logs" / "torchrun").touch()
+        status = await task.prepared(launcher="torchrun", python=PYTHON)
+        assert status.phase is ShimPhase.REFUSED
+        assert status.refusal is not None
+        assert status.refusal.text.startswith("torchrun cannot be made in the agent's state_dir")
+
+    any_stage.play(story)
+
+
+def test_a_full_disk_has_a_code_of_its_own() -> None:
+    full = Failure.of(OSError(errno.ENOSPC, "No space left on device"), "log", "setup.log")
+    assert str(full.refusal) == RefusalCode.NO_SPACE
+    missing = Failure.of(OSError(errno.ENOENT, "No such file"), "log", "setup.log")
+    assert str(missing.refusal) == RefusalCode.SPAWN_FAILED
 
 
 @pytest.mark.parametrize("code", [1, 3, 255])

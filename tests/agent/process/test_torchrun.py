@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def torchrun(port: int, *script: str, processes: int = 2) -> ShimStart:
             *("--rdzv-backend", "static", "--master-addr", "127.0.0.1"),
             *("--master-port", str(port), "--rdzv-id", "7.1", "--max-restarts", "0"),
             *("--redirects", "3", "--local-addr", "127.0.0.1"),
+            *script,
+        ],
+        env=ENV,
+        listen_port=port,
+        grace_s=60,
+    )
+
+
+def c10d(port: int, *script: str) -> ShimStart:
+    """The same for a gang that may grow."""
+    return ShimStart(
+        argv=[
+            *("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", f"127.0.0.1:{port}"),
+            *("--rdzv-conf", "is_host=1,last_call_timeout=1", "--rdzv-id", "7.1"),
+            *("--max-restarts", "0", "--redirects", "3", "--local-addr", "127.0.0.1"),
             *script,
         ],
         env=ENV,
@@ -347,14 +364,15 @@ def _nobody_can_run(python: str, env: dict[str, str]) -> bool:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("rendezvous", [torchrun, c10d])
 def test_a_rendezvous_port_that_another_program_took_is_told(
-    any_stage: Stage, tmp_path: Path
+    any_stage: Stage, tmp_path: Path, rendezvous: Callable[..., ShimStart]
 ) -> None:
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
         with socket.create_server(("127.0.0.1", 0)) as thief:
             port = thief.getsockname()[1]
-            await task.send(torchrun(port, "never.py"))
+            await task.send(rendezvous(port, "never.py"))
             status = await task.phase(ShimPhase.CLEANED)
         assert status.refusal is not None
         assert status.refusal.code == RefusalCode.PORT_TAKEN

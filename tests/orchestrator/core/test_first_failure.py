@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import RankReport, Refusal, StopTask
+from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, StopTask
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
-from muster.spec.types import Retry
+from muster.spec.types import Launcher, Retry
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.faults import TEXT_CHARS_MAX
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
@@ -54,6 +56,57 @@ def test_a_lost_connection_that_nobody_explains_stops_the_gang_within_a_second()
     assert "none has said why" in cause.text
     assert cluster.commands("n0", StopTask)
     assert cluster.commands("n1", StopTask)
+
+
+@pytest.mark.parametrize("launcher", [Launcher.NONE, Launcher.PROCESSES])
+def test_a_leased_port_that_was_taken_before_rank_0_listened_costs_nothing(
+    launcher: Launcher,
+) -> None:
+    cluster, tasks = running(launcher=launcher)
+    port = cluster.job(1).attempts[0].master_port
+    fail(cluster, tasks[0], RankReport(0, exit=ONE, error=in_use(port)))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.outcome, cause.refusal, cause.kind) == (Outcome.INFRA, PORT_TAKEN, "port_in_use")
+    assert cause.text.endswith(
+        f"port {port} was free for MASTER_PORT, and another program has taken it since"
+    )
+    for name in tasks:
+        cluster.clean(name)
+    cluster.beat(1.0)
+    job = cluster.job(1)
+    assert [t.node for t in job.attempts[1].tasks] == ["n0", "n1"]
+    assert (job.infra_used, job.user_used, job.avoid) == (0, 0, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "beside"),
+    [
+        (Launcher.NONE, 0, 1),  # a port of its own choice
+        (Launcher.PROCESSES, 1, 0),  # no other rank listens on it
+        (Launcher.TORCHRUN, 0, 0),  # torchrun does
+    ],
+)
+def test_another_port_in_use_is_the_jobs_own_affair(
+    launcher: Launcher, rank: int, beside: int
+) -> None:
+    cluster, tasks = running(launcher=launcher)
+    port = cluster.job(1).attempts[0].master_port + beside
+    fail(cluster, tasks[rank], RankReport(rank, exit=ONE, error=in_use(port)))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.outcome, cause.refusal, cause.kind) == (Outcome.USER, None, "port_in_use")
+
+
+def in_use(port: int) -> str:
+    """As torch says it."""
+    return (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        f"network address. port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, "
+        "message: address already in use\n"
+    )
 
 
 def test_of_two_lost_connections_the_one_that_ended_first_counts() -> None:

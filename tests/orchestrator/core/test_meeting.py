@@ -8,6 +8,7 @@ import pytest
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
 from muster.protocol.messages import (
+    NO_SPACE,
     PORT_TAKEN,
     UNREACHABLE,
     ArrangeTask,
@@ -332,6 +333,20 @@ def test_a_port_that_was_taken_at_the_last_instant_costs_nothing_either() -> Non
     assert (cause.code, cause.outcome) == (CauseCode.START_FAILED, Outcome.INFRA)
     assert len(cluster.job(1).attempts) == 2
     assert (cluster.job(1).infra_used, cluster.job(1).user_used) == (0, 0)
+
+
+def test_a_disk_that_filled_at_the_last_instant_is_its_nodes_fault() -> None:
+    cluster = arranging(1, spare=1)
+    cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
+    no = Refusal(NO_SPACE, "The log of rank 0 cannot be made")
+    cluster.report(
+        task(1, 1, 0), TaskState.EXITED, prepared=prepared(), refusal=no, exit=ExitStatus(126)
+    )
+    cause = roll_back(cluster, 1)
+    assert (cause.code, cause.outcome) == (CauseCode.START_FAILED, Outcome.INFRA)
+    first, second = cluster.job(1).attempts
+    assert second.tasks[0].node != first.tasks[0].node
+    assert cluster.job(1).infra_used == 1
 
 
 def test_ports_that_are_always_taken_end_a_job_at_last() -> None:
