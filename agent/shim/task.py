@@ -23,11 +23,13 @@ from agent.shim.record import Logs
 from agent.shim.spawn import EXIT_CANNOT_RUN, Runner
 from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
 from agent.shim.tree import Tree
+from agent.shim.warning import Warnings
 
 _LEASE = "lease"
 _LISTEN = "listen"
 _CLOSING = "closing"
 _LAST_WORDS = "last-words"
+_LAUNCHER = "launcher"
 LAST_WORDS_S = 0.5
 TEXT_CHARS_MAX = 1024
 LISTEN_POLL_S = 0.003
@@ -70,6 +72,7 @@ class Task(Outcome, Course):
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
         self.ranks = Ranks(self.status, self._logs, oom_kills)
         self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
+        self._warnings = Warnings(loop, self._tree, self.status, self.ranks, self._warned)
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
         self._grace_s = commands.GRACE_S
@@ -108,7 +111,7 @@ class Task(Outcome, Course):
             case Stop():
                 self.stop(StoppedBy.STOP, command.signal, command.grace_s)
             case Signal():
-                self._signal(command)
+                self._warn(command)
             case Kill():
                 self.stop(StoppedBy.KILL, signal.SIGKILL, 0.0)
             case Lease():
@@ -219,6 +222,7 @@ class Task(Outcome, Course):
                 self._give_files(message)
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
+                self._warnings.look()
             case "exit":
                 self.ranks.told_ended(message)
             case "closing":
@@ -352,14 +356,11 @@ class Task(Outcome, Course):
         elif not (self.ranks.signalled and number == self._stop_signal):
             self._ending.signal(pids, number)
 
-    def _signal(self, command: Signal) -> None:
-        """Once, and never after the stop: what is to end has been told so."""
-        if self.status.phase is not Phase.RUNNING or command.number <= self.status.signalled:
-            return
-        self.status.signalled = command.number
+    def _warn(self, command: Signal) -> None:
         alone = not self._torchrun and self._main_pid is not None
-        pids = self._group(self._main_pid or 0) if alone else self.ranks.pids()
-        self._tree.signal(pids, command.signal)
+        self._warnings.give(command, self._group(self._main_pid or 0) if alone else None)
+
+    def _warned(self) -> None:
         self.changed()
 
     @property
@@ -401,8 +402,15 @@ class Task(Outcome, Course):
             self._leftovers = False
             self._end_leftovers()
         elif self.ranks.all_ended() and self._main_pid is not None:
-            grace_s = 0.0 if self._last_words else LAUNCHER_GRACE_S
-            self._ending.within(grace_s, self._ending.kill)
+            if self._last_words:
+                self._ending.within(0.0, self._ending.kill)
+            elif self._loop.pending(_LAUNCHER) is None:
+                self._loop.at(_LAUNCHER, now() + LAUNCHER_GRACE_S, self._kill_launcher)
+
+    def _kill_launcher(self) -> None:
+        """It alone: what the ranks left behind has the rest of the job's grace."""
+        if self._main_pid is not None:
+            self._tree.signal([self._main_pid], signal.SIGKILL)
 
     def _end_leftovers(self) -> None:
         pids = self.ranks.pids()
@@ -422,7 +430,8 @@ class Task(Outcome, Course):
     def _close_books(self) -> None:
         """The record is on disk before anyone hears of the end."""
         self._ending.over()
-        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS):
+        self._warnings.over()
+        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
             self._loop.cancel(timer)
         status = self.status
         status.survivors = []
