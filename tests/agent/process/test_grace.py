@@ -230,7 +230,7 @@ def test_ranks_that_begin_after_a_warning_have_it_once_in_each_round(
 
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
-        argv = torchrun(free_port(), "train.py").argv
+        argv = list(torchrun(free_port(), "train.py").argv)
         argv[argv.index("--max-restarts") + 1] = "1"
         await task.send(ShimStart(argv=argv, env=ENV, grace_s=60))
         await task.phase(ShimPhase.RUNNING)
