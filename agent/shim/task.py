@@ -32,8 +32,6 @@ _LAST_WORDS = "last-words"
 _LAUNCHER = "launcher"
 LAST_WORDS_S = 0.5
 TEXT_CHARS_MAX = 1024
-LISTEN_POLL_S = 0.003
-LISTEN_WATCH_S = 600.0
 RECORD_RETRY_S = 1.0
 BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
@@ -170,7 +168,11 @@ class Task(Outcome, Course):
         else:
             self._run_programs(preparation, command, env)
         if command.listen_port is not None:
-            self._await_listener(command.listen_port, now() + LISTEN_WATCH_S)
+            ports.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
+
+    def _listening(self) -> None:
+        self.status.listening = True
+        self.changed()
 
     def _run_programs(self, preparation: Preparation, command: Start, env: dict[str, str]) -> None:
         if command.argv:
@@ -183,18 +185,6 @@ class Task(Outcome, Course):
         self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
         self._main_ended(Exit(EXIT_CANNOT_RUN, None))
         self._watch_end()
-
-    def _await_listener(self, port: int, until: float) -> None:
-        if self.status.phase in ENDED or now() > until:
-            return
-        began = time.perf_counter()
-        self.status.listening = ports.listening(port)
-        if self.status.listening:
-            self.changed()
-            return
-        # On a node with many connections the tables are long: never use a tenth of a core on this.
-        pause = max(LISTEN_POLL_S, 10 * (time.perf_counter() - began))
-        self._loop.at(_LISTEN, now() + pause, lambda: self._await_listener(port, until))
 
     # --- what the preparation tells -------------------------------------------------------------
 
