@@ -34,6 +34,9 @@ HOLD_S: Final = 0.2
 AFTERMATH_S: Final = 0.05
 """How long after another writer's change it is looked whether that is still there."""
 
+_TELLING: Final = 8
+"""So many bytes of a line show that it is ours."""
+
 Change = Callable[[bytes], bytes]
 _Slip = tuple[bytes, bytes]
 
@@ -51,9 +54,11 @@ class HostsFile:
     changed. Its methods wait: call them from one thread."""
 
     def __init__(self, path: Path, backup: Path) -> None:
-        """`backup` keeps what the file was before the last change."""
+        """`backup` keeps what the file was before the last change; a name beside it, what is being
+        written in place."""
         self._path = path
         self._backup = backup
+        self._writing = backup.with_name(f"{backup.name}.writing")
 
     def update(self, change: Change) -> None:
         """Let `change` make new text of the present one: several times, if others write meanwhile.
@@ -89,11 +94,7 @@ class HostsFile:
                 return True
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         with _opened(path) as fd:
-            if not linux.lock(fd, time.monotonic() + LOCK_S):
-                raise HostsFileError(
-                    f"{path} has been locked by another process for {LOCK_S:g} s; "
-                    "`lslocks` shows by which"
-                )
+            _lock(fd, path)
             if not _is_at(fd, path):
                 return False
             text = _read(fd)
@@ -104,7 +105,7 @@ class HostsFile:
             try:
                 self._exchange(path, path, self._aside(path), new)
             except _InPlace:
-                return _write_in_place(fd, change)
+                return self._write_in_place(fd, change)
         # Unlocked: whoever waited for the lock of the old file must get it, write and go.
         return self._settle(path, text, new, slipped)
 
@@ -142,7 +143,7 @@ class HostsFile:
             self._exchange(path, aside, following, merged)
         except _InPlace:
             with _opened(path) as fd:
-                _write_in_place(fd, lambda now: merge(base, theirs, now))
+                self._write_in_place(fd, lambda now: merge(base, theirs, now))
             return False
         following.replace(aside)
         return True
@@ -153,32 +154,86 @@ class HostsFile:
         try:
             if os.stat(path).st_nlink > 1:
                 raise _InPlace
-            with contextlib.suppress(FileNotFoundError):
-                new.unlink()
-            _write_like(like, new, text)
+            self._write_like(like, new, text)
             linux.exchange(new, path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
+            for left in (new, self._aside(path, ".new")):
+                with contextlib.suppress(OSError):
+                    left.unlink()
             if error.errno == errno.ENOSPC:
                 raise
             raise _InPlace from error
 
     def _recover(self) -> None:
-        """An agent that was killed between the exchange and the comparison has left the latter to
-        us."""
+        """An agent that was killed between an exchange and the comparison has left the latter to
+        us. Whatever has one of these names is whole."""
         path = self._path.resolve()
-        self._aside(path, ".next").unlink(missing_ok=True)
-        aside = self._aside(path)
-        if not os.path.lexists(aside):
+        self._finish(path)
+        aside, following = self._aside(path), self._aside(path, ".next")
+        self._aside(path, ".new").unlink(missing_ok=True)
+        if not any(map(os.path.lexists, (aside, following))):
             return
         with contextlib.suppress(FileNotFoundError):
-            base, theirs = self._backup.read_bytes(), _settled(aside)
+            base = self._backup.read_bytes()
+            if not os.path.lexists(aside):
+                following.replace(aside)
+            elif os.path.lexists(following):
+                both = merge(base, _left(following, base), _left(aside, base))
+                self._write_like(aside, aside, both)
+            theirs = _left(aside, base)
             ours = path.read_bytes()
             merged = merge(base, theirs, ours)
             if merged != ours and self._bring_in(path, base, theirs, merged):
                 self._settle(path, ours, merged, [])
+        following.unlink(missing_ok=True)
         aside.unlink(missing_ok=True)
+
+    def _write_like(self, old: Path, new: Path, text: bytes) -> None:
+        """`new` appears, or is replaced, when all of it is on disk: `_recover` believes it."""
+        draft = self._aside(self._path.resolve(), ".new")
+        draft.unlink(missing_ok=True)
+        _write_like(old, draft, text)
+        draft.replace(new)
+
+    # --- in place -------------------------------------------------------------------------------
+
+    def _write_in_place(self, fd: int, change: Change) -> bool:
+        """Never shorter before everything is where it belongs. Whoever opens the file meanwhile
+        waits, where the file system can have them do so."""
+        linux.hold(fd, time.monotonic() + HOLD_S)
+        try:
+            for _ in range(_ROUNDS):
+                text = _read(fd)
+                new = change(text)
+                same = _alike(text, new)
+                write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
+                if os.fstat(fd).st_size != len(text):
+                    continue
+                _write_all(fd, new[same:], same)
+                if len(new) < len(text):
+                    os.ftruncate(fd, len(new))
+                os.fsync(fd)
+                self._writing.unlink(missing_ok=True)
+                return True
+            return False
+        finally:
+            linux.release(fd)
+
+    def _finish(self, path: Path) -> None:
+        """Of a write in place that was cut short, the file has the beginning of the new text and
+        what followed in the old one; others may have added lines since."""
+        try:
+            size, _, texts = self._writing.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return
+        text, new = texts[: int(size)], texts[int(size) :]
+        with contextlib.suppress(FileNotFoundError), _opened(path) as fd:
+            _lock(fd, path)
+            now = _read(fd)
+            whole = _finished(text, new, now)
+            if whole != now:
+                self._write_in_place(fd, lambda found: whole if found == now else found)
+        self._writing.unlink(missing_ok=True)
 
     def _aside(self, path: Path, more: str = "") -> Path:
         return path.with_name(f".{path.name}.muster{more}")
@@ -202,6 +257,14 @@ def _opened(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Until it is closed. Raises HostsFileError."""
+    if not linux.lock(fd, time.monotonic() + LOCK_S):
+        raise HostsFileError(
+            f"{path} has been locked by another process for {LOCK_S:g} s; `lslocks` shows by which"
+        )
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -229,6 +292,12 @@ def _settled(path: Path) -> bytes:
         return _read(fd)
     finally:
         os.close(fd)
+
+
+def _left(path: Path, base: bytes) -> bytes:
+    """What an exchange has brought out, after a crash. Nobody wants an empty hosts file: whoever
+    had begun to write it anew has died, too."""
+    return _settled(path) or base
 
 
 def _write_like(old: Path, new: Path, text: bytes) -> None:
@@ -260,25 +329,16 @@ def _attributes(file: Path | int) -> list[str]:
         raise
 
 
-def _write_in_place(fd: int, change: Change) -> bool:
-    """Never shorter before everything is where it belongs. Whoever opens the file meanwhile waits,
-    where the file system can have them do so."""
-    linux.hold(fd, time.monotonic() + HOLD_S)
-    try:
-        for _ in range(_ROUNDS):
-            text = _read(fd)
-            new = change(text)
-            same = _alike(text, new)
-            if os.fstat(fd).st_size != len(text):
-                continue
-            _write_all(fd, new[same:], same)
-            if len(new) < len(text):
-                os.ftruncate(fd, len(new))
-            os.fsync(fd)
-            return True
-        return False
-    finally:
-        linux.release(fd)
+def _finished(text: bytes, new: bytes, now: bytes) -> bytes:
+    """What becomes of a file that was `text` and should have been `new`, and is `now`."""
+    done = _alike(now, new)
+    if done <= _alike(text, new) or not now[done:].startswith(text[done:]):
+        return now
+    since = now[max(done, len(text)) :]
+    if since and len(text) <= done < len(text) + _TELLING:
+        # Somebody's comment: it begins as ours does, of which nothing may have been written.
+        since = now[len(text) :]
+    return new + since
 
 
 def _write_all(fd: int, data: bytes, at: int) -> None:

@@ -149,7 +149,10 @@ def _print_all(
 
 
 def _refuse_unknown(view: JobView, query: LogQuery) -> None:
-    """Nothing came: of a rank or a node that the job does not have, say so."""
+    """Nothing came: of an attempt, a rank or a node that the job does not have, say so."""
+    last = max((attempt.number for attempt in view.attempts), default=0)
+    if query.attempt is not None and 0 < last < query.attempt:
+        raise RefusedError(f"job {view.id} has no attempt {query.attempt}: {last} was the last")
     tasks = [task for attempt in view.attempts for task in attempt.tasks]
     nodes = sorted({task.node for task in tasks})
     if query.node is not None and nodes and query.node not in nodes:

@@ -18,10 +18,9 @@ _COLUMNS: Final = (
     Column("SEEN", right=True),
     Column("ADDRESS"),
     Column("POOL"),
-    Column("GPUS"),
+    Column("GPUS", right=True),
     Column("CPUS", right=True),
     Column("MEMORY", right=True),
-    Column("JOB", right=True),
     Column("STATE", elastic=True),
 )
 
@@ -51,6 +50,5 @@ def _row(node: NodeView) -> list[str]:
         gpus,
         str(node.cpus),
         gib(node.memory_bytes),
-        "-" if node.job is None else str(node.job),
         node.state.text or node.state.code,
     ]

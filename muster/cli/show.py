@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import shlex
+from typing import Any, Final
 
 import click
 
@@ -12,7 +13,7 @@ from muster.cli.reference import find_job
 from muster.cli.table import Column, print_table
 from muster.cli.text import length, moment, safe, span
 from muster.protocol.http import AttemptView, JobView, TaskView
-from muster.protocol.outcome import ExitStatus
+from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import ENDED_STATES
 
 _TASKS: Final = (
@@ -26,6 +27,7 @@ _TASKS: Final = (
 )
 _RANKS_NAMED: Final = 6
 _TAIL_LINES: Final = 20
+_RUN_CHARS: Final = 200
 
 
 @click.command("show")
@@ -43,7 +45,7 @@ def command(*, job: str, as_json: bool) -> None:
     for attempt in view.attempts:
         _print_attempt(attempt)
         if attempt is view.attempts[-1] and attempt.cause is not None:
-            _print_tail(attempt.cause.tail)
+            _print_tail(attempt.cause)
     _print_timeline(view)
 
 
@@ -56,6 +58,8 @@ def _print_head(view: JobView, now: float | None) -> None:
         f"  user {safe(view.user)}, pool {safe(view.pool)}, priority {view.priority}, "
         f"{view.spec.get('nodes', view.nodes)} node{'s' if view.nodes != 1 else ''}"
     )
+    for line in _what(view.spec):
+        print(f"  {line}")
     print(f"  submitted {moment(view.submitted_at)}{_waited(view, now)}")
     if view.started_at is not None:
         end = view.ended_at if view.ended_at is not None else now
@@ -65,6 +69,20 @@ def _print_head(view: JobView, now: float | None) -> None:
         print(f"  ended     {moment(view.ended_at)}")
     for line in _countdowns(view, now):
         print(f"  {line}")
+
+
+def _what(spec: dict[str, Any]) -> list[str]:
+    """What it runs, as in its job file; a long command is cut."""
+    run = spec.get("run")
+    text = shlex.join(map(str, run)) if isinstance(run, list) else " ".join(str(run).split())
+    if not run:
+        return []
+    if len(text) > _RUN_CHARS:
+        text = f"{text[:_RUN_CHARS]}…"
+    lines = [f"runs      {safe(str(spec.get('launcher', '')))}: {safe(text)}"]
+    if spec.get("workdir"):
+        lines.append(f"in        {safe(str(spec['workdir']))}")
+    return lines
 
 
 def _countdowns(view: JobView, now: float | None) -> list[str]:
@@ -109,13 +127,15 @@ def _print_attempt(attempt: AttemptView) -> None:
             print(f"  warning: {safe(task.node)}: {safe(warning)}")
 
 
-def _print_tail(tail: str) -> None:
+def _print_tail(cause: Cause) -> None:
     """The last words of whatever failed first; they come from a program, so nothing in them may
     move the cursor."""
-    lines = tail.splitlines()
+    lines = cause.tail.splitlines()
     if not lines:
         return
-    print(f"  its last line{'s' if len(lines) > 1 else ''}")
+    whose = "" if cause.rank is None else f" of rank {cause.rank}"
+    where = f" on {safe(cause.node)}" if cause.node else ""
+    print(f"  last line{'s' if len(lines) > 1 else ''}{whose}{where}:")
     for line in lines[-_TAIL_LINES:]:
         print(f"    {safe(line.expandtabs())}")
 
@@ -147,13 +167,17 @@ def _ranks(task: TaskView) -> str:
         for rank in task.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
-    told = [f"{rank.rank}: {exit_text(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    told = [f"{rank.rank}: {_ended(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
     if len(failed) > _RANKS_NAMED:
         told.append("...")
     stopped = sum(rank.stopped for rank in task.ranks)
     if stopped:
         told.append(f"{stopped} stopped by us" if stopped < len(numbers) else "stopped by us")
     return f"{text} ({', '.join(told)})" if told else text
+
+
+def _ended(status: ExitStatus) -> str:
+    return f"exit {status.code}" if status.signal is None else exit_text(status)
 
 
 def exit_text(status: ExitStatus) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,12 +46,24 @@ def read_nproc(job: Section) -> Nproc:
         if name in _ROLES:
             by_role[name] = count
             continue
+        meant = _role_meant(str(name))
+        if meant is not None:
+            problems = job.problems
+            problems.add(path, None, "is neither a role nor like a node's name", f"write `{meant}`")
+            continue
         try:
             by_node[fields.node_name(str(name))] = count
         except RefusedError as refused:
             hint = f"{refused.hint}, or write launcher or worker"
             job.problems.add(path, None, refused.message, hint, refused.kind)
     return Nproc(None, by_role, by_node)
+
+
+def _role_meant(name: str) -> str | None:
+    """The role of which this is a misspelling. Names of nodes end in their number."""
+    if name[-1:].isdecimal():
+        return None
+    return "launcher" if name == "master" else next(iter(get_close_matches(name, _ROLES, 1)), None)
 
 
 def read_roles(

@@ -44,7 +44,7 @@ def wanted(
             return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING if not task.present:
             # Its ranks may have outlived their launcher: they have the job's grace.
-            return [stop_command(job, attempt, task)]
+            return [StopTask(task.id, job.spec.stop.signal, job.spec.stop.grace_s)]
         case AttemptPhase.RUNNING if on_node is None and task.joined:
             return [prepare_command(job, task, limits)]
         case AttemptPhase.RUNNING:
@@ -99,13 +99,8 @@ def stop_grace_s(job: Job, attempt: Attempt) -> float | None:
 
 
 def _grace(job: Job, attempt: Attempt) -> tuple[float, bool]:
-    """A cancel may have asked for another grace, or for none."""
-    grace_s, force = job.spec.stop.grace_s, attempt.forced
-    if job.cancel is not None:
-        _, _, asked, forced = job.cancel
-        grace_s = grace_s if asked is None else asked
-        force = force or forced
-    return grace_s, force
+    """Nodes have heard of the grace when the stop began: only force ends it sooner."""
+    return attempt.grace_s, attempt.forced or (job.cancel is not None and job.cancel[3])
 
 
 def fence(name: TaskId) -> StopTask:

@@ -282,7 +282,7 @@ def _timeline(job: Job) -> list[h.Step]:
 
 
 def _how_closed(attempt: Attempt) -> str:
-    lost = [t.node for t in attempt.tasks if t.state is TaskState.LOST]
+    lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
     return f"{', '.join(lost)} lost, the others clean" if lost else "every node clean"
 
 

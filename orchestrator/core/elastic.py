@@ -13,9 +13,10 @@ from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.facts import TaskJoined
+from orchestrator.core.facts import Fact, TaskJoined, TaskStarted
 from orchestrator.core.meeting import endpoint_of_joining
 from orchestrator.core.placement import busy, natural, unfit
+from orchestrator.core.scheduler import may_place
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 
@@ -52,8 +53,14 @@ def was_killed(report: TaskReport) -> bool:
     return report.exit is not None and report.exit.signal is not None
 
 
+def may_join(state: State, fact: Fact) -> bool:
+    """Whether a node for which there was no gang before this fact may have one after it."""
+    return may_place(state, fact) or (isinstance(fact, TaskStarted) and fact.job in state.elastic)
+
+
 def next_join(state: State) -> TaskJoined | None:
-    """A free node for a running gang that may grow, where nobody waits for nodes of its pool."""
+    """A free node for a running gang that may grow, where nobody waits for nodes of its pool. Stays
+    None until a fact after which it `may_join`."""
     for name in sorted(state.elastic):
         job = state.jobs[name]
         attempt = job.attempts[-1]

@@ -206,6 +206,8 @@ def _apply_attempt(
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
             attempt.cause, attempt.stopping_at = cause, at
+            asked = job.cancel[2] if job.cancel is not None else None
+            attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
             for task in attempt.tasks:
                 state.suspects.pop(task.id, None)
         case f.StopForced():

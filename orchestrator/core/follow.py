@@ -127,7 +127,7 @@ def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Deci
     """Hear the others for a moment: one of them may have failed first."""
     job, number, _ = parse_task_id(task)
     attempt = state.jobs[job].attempts[number - 1]
-    if sum(t.id in state.suspects for t in attempt.tasks) > 1:
+    if sum(t.id in state.suspects for t in attempt.present) > 1:
         return Decision()
     timer = a.Timer(a.TimerKind.BLAME, job=job, attempt=number)
     return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])

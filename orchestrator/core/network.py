@@ -109,23 +109,42 @@ def _common(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -
 
 
 def reachable_gang(
-    nodes: Sequence[Node], size: int, networks: Sequence[str] = ()
+    nodes: Sequence[Node], least: int, networks: Sequence[str] = (), most: int | None = None
 ) -> tuple[Node, ...] | None:
-    """The first `size` of `nodes` that share a network, those that come earlier first; None where
-    no so many do."""
-    first = tuple(nodes[:size])
-    if len(first) < size or agree(first, networks):
-        return first if len(first) == size else None
+    """As many of `nodes` as share a network, from `least` to `most` of them (None: no more than
+    `least`), those that come earlier first; None where no so many do."""
+    most = min(least if most is None else most, len(nodes))
+    if most < least:
+        return None
+    best = _agreeing(nodes[:most], least, networks)
+    if len(best) == most:
+        return best
     groups: dict[object, list[Node]] = {}
     for node in nodes:
         for key in sorted(_keys(node, networks), key=str):
             group = groups.setdefault(key, [])
-            if len(group) < size:
+            if len(group) < most:
                 group.append(node)
-    for group in groups.values():
-        if len(group) == size and agree(group, networks):
-            return tuple(group)
-    return None
+    for group in sorted(groups.values(), key=len, reverse=True):
+        wanted = max(least, len(best) + 1)
+        if len(group) >= wanted:
+            best = _agreeing(group, wanted, networks) or best
+    return best or None
+
+
+def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tuple[Node, ...]:
+    """The longest beginning of `nodes` that has a network in common; empty where it is shorter than
+    `least`. Who agrees with more agrees with fewer, too."""
+    if agree(nodes, networks):
+        return tuple(nodes)
+    good, bad = least - 1, len(nodes)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if agree(nodes[:middle], networks):
+            good = middle
+        else:
+            bad = middle
+    return tuple(nodes[:good]) if good >= least else ()
 
 
 def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:

@@ -130,23 +130,14 @@ def _gang(
 ) -> tuple[NodeName, ...] | None:
     """Names in node-rank order, of enough free nodes, the better ones first; None where they share
     no network. An elastic gang takes as many as it may."""
-    for size in range(min(spec.most_nodes, len(free)), spec.nodes - 1, -1):
-        gang = _of_size(spec, size, free, networks)
-        if gang is not None:
-            return gang
-    return None
-
-
-def _of_size(
-    spec: JobSpec, size: int, free: list[Node], networks: tuple[str, ...]
-) -> tuple[NodeName, ...] | None:
+    least, most = spec.nodes, spec.most_nodes
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        gang = reachable_gang(free, size, networks)
+        gang = reachable_gang(free, least, networks, most)
         return None if gang is None else tuple(sorted((n.name for n in gang), key=natural))
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
     launcher = _suiting(spec, 0, free)[0]
     workers = _suiting(spec, 1, [node for node in free if node is not launcher])
-    gang = reachable_gang([launcher, *workers], size, networks)
+    gang = reachable_gang([launcher, *workers], least, networks, most)
     if gang is None:
         return None
     if launcher not in gang:

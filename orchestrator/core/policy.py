@@ -50,7 +50,7 @@ def cancelled(user: str, reason: str) -> Cause:
 def _settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
     """What was not known before all of the attempt was over: whose fault it was."""
     if is_consequence(cause):
-        lost = [t.node for t in attempt.tasks if t.state is TaskState.LOST]
+        lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
         if not lost:
             return cause
         return replace(
@@ -139,14 +139,17 @@ def _collisions(job: Job) -> int:
 
 
 def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
-    """Nodes whose own fault it was: lost ones, those that refused, the one that is named."""
+    """Nodes whose own fault it was: lost ones, those that refused, the one that is named.
+
+    What befell those that an elastic gang did without is not why it ended.
+    """
     launcher, *workers = (task.node for task in attempt.tasks)
     if cause.refusal == UNREACHABLE and cause.node == launcher and len(workers) > 1:
         # None of them reached it. Of a pair, either may be to blame.
         return frozenset({launcher})
     named = {
         t.node
-        for t in attempt.tasks
+        for t in attempt.present
         if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code != PORT_TAKEN)
     }
     if cause.node_fault and cause.node is not None:

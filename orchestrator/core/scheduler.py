@@ -6,13 +6,65 @@ starved by small ones.
 
 from __future__ import annotations
 
+from typing import assert_never
+
+from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.placement import Waiting, place
 from orchestrator.core.state import Job, State
 
 
+def may_place(state: State, fact: f.Fact) -> bool:
+    """Whether a gang that could not be placed before this fact may be after it: it frees a node,
+    or changes a queue, a node, its link or the networks. Without such a fact nobody need look.
+    """
+    match fact:
+        case (
+            f.EpochStarted()
+            | f.NodeRegistered()
+            | f.NodeConnected()
+            | f.NodeDisconnected()
+            | f.LeaseExtended()
+            | f.NodeLeaseExpired()
+            | f.JobSubmitted()
+            | f.JobRequeued()
+            | f.JobEnded()
+            | f.AttemptPlaced()
+            | f.AttemptClosed()
+            | f.TaskLeft()
+        ):
+            return True
+        case f.TaskCleaned() | f.TaskLost():
+            # All others keep their nodes until their attempt is closed.
+            attempt = state.attempt(fact.job, fact.attempt)
+            return attempt is not None and not attempt.tasks[fact.rank].present
+        case (
+            f.NodeHeard()
+            | f.NodeSynced()
+            | f.FailureSuspected()
+            | f.CancelRequested()
+            | f.RetryScheduled()
+            | f.AttemptArranged()
+            | f.AttemptStarted()
+            | f.AttemptWarned()
+            | f.StopRequested()
+            | f.StopForced()
+            | f.TaskJoined()
+            | f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+        ):
+            return False
+        case _:
+            assert_never(fact)
+
+
 def next_placement(state: State) -> AttemptPlaced | None:
-    """The next gang that can be placed now, if there is one."""
+    """The next gang that can be placed now, if there is one. Stays None until a fact that
+    `may_place`."""
     for queue in state.queues.values():
         if not queue:
             continue

@@ -86,6 +86,7 @@ class Attempt:
     released_at: float | None = None  # the gates were opened
     started_at: float | None = None  # every task had started
     stopping_at: float | None = None
+    grace_s: float = 0.0  # of the stop that has begun
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
 

@@ -176,17 +176,17 @@ def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) 
 
 def _blamed(state: State, attempt: Attempt) -> Cause | None:
     """Nobody has said better: the first of those that failed as if another one had."""
-    suspects = [state.suspects[t.id] for t in attempt.tasks if t.id in state.suspects]
+    suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
     if suspects:
         return min(suspects, key=lambda suspect: suspect.ended_at).cause
     # Those of an earlier process of ours; what it had on disk no node says again.
-    causes = (from_record(task) for task in attempt.tasks)
+    causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)
 
 
 def _has_failed(attempt: Attempt) -> bool:
     running = attempt.phase is AttemptPhase.RUNNING
-    return running and any(t.exit is not None and not t.exit.ok for t in attempt.tasks)
+    return running and any(t.exit is not None and not t.exit.ok for t in attempt.present)
 
 
 def _short_of(attempt: Attempt, wanted: TaskState) -> list[Task]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
-from orchestrator.core.elastic import next_join
+from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import Fact, NodeHeard
+from orchestrator.core.facts import Fact
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
-from orchestrator.core.scheduler import next_placement
+from orchestrator.core.scheduler import may_place, next_placement
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import Stimulus
 
@@ -33,16 +33,14 @@ def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn
     decision = decide(state, stimulus, now, limits)
     _carry(state, decision.facts, now, limits, done)
     done.actions[:0] = decision.actions
-    while (placed := next_placement(state)) is not None:
-        _carry(state, [placed], now, limits, done)
-    # A heartbeat frees no node; they are most of what comes.
-    while not _quiet(done) and (joined := next_join(state)) is not None:
-        _carry(state, [joined], now, limits, done)
+    # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
+    if any(may_place(state, fact) for fact in done.facts):
+        while (placed := next_placement(state)) is not None:
+            _carry(state, [placed], now, limits, done)
+    if any(may_join(state, fact) for fact in done.facts):
+        while (joined := next_join(state)) is not None:
+            _carry(state, [joined], now, limits, done)
     return done
-
-
-def _quiet(done: Turn) -> bool:
-    return all(isinstance(fact, NodeHeard) for fact in done.facts)
 
 
 def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn) -> None:

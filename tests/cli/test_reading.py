@@ -76,13 +76,14 @@ def test_show_quotes_the_last_words_of_what_failed_and_nothing_in_them_moves_the
     fake.put(msgspec.structs.replace(view, attempts=(attempt,), failure="exception"))
     text = run("show", "42").stdout.decode()
     lines = text.splitlines()
-    at = lines.index("  its last lines")
+    assert known.rank is not None
+    at = lines.index(f"  last lines of rank {known.rank} on {known.node}:")
     assert len([line for line in lines[at + 1 :] if line == "    x"]) == 10
     assert "\x1b" not in text
     assert "\r" not in text
     assert "    \\x1b[2J    boom" in text
     assert "ValueError: \\u202e" in text
-    assert "8-10 (9: 17, 2 stopped by us)" in text
+    assert "8-10 (9: exit 17, 2 stopped by us)" in text
     assert json.loads(run("show", "42", "--json").stdout)["failure"] == "exception"
 
 
@@ -131,7 +132,7 @@ def test_show_names_the_first_failing_rank(run: Run, fake: FakeCoordinator) -> N
     text = run("show", "42").stdout.decode()
     assert "job 42  train  FAILED, exit code 17\n" in text
     assert "first cause: rank 9 on gpu-03 exited with 17" in text
-    assert "8-9 (9: 17)" in text
+    assert "8-9 (9: exit 17)" in text
     assert "2023-11-14T22:14:25Z   +1m05s  started" in text
 
 
@@ -212,3 +213,20 @@ def test_flags_beat_the_environment(run: Run, fake: FakeCoordinator, tmp_path: o
 @pytest.mark.parametrize("arguments", [("ps", "-n", "0"), ("ps", "--state", "x"), ("show",)])
 def test_wrong_usage_is_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert run(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("run_key", "line"),
+    [
+        (["train.py", "--name", "a b"], "runs      torchrun: train.py --name 'a b'"),
+        ("set -x\n./bench.sh", "runs      torchrun: set -x ./bench.sh"),
+        (["x" * 500], f"runs      torchrun: {'x' * 200}…"),
+        (["a\x1b[2J"], "runs      torchrun: 'a\\x1b[2J'"),
+    ],
+)
+def test_show_says_what_runs(run: Run, fake: FakeCoordinator, run_key: object, line: str) -> None:
+    spec = {"run": run_key, "launcher": "torchrun", "workdir": "/shared/x"}
+    fake.put(job_view(1, spec=spec))
+    lines = [text.strip() for text in run("show", "1").stdout.decode().splitlines()]
+    assert line in lines
+    assert "in        /shared/x" in lines

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from examples.local_cluster import LocalCluster
+from examples.namespace_cluster import NamespaceCluster
+from examples.rig.rig import missing
 from tests.cluster.jobs import until
 
 
@@ -15,6 +17,17 @@ from tests.cluster.jobs import until
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes. Whatever a test did to it, no process of a job is left at its end."""
     made = LocalCluster(tmp_path_factory.mktemp("cluster"), agents=3)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceCluster]:
+    """Two nodes on machines of their own, for tests marked `root`."""
+    if why := missing():
+        pytest.skip(why)
+    made = NamespaceCluster(tmp_path_factory.mktemp("machines"), agents=2)
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")

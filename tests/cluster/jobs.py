@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,3 +49,13 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def pid_of(job: str, rank: int) -> int:
+    """The process of a rank, found by what is in its environment."""
+    wanted = {f"MUSTER_JOB_ID={job}", f"RANK={rank}"}
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted <= set(environ.read_bytes().decode(errors="replace").split("\0")):
+                return int(environ.parent.name)
+    raise AssertionError(f"rank {rank} of job {job} does not run")

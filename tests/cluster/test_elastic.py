@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from examples.local_cluster import LocalCluster
+from examples.namespace_cluster import NamespaceCluster
 from muster.protocol.http import JobView
 from muster.protocol.states import JobState
-from tests.cluster.jobs import submit, until, wait
+from tests.cluster.jobs import await_file, submit, until, wait
 
 # Some minutes: torch has to start six times, and 15 s pass before a node counts as gone.
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
@@ -95,3 +96,39 @@ def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path
     assert places == [(0, True), (1, False), (2, True)]
     assert sum("joins" in step.text for step in view.timeline) == 2
     until(lambda: own_cluster.survivors() == [], "no process of the job is left")
+
+
+@pytest.mark.root
+def test_a_gang_goes_on_when_a_machine_loses_its_power(
+    machines: NamespaceCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "works.py").write_text(WORKS)
+    job = submit(
+        machines,
+        tmp_path,
+        launcher="torchrun",
+        nodes="1..2",
+        run="works.py",
+        stop={"grace": "1s"},
+    )
+    until(lambda: worlds(machines, job) == ["2", "2"], "both work")
+    machines.machines["node-2"].power_off()
+    # It waits for the machine that comes back, which so does not join the gang again.
+    holder = submit(machines, tmp_path, run="echo > held; until [ -e over ]; do sleep 0.05; done")
+    machines.boot("node-2")
+    await_file(tmp_path / "held")
+    until(lambda: "1" in worlds(machines, job), "the first goes on alone")
+    assert view_of(machines, job).state is JobState.RUNNING
+    (tmp_path / "go").touch()
+    assert wait(machines, job) == 0
+    (tmp_path / "over").touch()
+    assert wait(machines, holder) == 0
+    ended = view_of(machines, job)
+    assert ended.state is JobState.SUCCEEDED
+    (attempt,) = ended.attempts
+    launcher, worker = attempt.tasks
+    assert (launcher.node, launcher.left) == ("node-1", None)
+    assert worker.node == "node-2"
+    assert worker.left is not None
+    print(f"node-2 left: {worker.left}")
+    assert any("node-2" in step.text and worker.left in step.text for step in ended.timeline)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -15,8 +14,9 @@ import yaml
 
 import examples
 from examples.local_cluster import LocalCluster
+from examples.namespace_cluster import NamespaceCluster
 from muster.spec.words import split_words
-from tests.cluster.jobs import until, wait
+from tests.cluster.jobs import pid_of, until, wait
 
 EXAMPLES = Path(next(iter(examples.__path__)))
 torch = pytest.mark.torch
@@ -25,6 +25,11 @@ ARGUMENTS = [
     *("--lr", "1e-5", "--flag=off", "--port", "010", "--text", "two words, 'quoted'", 'a "b" c'),
     *("$HOME", "${PATH}", "*", "~", "$1", "tab\\there", "--name=Zoë", "--emoji", "🔥", "--empty"),
     *("", "--", "-x"),
+]
+THREE_SUMS = [
+    "rank 0 of 3 on node 0, local rank 0: sum 3",
+    "rank 1 of 3 on node 0, local rank 1: sum 3",
+    "rank 2 of 3 on node 1, local rank 0: sum 3",
 ]
 
 
@@ -44,14 +49,8 @@ def seen(cluster: LocalCluster, job: str) -> dict[str, list[str]]:
     return {line["rank"]: line["arguments"] for line in lines}
 
 
-def pid_of(job: str, rank: int) -> int:
-    """The process of a rank, found by what is in its environment."""
-    wanted = {f"MUSTER_JOB_ID={job}", f"RANK={rank}"}
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted <= set(environ.read_bytes().decode(errors="replace").split("\0")):
-                return int(environ.parent.name)
-    raise AssertionError(f"rank {rank} of job {job} does not run")
+def sums(cluster: LocalCluster, job: str) -> list[str]:
+    return sorted(re.findall(r"^rank .*: sum .*", printed(cluster, job), re.MULTILINE))
 
 
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("torchrun", marks=torch)])
@@ -80,11 +79,22 @@ def test_a_long_argument_list_arrives_as_it_was_typed(cluster: LocalCluster, lau
 def test_a_script_that_knows_only_env(cluster: LocalCluster, file: str) -> None:
     job = submitted(cluster, EXAMPLES / "env", file=file)
     assert wait(cluster, job) == 0, cluster.muster("logs", "--rank", "all", job).stdout
-    assert sorted(re.findall(r"^rank .*: sum .*", printed(cluster, job), re.MULTILINE)) == [
-        "rank 0 of 3 on node 0, local rank 0: sum 3",
-        "rank 1 of 3 on node 0, local rank 1: sum 3",
-        "rank 2 of 3 on node 1, local rank 0: sum 3",
-    ]
+    assert sums(cluster, job) == THREE_SUMS
+
+
+@pytest.mark.root
+def test_arguments_arrive_on_other_machines(machines: NamespaceCluster) -> None:
+    job = submitted(machines, EXAMPLES / "arguments")
+    assert wait(machines, job) == 0
+    assert seen(machines, job) == {str(rank): ARGUMENTS for rank in range(4)}
+
+
+@torch
+@pytest.mark.root
+def test_a_script_that_knows_only_env_across_machines(machines: NamespaceCluster) -> None:
+    job = submitted(machines, EXAMPLES / "env", file="processes.yaml")
+    assert wait(machines, job) == 0, machines.muster("logs", "--rank", "all", job).stdout
+    assert sums(machines, job) == THREE_SUMS
 
 
 @torch

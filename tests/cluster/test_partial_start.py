@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -197,6 +198,21 @@ def test_a_full_disk(ground: Ground) -> None:
 def test_no_port_left(ground: Ground) -> None:
     with ground.configured("node-1", ports={"first": 25_001, "last": 25_002}):
         assert refusal(rolled_back(ground, culprit="node-1")) == "no_ports"
+
+
+def test_a_machine_that_does_not_ask_its_hosts_file(ground: Ground) -> None:
+    machine = ground.cluster.machines[CULPRIT]
+    before = machine.read("/etc/nsswitch.conf")
+    machine.write("/etc/nsswitch.conf", re.sub(r"(?m)^hosts:.*$", "hosts: dns", before))
+    try:
+        view = rolled_back(ground)
+    finally:
+        machine.write("/etc/nsswitch.conf", before)
+    assert refusal(view) == "hosts_unresolved"
+    cause = view.attempts[0].cause
+    assert cause is not None
+    assert "node-1" in cause.text
+    assert "nsswitch.conf" in cause.text
 
 
 @pytest.mark.torch

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from examples.local_cluster import LocalCluster
+from examples.namespace_cluster import NamespaceCluster
 from muster.protocol.states import JobState
 from tests.cluster.jobs import alive, submit, until, wait
 
@@ -120,3 +122,92 @@ def test_the_launcher_runs_something_else(cluster: LocalCluster, tmp_path: Path)
     assert wait(cluster, job) == 0
     printed = cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
     assert sorted(printed.splitlines()) == ["launcher one", "worker all", "worker all"]
+
+
+# What torch does with `env://`, less torch: the others connect to rank 0, and all know all.
+MEETS = """
+import json, os, socket, time
+found = {name: os.environ.get(name) for name in (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR",
+)}
+found["host"] = socket.gethostname()
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    found["met"] = []
+    with socket.create_server(place) as server:
+        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+            peer, (address, _) = server.accept()
+            found["met"].append([peer.makefile().readline().strip(), address])
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    peer.sendall(os.environ["RANK"].encode() + bytes([10]))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.root
+def test_four_and_two_meet_across_machines(machines: NamespaceCluster, tmp_path: Path) -> None:
+    (tmp_path / "meets.py").write_text(MEETS)
+    job = submit(
+        machines,
+        tmp_path,
+        launcher="processes",
+        nodes=2,
+        nproc_per_node=FOUR_AND_TWO,
+        run="meets.py",
+        time_limit="50s",
+    )
+    assert wait(machines, job) == 0, machines.muster("logs", "--rank", "all", job).stdout
+    first, second = (machine.address for machine in machines.machines.values())
+    printed = machines.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    found = {line["RANK"]: line for line in map(json.loads, printed.splitlines())}
+    met = found["0"].pop("met")
+    assert found == {
+        str(rank): {
+            "RANK": str(rank),
+            "WORLD_SIZE": "6",
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(FOUR_AND_TWO[f"node-{node}"]),
+            "NODE_RANK": str(node - 1),
+            "MASTER_ADDR": first,
+            "host": f"node-{node}",
+        }
+        for rank, node, local in PLACES
+    }
+    assert sorted(met) == [
+        [str(rank), first if node == 1 else second] for rank, node, _ in PLACES if rank > 0
+    ]
+
+
+@pytest.mark.root
+def test_each_role_runs_its_own_on_its_own_machine(
+    machines: NamespaceCluster, tmp_path: Path
+) -> None:
+    job = submit(
+        machines,
+        tmp_path,
+        launcher="processes",
+        nodes=2,
+        roles={
+            "launcher": {"run": ["sh", "-c", "echo leads $RANK $LEVEL on $(hostname)"]},
+            "worker": {
+                "run": ["sh", "-c", "echo works $RANK $LEVEL on $(hostname)"],
+                "nproc_per_node": 2,
+                "env": {"LEVEL": "two"},
+            },
+        },
+        nproc_per_node=1,
+        env={"LEVEL": "one"},
+    )
+    assert wait(machines, job) == 0
+    printed = machines.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    assert sorted(printed.splitlines()) == [
+        "leads 0 one on node-1",
+        "works 1 two on node-2",
+        "works 2 two on node-2",
+    ]

@@ -20,9 +20,11 @@ from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec, Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core.elastic import next_join
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
+from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
 from tests.simulation.disk import Disk
@@ -215,6 +217,9 @@ class Checkers:
         if wrong:
             self.fail(f"books: {wrong[0]}")
         self._idle(state)
+        placed, joined = next_placement(state), next_join(state)
+        if placed is not None or joined is not None:
+            self.fail(f"queue: a turn is over, and {placed or joined} could still follow")
 
     def _placed(self, state: State, fact: f.AttemptPlaced) -> None:
         job = state.jobs[fact.job]

@@ -118,6 +118,20 @@ roles:
     assert all(problem.line is not None for problem in found.values())
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("workers", "worker"), ("lancher", "launcher"), ("master", "launcher")]
+)
+def test_a_misspelt_role_is_not_taken_for_a_node(typed: str, meant: str) -> None:
+    (problem,) = problems_of(f"nodes: 2\nrun: x.py\nnproc_per_node: {{launcher: 4, {typed}: 2}}")
+    assert problem.field == f"nproc_per_node.{typed}"
+    assert meant in problem.hint
+
+
+def test_a_node_may_be_called_like_a_role_with_its_number() -> None:
+    spec = parse_job("nodes: 1\nrun: x.py\nnproc_per_node: {worker-1: 2}")
+    assert counts(spec, (0, "worker-1", 0)) == [2]
+
+
 def test_named_nodes_must_be_enough_and_allowed() -> None:
     (few,) = problems_of("nodes: 3\nrun: x.py\nnproc_per_node: {a: 4, b: 2}")
     assert (few.field, few.message) == ("nproc_per_node", "leaves 2 nodes for a job of 3")

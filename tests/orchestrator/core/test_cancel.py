@@ -10,6 +10,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry, Stop
 from orchestrator.core import actions as a
+from orchestrator.core.display import job_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 
@@ -116,3 +117,22 @@ def test_an_unknown_job_is_declined() -> None:
     declined = Cluster().cancel(99)
     assert isinstance(declined, a.Declined)
     assert declined.code == "unknown_job"
+
+
+def test_the_grace_of_a_stop_that_has_begun_changes_only_by_force() -> None:
+    cluster = cluster_with(2, stop=Stop("SIGTERM", 600.0))
+    first, second = cluster.run_gang(1)
+    cluster.end(second, ExitStatus(1))
+    ends = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
+    assert ends is not None
+    cluster.cancel(1, grace_s=5.0)
+    assert job_view(cluster.state, cluster.job(1), cluster.now).kill_at == ends
+    cluster.leave("n0")
+    cluster.sent.clear()
+    cluster.join("n0", tasks=(TaskReport(first, TaskState.STARTED, prepared=prepared()),))
+    assert cluster.commands("n0", StopTask) == [StopTask(first, "SIGTERM", 600.0)]
+    cluster.cancel(1, force=True)
+    assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 600.0, force=True)
+    at = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
+    assert at is not None
+    assert at < ends

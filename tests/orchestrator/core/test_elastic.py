@@ -5,10 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import ArrangeTask, PrepareTask, RankReport, StartTask, StopTask
+from muster.protocol.messages import (
+    ArrangeTask,
+    PrepareTask,
+    RankReport,
+    StartTask,
+    StopTask,
+    TaskReport,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.spec.types import Stop
+from muster.spec.types import Retry, Stop
+from orchestrator.core import policy
+from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
@@ -244,3 +253,45 @@ def test_only_who_is_on_the_gangs_network_joins() -> None:
     assert plan.argv[plan.argv.index("--local-addr") + 1] == "10.0.0.4"
     assert plan.env["GLOO_SOCKET_IFNAME"] == "e1"
     assert check(cluster.state) == []
+
+
+def test_a_coordinator_that_starts_anew_does_not_blame_who_has_left() -> None:
+    cluster = elastic(3, 1, 3)
+    cluster.run_gang(1)
+    lose(cluster, 1)
+    before = tasks(cluster)
+    cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1, "here"))
+    for node in ("n0", "n1", "n2"):
+        held = tuple(
+            TaskReport(t.id, t.state, prepared=t.prepared, listening=t.listening)
+            for t in before
+            if t.node == node and t.state not in (TaskState.ASSIGNED, TaskState.CLEANED)
+        )
+        cluster.join(node, tasks=held)
+    cluster.beat(cluster.limits.blame_wait_s + 60)
+    assert cluster.shown(1) is JobState.RUNNING
+    assert check(cluster.state) == []
+
+
+def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
+    cluster = elastic(3, 1, 3, retry=Retry(infra=2, user=0))
+    cluster.run_gang(1)
+    cluster.leave("n2")
+    cluster.beat(400)
+    assert tasks(cluster)[2].state is TaskState.LOST
+    timed_out = "RuntimeError: Timed out waiting 1800000ms for recv operation"
+    cluster.report(
+        task(1, 1, 0),
+        TaskState.EXITED,
+        prepared=prepared(),
+        exit=ExitStatus(1),
+        ranks=(RankReport(0, exit=ExitStatus(1), error=timed_out),),
+    )
+    cluster.pass_time(1)
+    for rank in (0, 1):
+        cluster.clean(task(1, 1, rank))
+    assert cluster.shown(1) is JobState.FAILED
+    assert cluster.cause(1).node == "n0"
+    assert policy.blame(cluster.job(1)) == {}
+    told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
+    assert "every node clean" in told

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import JobState
 from muster.spec.types import Role, Roles
+from orchestrator.core import turn as turns
+from orchestrator.core.elastic import next_join
+from orchestrator.core.scheduler import next_placement
+from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, spec
+from tests.orchestrator.core.test_meeting import eth
 
 
 def gang(nodes: dict[str, int], wanted: int, launcher: int | None, worker: int | None) -> list[str]:
@@ -44,3 +53,74 @@ def test_nodes_that_are_named_are_those_that_are_taken() -> None:
     cluster.join("a", "b", "c", "d")
     cluster.submit(spec(nodes=2, nproc_on={"c": 4, "d": 2}, placement={"include": ["c", "d"]}))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["c", "d"]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    looked: list[str] = []
+    for name, real in (("next_placement", next_placement), ("next_join", next_join)):
+
+        def look(state: State, name: str = name, real: Any = real) -> Any:
+            looked.append(name)
+            return real(state)
+
+        monkeypatch.setattr(turns, name, look)
+    return looked
+
+
+def test_what_makes_no_room_for_a_gang_is_no_reason_to_look_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2))
+    cluster.submit(spec(nodes=2))
+    looked = _counted(monkeypatch)
+    first, second = cluster.run_gang(1)
+    cluster.beat(30)
+    cluster.finish(first)
+    cluster.end(second, ExitStatus(0))
+    assert looked == []
+    cluster.clean(second, exit=ExitStatus(0))
+    assert "next_placement" in looked
+    assert len(cluster.job(2).attempts) == 1
+
+
+def test_whatever_makes_room_is_seen() -> None:
+    """A node that is back, and one whose network has changed."""
+    cluster = Cluster()
+    one, two = eth("e0", "10.0.0.1/24"), eth("e0", "10.0.0.2/24")
+    far = eth("e0", "10.9.0.2/24")
+    cluster.join("a", interfaces=one)
+    cluster.join("b", interfaces=two)
+    cluster.leave("b")
+    cluster.submit(spec(nodes=2))
+    assert not cluster.job(1).attempts
+    cluster.join("b", interfaces=two)
+    assert len(cluster.job(1).attempts) == 1
+    cluster.submit(spec(nodes=2))
+    names = cluster.run_gang(1)
+    cluster.rewire("b", far)
+    for name in names:
+        cluster.finish(name)
+    assert cluster.shown(1) is JobState.SUCCEEDED
+    assert not cluster.job(2).attempts
+    cluster.rewire("b", two)
+    assert len(cluster.job(2).attempts) == 1
+
+
+def test_an_elastic_gang_takes_the_largest_island() -> None:
+    cluster = Cluster()
+    for number in range(1, 9):
+        island = 1 if number in (2, 5) else 2 if number < 7 else 3
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.{island}.0.{number}/24"))
+    cluster.submit(spec(nodes=2, max_nodes=8, rendezvous="c10d"))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n3", "n4", "n6"]
+
+
+def test_what_two_nodes_say_of_one_address_leaves_an_elastic_gang_the_others() -> None:
+    cluster = Cluster()
+    for number in range(1, 6):
+        address = min(number, 4)
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{address}/24"))
+    cluster.submit(spec(nodes=2, max_nodes=5, rendezvous="c10d"))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n2", "n3", "n4"]

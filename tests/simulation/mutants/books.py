@@ -101,6 +101,16 @@ def _skips_the_head(state: State) -> f.AttemptPlaced | None:
     return None
 
 
+def _blind_to_returns(real: Any) -> Any:
+    return lambda state, fact: not isinstance(fact, f.NodeConnected) and real(state, fact)
+
+
+def _blind_to_ends(real: Any) -> Any:
+    return lambda state, fact: (
+        not isinstance(fact, f.TaskLeft | f.TaskCleaned | f.TaskLost) and real(state, fact)
+    )
+
+
 def _ignores_the_retried(real: Any) -> Any:
     def next_placement(state: State) -> f.AttemptPlaced | None:
         placed: f.AttemptPlaced | None = real(state)
@@ -287,6 +297,18 @@ MUTANTS = (
         _put(turns, "next_placement", _skips_the_head),
         ("queue",),
         seed=1,
+    ),
+    Mutant(
+        "nobody looks who waits when a node is back",
+        _wrap(turns, "may_place", _blind_to_returns),
+        ("queue",),
+        seed=3,
+    ),
+    Mutant(
+        "nobody looks who may join when a node has left",
+        _wrap(turns, "may_join", _blind_to_ends),
+        ("queue",),
+        seed=119,
     ),
     Mutant("priorities are ignored", _put(evolve, "_enqueue", _appends), ("books",), seed=1),
     Mutant(
