@@ -18,7 +18,7 @@ from muster.protocol.messages import (
 )
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.spec.types import Retry
+from muster.spec.types import Retry, Stop
 from orchestrator.core import meeting, network, policy
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
@@ -111,6 +111,15 @@ def test_a_torchrun_that_is_killed_leaves_and_its_node_may_come_back_twice() -> 
     assert len(tasks(cluster)) == 4
     assert cluster.state.nodes[NodeName("n1")].holder is None
     assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_what_a_torchrun_that_is_killed_leaves_has_the_jobs_grace() -> None:
+    cluster = elastic(2, 1, 2, stop=Stop(signal="SIGUSR2", grace_s=77.0))
+    cluster.run_gang(1)
+    cluster.end(task(1, 1, 1), KILLED)
+    assert tasks(cluster)[1].left
+    wanted = StopTask(task(1, 1, 1), "SIGUSR2", 77.0)
+    assert cluster.commands("n1", StopTask) == [wanted]
 
 
 def test_a_lost_node_leaves_and_is_free_when_it_is_back() -> None:
