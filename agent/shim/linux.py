@@ -144,6 +144,17 @@ def environment_of(pid: int) -> list[bytes]:
         return []
 
 
+def heeds(pid: int, number: int) -> bool:
+    """Whether a process does anything else about a signal than to die of it."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file if line.startswith(b"Sig"))
+    except OSError:
+        return False
+    masks = [int(lines[name], 16) for name in (b"SigBlk", b"SigIgn", b"SigCgt") if name in lines]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
 def processes() -> dict[int, tuple[str, int, int]]:
     """Every process that can be seen: pid to state letter, parent, start time."""
     found = {}

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from agent.shim.loop import Loop, now
+
+POLL_S = 0.003
+WATCH_S = 600.0
 LISTEN = b"0A"
 TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
@@ -22,3 +29,20 @@ def listening(port: int) -> bool:
             if len(fields) > 3 and fields[3] == LISTEN and fields[1].endswith(wanted):
                 return True
     return False
+
+
+def await_listener(loop: Loop, timer: str, port: int, told: Callable[[], None]) -> None:
+    """Call `told` once somebody listens; looks for ten minutes, or until the timer is cancelled."""
+    until = now() + WATCH_S
+
+    def look() -> None:
+        began = time.perf_counter()
+        if listening(port):
+            told()
+            return
+        # On a node with many connections the tables are long: never use a tenth of a core on this.
+        pause = max(POLL_S, 10 * (time.perf_counter() - began))
+        if now() < until:
+            loop.at(timer, now() + pause, look)
+
+    look()

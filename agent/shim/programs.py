@@ -9,8 +9,9 @@ import errno
 import os
 
 from agent.shim.commands import Start
+from agent.shim.gate import LOG_FOLDER, LOG_FOLDER_FD
 from agent.shim.preparing import Preparation
-from agent.shim.ranks import Ranks
+from agent.shim.ranks import Ranks, error_file
 from agent.shim.spawn import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
 from agent.shim.status import Exit, Status
 
@@ -63,34 +64,45 @@ class Programs:
 
         def ended(how: Exit) -> None:
             self._left -= 1
-            self._ranks.ended(rank, how, None)
+            recorded = self._ranks.recorded_error(rank) if command.ranks and how.failed else None
+            self._ranks.ended(rank, how, recorded)
             self._ended(how)
 
         try:
-            out, err = self._ranks.open(rank, local_rank)
+            fds = self._open(rank, local_rank, errors=bool(command.ranks))
         except OSError as error:
             self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
             return None
         try:
             child = self._preparation.one_more(told)
         except OSError as error:
-            os.close(out)
-            os.close(err)
+            _close(fds)
             self._not_started(rank, Failure.of(error, "fork", "fork"))
             return None
         self._left += 1
         child.ended = ended
-        child.become(self._program(command, env, out, err), told)
+        if LOG_FOLDER_FD in fds:
+            env = {**env, "TORCHELASTIC_ERROR_FILE": f"{LOG_FOLDER}/{error_file(rank)}"}
+        child.become(self._program(command, env, fds), told)
         self._ranks.began(rank, child.pid)
-        os.close(out)
-        os.close(err)
+        _close(fds)
         return child.pid
 
-    def _program(self, command: Start, env: dict[str, str], out: int, err: int) -> Program:
+    def _open(self, rank: int, local_rank: int, *, errors: bool) -> dict[int, int]:
+        """What a rank inherits: its number to ours. Raises OSError."""
+        out, err = self._ranks.open(rank, local_rank)
+        fds = {1: out, 2: err}
+        try:
+            return {**fds, LOG_FOLDER_FD: self._ranks.open_errors()} if errors else fds
+        except OSError:
+            _close(fds)
+            raise
+
+    def _program(self, command: Start, env: dict[str, str], fds: dict[int, int]) -> Program:
         candidates, arguments = command.argv[:1], command.argv[1:]
         if command.interpreter:
             candidates, arguments = self._preparation.interpreters(), command.argv
-        return Program(candidates, arguments, env, {1: out, 2: err})
+        return Program(candidates, arguments, env, fds)
 
     def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:
         missing = failure.stage == "program" and failure.code == errno.ENOENT
@@ -112,3 +124,8 @@ class Programs:
         self._failure = self._failure or how
         if self._left:
             self._course.rank_failed()
+
+
+def _close(fds: dict[int, int]) -> None:
+    for fd in fds.values():
+        os.close(fd)

@@ -10,11 +10,16 @@ from typing import TypeGuard
 from agent.shim.commands import RANKS_MAX
 from agent.shim.linux import environment_of
 from agent.shim.loop import now
-from agent.shim.record import LOGS, Logs
+from agent.shim.record import ERRORS, LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
 
 RANK_MAX = 1 << 24
 ERROR_BYTES_MAX = 4096
+
+
+def error_file(rank: int) -> str:
+    """Its name in that folder."""
+    return f"rank-{rank}.json"
 
 
 class Ranks:
@@ -68,6 +73,15 @@ class Ranks:
         self._status.ranks[rank] = Rank(rank, local_rank, *paths)
         self.signalled = False
         return out, err
+
+    def open_errors(self) -> int:
+        """The folder in which torch's @record writes, for ranks that we start ourselves. Raises
+        OSError.
+        """
+        return self._logs.open_folder(ERRORS)
+
+    def recorded_error(self, rank: int) -> str | None:
+        return self._logs.recorded_error(error_file(rank))
 
     def began(self, rank: object, pid: object) -> None:
         known = self._status.ranks.get(rank) if isinstance(rank, int) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 
 from agent.shim import linux
 
@@ -14,6 +15,8 @@ EXIT = "exit.json"
 SOCKET = "shim.sock"
 LOGS = "logs"
 TORCHRUN_LOGS = "torchrun"
+ERRORS = "errors"
+ERROR_FILE_BYTES_MAX = 1 << 20
 
 
 def take_lock(folder_fd: int) -> int:
@@ -36,12 +39,12 @@ def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> 
 
     `mark` is in the environment of every process of the task.
     """
-    stat = linux.stat_of(os.getpid())
+    own = linux.stat_of(os.getpid())
     document = {
         "v": 1,
         "task": task,
         "pid": os.getpid(),
-        "start_time": None if stat is None else stat[2],
+        "start_time": None if own is None else own[2],
         "boot_id": linux.boot_id(),
         "mark": mark,
         "cgroup": cgroup,
@@ -107,6 +110,33 @@ class Logs:
         if self._owner is not None:
             os.fchown(fd, *self._owner)
         return fd
+
+    def recorded_error(self, name: str) -> str | None:
+        """What torch's @record wrote into logs/errors/`name`: the traceback, or the message.
+
+        The folder is the job's user's, who may have laid anything there; and who may not have us
+        read what is another's.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = os.open(f"{LOGS}/{ERRORS}/{name}", flags, dir_fd=self._folder_fd)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            owner = os.geteuid() if self._owner is None else self._owner[0]
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
+                return None
+            message = json.loads(os.read(fd, ERROR_FILE_BYTES_MAX))["message"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        finally:
+            os.close(fd)
+        if isinstance(message, dict):
+            extra = message.get("extraInfo")
+            traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+            message = traceback or message.get("message")
+        return message.strip() if isinstance(message, str) else None
 
     def tail(self, name: str, limit: int) -> str:
         """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it

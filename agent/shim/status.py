@@ -92,6 +92,7 @@ class Rank:
         "stderr_tail",
         "stdout",
         "stopped",
+        "warned",
     )
 
     def __init__(self, rank: int, local_rank: int, stdout: str, stderr: str) -> None:
@@ -106,6 +107,8 @@ class Rank:
         self.stderr_tail: str | None = None
         self.stopped = False
         self.oom = False
+        # The number of the last warning that it was given; nobody else's affair.
+        self.warned = 0
 
     @property
     def alive(self) -> bool:

@@ -23,15 +23,15 @@ from agent.shim.record import Logs
 from agent.shim.spawn import EXIT_CANNOT_RUN, Runner
 from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
 from agent.shim.tree import Tree
+from agent.shim.warning import Warnings
 
 _LEASE = "lease"
 _LISTEN = "listen"
 _CLOSING = "closing"
 _LAST_WORDS = "last-words"
+_LAUNCHER = "launcher"
 LAST_WORDS_S = 0.5
 TEXT_CHARS_MAX = 1024
-LISTEN_POLL_S = 0.003
-LISTEN_WATCH_S = 600.0
 RECORD_RETRY_S = 1.0
 BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
@@ -70,6 +70,7 @@ class Task(Outcome, Course):
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
         self.ranks = Ranks(self.status, self._logs, oom_kills)
         self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
+        self._warnings = Warnings(loop, self._tree, self.status, self.ranks, self._warned)
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
         self._grace_s = commands.GRACE_S
@@ -108,7 +109,7 @@ class Task(Outcome, Course):
             case Stop():
                 self.stop(StoppedBy.STOP, command.signal, command.grace_s)
             case Signal():
-                self._signal(command)
+                self._warn(command)
             case Kill():
                 self.stop(StoppedBy.KILL, signal.SIGKILL, 0.0)
             case Lease():
@@ -167,7 +168,11 @@ class Task(Outcome, Course):
         else:
             self._run_programs(preparation, command, env)
         if command.listen_port is not None:
-            self._await_listener(command.listen_port, now() + LISTEN_WATCH_S)
+            ports.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
+
+    def _listening(self) -> None:
+        self.status.listening = True
+        self.changed()
 
     def _run_programs(self, preparation: Preparation, command: Start, env: dict[str, str]) -> None:
         if command.argv:
@@ -180,18 +185,6 @@ class Task(Outcome, Course):
         self.status.refusal = (RefusalCode.SPAWN_FAILED, "The job has no command to run.")
         self._main_ended(Exit(EXIT_CANNOT_RUN, None))
         self._watch_end()
-
-    def _await_listener(self, port: int, until: float) -> None:
-        if self.status.phase in ENDED or now() > until:
-            return
-        began = time.perf_counter()
-        self.status.listening = ports.listening(port)
-        if self.status.listening:
-            self.changed()
-            return
-        # On a node with many connections the tables are long: never use a tenth of a core on this.
-        pause = max(LISTEN_POLL_S, 10 * (time.perf_counter() - began))
-        self._loop.at(_LISTEN, now() + pause, lambda: self._await_listener(port, until))
 
     # --- what the preparation tells -------------------------------------------------------------
 
@@ -219,6 +212,7 @@ class Task(Outcome, Course):
                 self._give_files(message)
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
+                self._warnings.look()
             case "exit":
                 self.ranks.told_ended(message)
             case "closing":
@@ -352,14 +346,11 @@ class Task(Outcome, Course):
         elif not (self.ranks.signalled and number == self._stop_signal):
             self._ending.signal(pids, number)
 
-    def _signal(self, command: Signal) -> None:
-        """Once, and never after the stop: what is to end has been told so."""
-        if self.status.phase is not Phase.RUNNING or command.number <= self.status.signalled:
-            return
-        self.status.signalled = command.number
+    def _warn(self, command: Signal) -> None:
         alone = not self._torchrun and self._main_pid is not None
-        pids = self._group(self._main_pid or 0) if alone else self.ranks.pids()
-        self._tree.signal(pids, command.signal)
+        self._warnings.give(command, self._group(self._main_pid or 0) if alone else None)
+
+    def _warned(self) -> None:
         self.changed()
 
     @property
@@ -401,8 +392,15 @@ class Task(Outcome, Course):
             self._leftovers = False
             self._end_leftovers()
         elif self.ranks.all_ended() and self._main_pid is not None:
-            grace_s = 0.0 if self._last_words else LAUNCHER_GRACE_S
-            self._ending.within(grace_s, self._ending.kill)
+            if self._last_words:
+                self._ending.within(0.0, self._ending.kill)
+            elif self._loop.pending(_LAUNCHER) is None:
+                self._loop.at(_LAUNCHER, now() + LAUNCHER_GRACE_S, self._kill_launcher)
+
+    def _kill_launcher(self) -> None:
+        """It alone: what the ranks left behind has the rest of the job's grace."""
+        if self._main_pid is not None:
+            self._tree.signal([self._main_pid], signal.SIGKILL)
 
     def _end_leftovers(self) -> None:
         pids = self.ranks.pids()
@@ -422,7 +420,8 @@ class Task(Outcome, Course):
     def _close_books(self) -> None:
         """The record is on disk before anyone hears of the end."""
         self._ending.over()
-        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS):
+        self._warnings.over()
+        for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
             self._loop.cancel(timer)
         status = self.status
         status.survivors = []

@@ -28,13 +28,15 @@ def record_bytes(record: LogRecord) -> bytes:
 class LogPrinter:
     """Writes records to `out` and, of all streams but stdout, to `err`.
 
-    `prefix`: whether ranks are told apart by `[node rN]` before each line. The launcher's and the
-    set-up's own lines always have their `[node launcher]`.
+    `alone`: there is one rank only, whose bytes are passed through. `prefix`: several are told
+    apart by `[node rN]` before each line. The launcher's and the set-up's own lines always have
+    their `[node launcher]`.
     """
 
-    def __init__(self, out: BinaryIO, err: BinaryIO, *, prefix: bool) -> None:
+    def __init__(self, out: BinaryIO, err: BinaryIO, *, alone: bool, prefix: bool) -> None:
         self._out = out
         self._err = err
+        self._alone = alone
         self._prefix = prefix
         self._unfinished: dict[_Source, bytes] = {}
         self._open_line: BinaryIO | None = None  # a terminal on which a line has not ended
@@ -42,7 +44,7 @@ class LogPrinter:
     def write(self, record: LogRecord) -> None:
         """Write what can be written now. Raises OSError as the streams do."""
         data = record_bytes(record)
-        if record.rank is not None and not self._prefix:
+        if record.rank is not None and self._alone:
             self._send(record.stream, data)
             return
         source = (record.attempt, record.node, record.rank, record.stream)
@@ -50,19 +52,25 @@ class LogPrinter:
         if rest:
             self._unfinished[source] = rest
         if lines:
-            mark = _mark(source)
+            mark = self._mark(source)
             self._send(record.stream, b"".join(mark + line for line in lines))
 
     def finish(self) -> None:
         """Write what never got its end of line."""
         for source, rest in self._unfinished.items():
-            self._send(source[-1], _mark(source) + rest + b"\n")
+            self._send(source[-1], self._mark(source) + rest + b"\n")
         self._unfinished.clear()
         if self._open_line is not None:
             # What we say next is not to stand in the middle of it. A file gets what was written.
             self._open_line.write(b"\n")
             self._open_line.flush()
             self._open_line = None
+
+    def _mark(self, source: _Source) -> bytes:
+        _, node, rank, stream = source
+        if rank is None:
+            return f"[{node} {stream}] ".encode()
+        return f"[{node} r{rank}] ".encode() if self._prefix else b""
 
     def _send(self, stream: str, data: bytes) -> None:
         target = self._out if stream == _STDOUT else self._err
@@ -83,8 +91,3 @@ def _whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
         whole.append(rest[:_LINE_BYTES_MAX] + b"\n")
         rest = rest[_LINE_BYTES_MAX:]
     return whole, rest
-
-
-def _mark(source: _Source) -> bytes:
-    _, node, rank, stream = source
-    return f"[{node} {stream if rank is None else f'r{rank}'}] ".encode()

@@ -117,7 +117,8 @@ def show_logs(
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
     if others and query.rank == 0 and view.nodes > 1 and sys.stderr.isatty():
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
-    printer = _printer(prefix=prefix and query.rank is None and not _one_rank(view))
+    alone = query.rank is not None or _one_rank(view)
+    printer = _printer(alone=alone, prefix=prefix)
     if not query.follow:
         # Without an attempt the coordinator gives all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
@@ -126,8 +127,8 @@ def show_logs(
         return _print_all(client, job, query, printer, others=others)
 
 
-def _printer(*, prefix: bool) -> LogPrinter:
-    return LogPrinter(sys.stdout.buffer, sys.stderr.buffer, prefix=prefix)
+def _printer(*, alone: bool = False, prefix: bool = True) -> LogPrinter:
+    return LogPrinter(sys.stdout.buffer, sys.stderr.buffer, alone=alone, prefix=prefix)
 
 
 def _print_all(
@@ -190,7 +191,7 @@ def _print_errors_of_others(client: Client, view: JobView, query: LogQuery) -> N
         return
     for stream in ("setup", "launcher") if cause.rank is None else ("stderr",):
         about = LogQuery(False, cause.rank, cause.node, stream, attempt.number, _TAIL_OF_ERRORS)
-        _print_records(client, view.id, about, _printer(prefix=True))
+        _print_records(client, view.id, about, _printer())
 
 
 def _one_rank(view: JobView) -> bool:

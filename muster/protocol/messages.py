@@ -26,10 +26,10 @@ PROTOCOL_MAX = 1
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
-TOO_LARGE: Final = "command_too_large"
-"""A command for this task that no frame can hold."""
 NO_SPACE: Final = "no_space"
 """Code of a refusal: a disk of the node is full."""
+TOO_LARGE: Final = "command_too_large"
+"""A command for this task that no frame can hold."""
 UNREACHABLE: Final = "launcher_unreachable"
 """Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
 

@@ -43,7 +43,8 @@ def wanted(
         case AttemptPhase.ARRANGING:
             return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING if not task.present:
-            return [fence(task.id)]
+            # Its ranks may have outlived their launcher: they have the job's grace.
+            return [StopTask(task.id, job.spec.stop.signal, job.spec.stop.grace_s)]
         case AttemptPhase.RUNNING if on_node is None and task.joined:
             return [prepare_command(job, task, limits)]
         case AttemptPhase.RUNNING:

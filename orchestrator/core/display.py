@@ -21,6 +21,7 @@ from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
+from orchestrator.core.versions import odd_versions
 
 
 def job_state(job: Job) -> JobState:
@@ -226,10 +227,11 @@ def _named(tasks: list[Task]) -> str:
 
 def _attempt_view(attempt: Attempt) -> h.AttemptView:
     master = host_port(attempt.master_addr, attempt.master_port) if attempt.master_port else None
+    odd = odd_versions(attempt)
     return h.AttemptView(
         number=attempt.number,
         state=attempt.phase.value,
-        tasks=tuple(_task_view(t) for t in attempt.tasks),
+        tasks=tuple(_task_view(t, odd.get(t.id)) for t in attempt.tasks),
         cause=attempt.cause,
         master=master,
         placed_at=attempt.placed_at,
@@ -244,7 +246,7 @@ def host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _task_view(task: Task) -> h.TaskView:
+def _task_view(task: Task, odd: str | None) -> h.TaskView:
     refusal = task.refusal
     return h.TaskView(
         node=task.node,
@@ -255,7 +257,7 @@ def _task_view(task: Task) -> h.TaskView:
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
-        warnings=task.warnings,
+        warnings=task.warnings if odd is None else (*task.warnings, odd),
     )
 
 

@@ -7,6 +7,7 @@ gang ends with it.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from muster.protocol.messages import TaskReport
@@ -14,7 +15,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.facts import Fact, TaskJoined, TaskStarted
-from orchestrator.core.meeting import endpoint_of_joining
+from orchestrator.core.meeting import who_could_join
 from orchestrator.core.placement import busy, natural, unfit
 from orchestrator.core.scheduler import may_place
 from orchestrator.core.state import Attempt, Job, Node, State, Task
@@ -68,12 +69,11 @@ def next_join(state: State) -> TaskJoined | None:
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
-        free = [node for node in state.nodes.values() if _may_join(job, attempt, node)]
-        for node in sorted(free, key=lambda node: (node.inventory.gpus, natural(node.name))):
-            endpoint = endpoint_of_joining(state, attempt, node)
-            if not isinstance(endpoint, Cause):
-                rank = len(attempt.tasks)
-                return TaskJoined(job.id, attempt.number, rank, node.name, endpoint)
+        free = sorted(_free(state, job, attempt), key=lambda n: (n.inventory.gpus, natural(n.name)))
+        found = next(who_could_join(state, attempt, free), None) if free else None
+        if found is not None:
+            node, endpoint = found
+            return TaskJoined(job.id, attempt.number, len(attempt.tasks), node.name, endpoint)
     return None
 
 
@@ -81,9 +81,16 @@ def _ending(attempt: Attempt) -> bool:
     return any(task.exit is not None for task in attempt.present)
 
 
-def _may_join(job: Job, attempt: Attempt, node: Node) -> bool:
-    if node.name in job.avoid or unfit(job.spec, node) or busy(node):
-        return False
-    before = [task for task in attempt.tasks if task.node == node.name]
-    joined = sum(task.joined for task in before)
-    return joined < COMES_BACK and not any(task.refusal for task in before)
+def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
+    """Nodes that may join, were they on the gang's network."""
+    joined = Counter(task.node for task in attempt.tasks if task.joined)
+    refused = {task.node for task in attempt.tasks if task.refusal is not None}
+    return [
+        node
+        for node in state.nodes.values()
+        if busy(node) is None
+        and node.name not in job.avoid
+        and node.name not in refused
+        and joined[node.name] < COMES_BACK
+        and unfit(job.spec, node) is None
+    ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts import AttemptArranged
-from orchestrator.core.network import Apart, choose
+from orchestrator.core.network import Apart, choose, endpoint_on, ground_of
 from orchestrator.core.state import Attempt, Node, State, Task
 
 
@@ -39,18 +41,20 @@ def endpoint(attempt: Attempt, task: Task) -> Endpoint:
     return own_endpoint(task)
 
 
-def endpoint_of_joining(state: State, attempt: Attempt, node: Node) -> Endpoint | Cause | None:
-    """Where a node would be reached in a gang that runs; None: where its agent says. A Cause: it
-    is not on the network of the others."""
-    nodes = [*(state.nodes[task.node] for task in attempt.present), node]
-    if not all(other.inventory.interfaces for other in nodes):
-        return None
-    found = choose(nodes, state.networks)
-    if isinstance(found, Apart):
-        return _refused(found.text, found.odd)
-    if found.endpoints[0].address != attempt.master_addr:
-        return _refused(f"{node.name} is not on {attempt.network}", node.name)
-    return found.endpoints[-1]
+def who_could_join(
+    state: State, attempt: Attempt, nodes: Iterable[Node]
+) -> Iterator[tuple[Node, Endpoint | None]]:
+    """Those of `nodes` that are on the network of a gang that runs, and where each would be
+    reached; None: where its agent says."""
+    gang = [state.nodes[task.node] for task in attempt.present]
+    known = all(node.inventory.interfaces for node in gang)
+    endpoints = [endpoint(attempt, task) for task in attempt.present] if known else []
+    ground = ground_of(gang, endpoints, state.networks) if known else None
+    for node in nodes:
+        if not known or not node.inventory.interfaces:
+            yield node, None
+        elif ground is not None and (found := endpoint_on(ground, node)) is not None:
+            yield node, found
 
 
 def own_endpoint(task: Task) -> Endpoint:

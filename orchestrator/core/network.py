@@ -147,6 +147,57 @@ def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tup
     return tuple(nodes[:good]) if good >= least else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The network of a gang that runs, as who wants to join needs to know it."""
+
+    entries: tuple[str | None, ...]  # of the operator's list; None where there is no list
+    subnet: str
+    version: int
+    host: str  # the launcher's, where the gang meets on its loopback
+    pinned: bool
+    owners: dict[str, str]  # machines by address
+
+
+def ground_of(
+    gang: Sequence[Node], endpoints: Sequence[Endpoint], networks: Sequence[str] = ()
+) -> Ground | None:
+    """Where a gang has met, the launcher first; None where that is no address of its any more."""
+    launcher, address = gang[0], endpoints[0].address
+    here = next((place for place in _of(launcher) if place.address == address), None)
+    if here is None:
+        return None
+    entries = tuple(entry for entry in networks or (None,) if here in _allowed(launcher, entry))
+    alone = not entries and not networks and here.kind is InterfaceKind.LOOPBACK
+    if not entries and not alone:
+        return None
+    return Ground(
+        entries,
+        here.subnet,
+        here.version,
+        _host(launcher) if alone else "",
+        all(_pinned(node) for node in gang),
+        {it.address: _host(node) for it, node in zip(endpoints, gang, strict=True)},
+    )
+
+
+def endpoint_on(ground: Ground, node: Node) -> Endpoint | None:
+    """Where a node would be reached in a gang that runs; None where it is not on its network."""
+    found: list[_Place] = []
+    for entry in ground.entries:
+        allowed = _allowed(node, entry)
+        found += [place for place in allowed if place.subnet == ground.subnet][:1]
+        if entry is not None or (ground.pinned and _pinned(node)):
+            found += [place for place in allowed if place.version == ground.version][:1]
+    if ground.host and ground.host == _host(node):
+        loopback = (place for place in _of(node) if place.kind is InterfaceKind.LOOPBACK)
+        found += [place for place in loopback if place.subnet == ground.subnet][:1]
+    for place in found:
+        if ground.owners.get(place.address, _host(node)) == _host(node):
+            return Endpoint(node.name, place.address, place.interface)
+    return None
+
+
 def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
     """Whether these nodes have a network in common, as far as is known."""
     if any(not node.inventory.interfaces for node in nodes):

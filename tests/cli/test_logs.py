@@ -55,6 +55,8 @@ def test_ranks_never_share_a_line(run: Run, fake: FakeCoordinator) -> None:
     done = run("logs", "42", "--rank", "all")
     assert done.stdout == b"[gpu-01 r0] a1 a2\n[gpu-01 r1] b1 b2\n[gpu-01 r0] a3\n"
     assert done.stderr == b"[gpu-01 r0] e1\n"
+    plain = run("logs", "42", "--rank", "all", "--no-prefix")
+    assert (plain.stdout, plain.stderr) == (b"a1 a2\nb1 b2\na3\n", b"e1\n")
     everything = run("logs", "42", "--node", "gpu-01")
     assert everything.stderr == b"[gpu-01 launcher] launching\n[gpu-01 r0] e1\n"
 

@@ -68,6 +68,38 @@ while True:
 """
 
 
+# Its checkpoint is written by another process, which takes longer than a launcher may.
+LEAVES_WRITER = """
+import os, signal, sys, time
+def stop(*_):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(4)
+        print("written", flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("up", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+# Fails once it and its sibling have been told, and does well the second time.
+TWO_ROUNDS = """
+import os, signal, sys, time
+rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+time.sleep(0.3)
+def told(*_):
+    print("told", number, flush=True)
+    open(f"told-{rank}-{number}", "w").close()
+signal.signal(signal.SIGUSR1, told)
+while not all(os.path.exists(f"told-{one}-{number}") for one in (0, 1)):
+    time.sleep(0.01)
+while number == "0" and rank == "1":
+    time.sleep(0.01)
+sys.exit(number == "0")
+"""
+
+
 async def both_up(task: Spoken, folder: Path, script: str, **env: str) -> None:
     """Two ranks that run the script, each as far as `up`."""
     (folder / "train.py").write_text(script)
@@ -144,6 +176,30 @@ def test_ranks_whose_launcher_dies_have_their_time(any_stage: Stage, tmp_path: P
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_ranks_leave_behind_has_the_rest_of_the_grace(
+    any_stage: Stage, tmp_path: Path, hangs: bool
+) -> None:
+    stays = "if 'RANK' not in os.environ: atexit.register(time.sleep, 1000)"
+    (tmp_path / "sitecustomize.py").write_text(f"import atexit, os, time\n{stays}\n")
+    path = os.environ.get("PYTHONPATH", "")
+    env = {**ENV, "PYTHONPATH": f"{tmp_path}:{path}"} if hangs else ENV
+
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path, env=env)
+        await both_up(task, tmp_path, LEAVES_WRITER)
+        await task.send(ShimStop(grace_s=60))
+        status = await task.ended()
+        for rank in (0, 1):
+            assert b"written" in task.read(f"logs/rank-{rank}.stdout")
+        assert [rank.exit and rank.exit.code for rank in status.ranks] == [0, 0]
+        assert status.exit is not None
+        assert status.exit.signal == (signal.SIGKILL if hangs else None)
+
+    any_stage.play(story)
+
+
+@pytest.mark.torch
 def test_a_warning_goes_to_the_ranks_alone_and_once(any_stage: Stage, tmp_path: Path) -> None:
     async def story(node: Node) -> None:
         task = await behind_gate(node, tmp_path)
@@ -162,6 +218,29 @@ def test_a_warning_goes_to_the_ranks_alone_and_once(any_stage: Stage, tmp_path: 
         await task.ended()
         for rank in (0, 1):
             assert task.read(f"logs/rank-{rank}.stdout") == b"up\n" + b"told True\n" * 2
+
+    any_stage.play(story)
+
+
+@pytest.mark.torch
+def test_ranks_that_begin_after_a_warning_have_it_once_in_each_round(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TWO_ROUNDS)
+
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path)
+        argv = list(torchrun(free_port(), "train.py").argv)
+        argv[argv.index("--max-restarts") + 1] = "1"
+        await task.send(ShimStart(argv=argv, env=ENV, grace_s=60))
+        await task.phase(ShimPhase.RUNNING)
+        assert not task.last.ranks
+        await task.send(ShimSignal("SIGUSR1", 1))
+        status = await task.ended()
+        assert (status.exit, status.signalled) == (ShimExit(code=0), 1)
+        assert status.stopped_by is None
+        for rank in (0, 1):
+            assert task.read(f"logs/rank-{rank}.stdout") == b"told 0\ntold 1\n"
 
     any_stage.play(story)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
+import msgspec
 import pytest
 
 from agent.core.shim import ShimExit, ShimPhase, ShimStart, ShimStatus, ShimStop
@@ -108,6 +109,58 @@ def test_the_first_that_fails_ends_the_others(stage: Stage, script: str, others:
         assert [rank.error for rank in status.ranks if rank.rank == 5] == ["because"]
 
     stage.play(story)
+
+
+RECORDS = """
+import atexit, os, sys
+from torch.distributed.elastic.multiprocessing.errors import record
+atexit.register(print, "noise " * 1000, file=sys.stderr)
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("the data are not there")
+main()
+"""
+
+
+@pytest.mark.torch
+def test_what_torch_records_of_a_rank_is_its_error(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        start = ShimStart(["-c", RECORDS], {"OMP_NUM_THREADS": "1"}, ranks=ranks(0, 2))
+        start = msgspec.structs.replace(start, interpreter=True, grace_s=60)
+        await started(task, start, python=PYTHON)
+        status = await task.ended()
+        assert status.first_failed == 1
+        error = status.ranks[1].error or ""
+        assert error.startswith("Traceback")
+        assert error.endswith("ValueError: the data are not there")
+        assert (status.ranks[1].stderr_tail or "").endswith("noise")
+
+    any_stage.play(story)
+
+
+@pytest.mark.parametrize(
+    "lay",
+    [
+        "ln -s $PWD/told.json $TORCHELASTIC_ERROR_FILE",
+        "mkfifo $TORCHELASTIC_ERROR_FILE",
+        "mkdir $TORCHELASTIC_ERROR_FILE",
+        "echo '[1]' > $TORCHELASTIC_ERROR_FILE",
+        "head -c 100000 /dev/zero | tr '\\0' [ > $TORCHELASTIC_ERROR_FILE",
+    ],
+)
+def test_what_else_lies_there_is_not_read(any_stage: Stage, lay: str) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        (task.dir / "told.json").write_text('{"message": "of another"}')
+        script = f"{lay} || exit 9; echo because >&2; exit 3"
+        await started(task, ShimStart(["sh", "-c", script], ranks=ranks(0, 1)), cwd=str(task.dir))
+        status = await task.ended()
+        assert status.exit == ShimExit(code=3)
+        assert status.ranks[0].error == "because"
+
+    any_stage.play(story)
 
 
 def test_a_stop_reaches_every_rank_once(stage: Stage) -> None:

@@ -71,11 +71,13 @@ def c10d(port: int, *script: str) -> ShimStart:
     )
 
 
-async def behind_gate(node: Node, folder: Path, name: str = "7.1.0") -> Spoken:
+async def behind_gate(
+    node: Node, folder: Path, name: str = "7.1.0", *, env: dict[str, str] = ENV
+) -> Spoken:
     """A task whose bootstrap waits."""
     task = await node.task(name)
     await task.send(
-        ShimPrepare(launcher="torchrun", python=PYTHON, cwd=str(folder), allow_root=True, env=ENV)
+        ShimPrepare(launcher="torchrun", python=PYTHON, cwd=str(folder), allow_root=True, env=env)
     )
     status = await task.phase(ShimPhase.PREPARED, ShimPhase.REFUSED)
     assert status.phase is ShimPhase.PREPARED, status.refusal

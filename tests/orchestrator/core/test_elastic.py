@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import NodeName
+from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import (
     ArrangeTask,
     PrepareTask,
@@ -15,8 +18,8 @@ from muster.protocol.messages import (
 )
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.spec.types import Retry
-from orchestrator.core import policy
+from muster.spec.types import Retry, Stop
+from orchestrator.core import meeting, network, policy
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
 from orchestrator.core.evolve import apply
@@ -108,6 +111,15 @@ def test_a_torchrun_that_is_killed_leaves_and_its_node_may_come_back_twice() -> 
     assert len(tasks(cluster)) == 4
     assert cluster.state.nodes[NodeName("n1")].holder is None
     assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_what_a_torchrun_that_is_killed_leaves_has_the_jobs_grace() -> None:
+    cluster = elastic(2, 1, 2, stop=Stop(signal="SIGUSR2", grace_s=77.0))
+    cluster.run_gang(1)
+    cluster.end(task(1, 1, 1), KILLED)
+    assert tasks(cluster)[1].left
+    wanted = StopTask(task(1, 1, 1), "SIGUSR2", 77.0)
+    assert cluster.commands("n1", StopTask) == [wanted]
 
 
 def test_a_lost_node_leaves_and_is_free_when_it_is_back() -> None:
@@ -286,3 +298,71 @@ def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
     assert policy.blame(cluster.job(1)) == {}
     told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
     assert "every node clean" in told
+
+
+def test_who_may_join_is_told_without_weighing_the_networks_of_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster()
+    for number in (1, 2):
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{number}/24"))
+    cluster.submit(spec(nodes=2, max_nodes=4, rendezvous="c10d"))
+    cluster.run_gang(1)
+    monkeypatch.setattr(meeting, "choose", lambda *_: pytest.fail("all networks are weighed"))
+    monkeypatch.setattr(network, "_told", lambda *_: pytest.fail("a sentence for nobody"))
+    cluster.join("far", interfaces=eth("e0", "10.9.0.3/24"))
+    cluster.join("near", interfaces=eth("e0", "10.0.0.3/24"))
+    assert [t.node for t in tasks(cluster)] == ["n1", "n2", "near"]
+
+
+@pytest.mark.parametrize(
+    ("networks", "first", "second", "comes", "where"),
+    [
+        ((), ("e0", "10.0.0.1/24"), ("e0", "10.0.0.2/24"), ("e0", "10.0.0.2/24"), None),
+        ((), ("e0", "10.0.0.1/24"), ("e0", "10.0.0.2/24"), ("e0", "10.1.0.3/24"), None),
+        (
+            ("10.0.0.0/8",),
+            ("e0", "10.0.0.1/24"),
+            ("e0", "10.1.0.2/24"),
+            ("e7", "10.2.0.3/24"),
+            "10.2.0.3",
+        ),
+        (("e0",), ("e0", "10.0.0.1/24"), ("e0", "10.0.0.2/24"), ("e1", "10.0.0.3/24"), None),
+        (
+            ("ib0", "10.0.0.0/16"),
+            ("e0", "10.0.0.1/24"),
+            ("e0", "10.0.0.2/24"),
+            ("ib0", "10.0.0.3/24"),
+            "10.0.0.3",
+        ),
+    ],
+)
+def test_where_one_that_joins_is_reached(
+    networks: tuple[str, ...],
+    first: tuple[str, str],
+    second: tuple[str, str],
+    comes: tuple[str, str],
+    where: str | None,
+) -> None:
+    cluster = Cluster()
+    cluster.state.networks = networks
+    cluster.join("n1", interfaces=eth(*first))
+    cluster.join("n2", interfaces=eth(*second))
+    cluster.submit(spec(nodes=2, max_nodes=3, rendezvous="c10d"))
+    cluster.run_gang(1)
+    cluster.join("n3", interfaces=eth(*comes))
+    found = [t.endpoint.address for t in tasks(cluster)[2:] if t.endpoint is not None]
+    assert found == ([where] if where else [])
+
+
+def test_on_one_machine_only_its_own_nodes_join() -> None:
+    lo = (Interface("lo", InterfaceKind.LOOPBACK, ("127.0.0.1/8",)),)
+    cluster = Cluster()
+    cluster.join("n1", "n2", interfaces=lo, shared_host=True)
+    cluster.submit(spec(nodes=2, max_nodes=4, rendezvous="c10d"))
+    cluster.run_gang(1)
+    cluster.join("other", interfaces=lo, shared_host=True, machine_id="m2")
+    assert len(tasks(cluster)) == 2
+    cluster.join("n3", interfaces=lo, shared_host=True)
+    assert [t.node for t in tasks(cluster)][2:] == ["n3"]
+    assert check(cluster.state) == []

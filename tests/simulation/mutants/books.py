@@ -167,8 +167,8 @@ def _keyless(real: Any) -> Any:
 
 
 def _blames_the_stopped(real: Any) -> Any:
-    def cause(task: Task, report: TaskReport) -> Any:
-        return real(task, msgspec.structs.replace(report, stopped_by=""))
+    def cause(task: Task, report: TaskReport, *more: Any) -> Any:
+        return real(task, msgspec.structs.replace(report, stopped_by=""), *more)
 
     return cause
 

@@ -119,8 +119,8 @@ def _cancel_only_noted(real: Any) -> Any:
 def _waits_for_all(real: Any) -> Any:
     """The gang of a failed rank is stopped when all of it has ended."""
 
-    def cause(task: Any, report: TaskReport) -> Any:
-        return real(task, report) if report.exit is not None and report.exit.ok else None
+    def cause(task: Any, report: TaskReport, *more: Any) -> Any:
+        return real(task, report, *more) if report.exit is not None and report.exit.ok else None
 
     return cause
 
