@@ -45,10 +45,8 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
 
-_ON_EVERY_MACHINE: Final = frozenset(
-    {InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL, InterfaceKind.VETH}
-)
-"""docker's bridge is 172.17.0.1 on each."""
+_ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})
+"""docker's bridge is 172.17.0.1 on each. A veth may be a container's only way out."""
 
 ERRORS_MAX: Final = 4
 """Of so many ranks that failed by themselves it is told what they said. The first may have died of

@@ -15,6 +15,7 @@ import yaml
 import examples
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
+from examples.rig.rig import missing
 from muster.spec.words import split_words
 from tests.cluster.jobs import pid_of, until, wait
 
@@ -31,6 +32,13 @@ THREE_SUMS = [
     "rank 1 of 3 on node 0, local rank 1: sum 3",
     "rank 2 of 3 on node 1, local rank 0: sum 3",
 ]
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest) -> LocalCluster:
+    """Machines of their own where there can be any, else those that share the loopback."""
+    found: LocalCluster = request.getfixturevalue("cluster" if missing() else "machines")
+    return found
 
 
 def submitted(cluster: LocalCluster, folder: Path, *more: str, file: str = "job.yaml") -> str:
@@ -99,19 +107,19 @@ def test_a_script_that_knows_only_env_across_machines(machines: NamespaceCluster
 
 @torch
 def test_training_goes_on_from_its_snapshot_after_a_rank_was_killed(
-    cluster: LocalCluster, tmp_path: Path
+    nodes: LocalCluster, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(EXAMPLES / "ddp", tmp_path / "ddp")
-    job = submitted(cluster, folder)
-    until(lambda: "epoch 3," in printed(cluster, job), "epoch 3 trained")
+    job = submitted(nodes, folder)
+    until(lambda: "epoch 3," in printed(nodes, job), "epoch 3 trained")
     os.kill(pid_of(job, 1), signal.SIGKILL)
-    assert wait(cluster, job) == 0
-    first, second = cluster.client().job(int(job)).attempts
+    assert wait(nodes, job) == 0
+    first, second = nodes.client().job(int(job)).attempts
     assert first.cause is not None
     assert "rank 1" in first.cause.text
     assert "SIGKILL" in first.cause.text
     assert second.cause is not None
-    ended = printed(cluster, job)
+    ended = printed(nodes, job)
     resumed = {int(n) for n in re.findall(r"resuming from the snapshot of epoch (\d+)", ended)}
     assert len(resumed) == 1
     (epoch,) = resumed
@@ -123,12 +131,12 @@ def test_training_goes_on_from_its_snapshot_after_a_rank_was_killed(
 @torch
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_pi_on_two_nodes_with_twenty_processes_each(cluster: LocalCluster) -> None:
+def test_pi_on_two_nodes_with_twenty_processes_each(nodes: LocalCluster) -> None:
     more = ("--nodes", "2", "--nproc-per-node", "20", "--set", "run=pi.py 4000000 --rounds 1")
-    job = submitted(cluster, EXAMPLES / "pi", *more, "--time-limit", "14m")
-    done = cluster.muster("wait", "--timeout", "14m", job, check=False)
+    job = submitted(nodes, EXAMPLES / "pi", *more, "--time-limit", "14m")
+    done = nodes.muster("wait", "--timeout", "14m", job, check=False)
     assert done.returncode == 0
-    ended = printed(cluster, job)
+    ended = printed(nodes, job)
     assert "pi = 3.14159265359" in ended
     ranks = re.findall(r"^rank (\d+) of 40 on node ([01]), local rank (\d+)$", ended, re.MULTILINE)
     assert sorted((int(r), int(n), int(k)) for r, n, k in ranks) == [

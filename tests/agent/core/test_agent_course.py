@@ -326,14 +326,14 @@ def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
     faces = (
         Interface("lo", InterfaceKind.LOOPBACK, ("127.0.0.1/8", "::1/128")),
         Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
-        Interface("veth1", InterfaceKind.VETH, ("172.18.0.1/16",)),
+        Interface("veth1", InterfaceKind.VETH, ("10.0.1.1/24",)),
         *ETH0,
     )
     inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=faces)
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.at_gate()
     said = [r.prepared.addresses for r in reports(agent.actions) if r.prepared is not None]
-    assert set(said) == {("10.0.0.1",)}
+    assert set(said) == {("10.0.1.1", "10.0.0.1")}
 
 
 def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
