@@ -91,6 +91,7 @@ def test_the_demo() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.long
 def test_the_demo_on_machines_of_their_own() -> None:
     if why := missing():
         pytest.skip(why)
@@ -125,6 +126,7 @@ def test_the_demo_on_machines_of_their_own_needs_root() -> None:
     assert "Traceback" not in demo.stderr
 
 
+@pytest.mark.long
 def test_a_demo_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "demo.log"
     with log.open("wb") as out:
