@@ -132,8 +132,14 @@ async def _reach(meeting: Meeting) -> Refusal | None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + meeting.timeout_s
     pause_s = _PAUSE_FIRST_S
+    why: str | None = None
     while True:
-        why = await _try(meeting, deadline)
+        try:
+            why = await _try(meeting, deadline)
+        except TimeoutError as late:
+            # What an earlier try met says more than the clock that cut this one off.
+            why = why or str(late)
+            break
         if why is None:
             return None
         if loop.time() + pause_s >= deadline:
@@ -150,7 +156,9 @@ async def _reach(meeting: Meeting) -> Refusal | None:
 
 
 async def _try(meeting: Meeting, deadline: float) -> str | None:
-    """What is wrong, as part of a sentence; None where the right one has answered."""
+    """What is wrong, as part of a sentence; None where the right one has answered. Raises
+    TimeoutError with such words.
+    """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in meeting.address else socket.AF_INET
     connected = False
@@ -164,7 +172,7 @@ async def _try(meeting: Meeting, deadline: float) -> str | None:
                 connected = True
                 answer = await _answer(sock)
     except TimeoutError:
-        return _silent(meeting, connected=connected)
+        raise TimeoutError(_silent(meeting, connected=connected)) from None
     except OSError as error:
         return _told(error, meeting)
     if answer == f"{_GREETING} {meeting.launcher}":
