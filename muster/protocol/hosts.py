@@ -110,11 +110,6 @@ def table_problems(table: Table) -> list[str]:
     return problems
 
 
-def lease_of(job: int, attempt: int) -> str:
-    """What a block belongs to, as `42.1`."""
-    return f"{job}.{attempt}"
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A hosts file taken apart: `foreign` is all that is not ours, `entries` what each lease has,
