@@ -8,6 +8,7 @@ does not care who put them there:
 """
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,10 @@ def main() -> None:
     wanted = ranks * (ranks - 1) / 2
     if float(total) != wanted:
         raise SystemExit(f"rank {rank}: the sum is {float(total)} and should be {wanted}")
-    node = os.environ["NODE_RANK"]
-    print(f"rank {rank} of {ranks} on node {node}, local rank {local_rank}: sum {float(total):g}")
+    where = f"rank {rank} of {ranks} on node {os.environ['NODE_RANK']}, local rank {local_rank}"
+    # The ranks of a torchrun of your own share its stdout. `print` writes a line's text and its end
+    # apart there, and another rank's line may come between; one write stays whole.
+    sys.stdout.write(f"{where}: sum {float(total):g}\n")
     dist.destroy_process_group()
 
 
