@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from muster.client.errors import BadAnswerError, ClientError
+from muster.client.event_feed import read_events
 from muster.client.settings import Settings
 from muster.client.tail import LogQuery, read_logs
 from muster.client.transport import READ_TIMEOUT_S, Query, Transport
@@ -22,6 +23,7 @@ from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
     EventList,
+    EventView,
     JobList,
     JobSummary,
     JobView,
@@ -142,6 +144,20 @@ class Client:
         empty when there are no more.
         """
         return self._call(ASK_S, EventList, "GET", f"/v1/jobs/{job}/events", {"after": after})
+
+    def follow_events(self, job: int | None = None, after: int = 0) -> Iterator[EventView]:
+        """The events of a job, or (None) of everything, behind sequence number `after`: those that
+        there are, and then as they come, until the job has ended.
+
+        A stream that is cut goes on where it stopped: none is missing, none comes twice.
+        """
+        path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
+        return read_events(
+            lambda parameters: self._transport.lines(path, parameters),
+            lambda step: self.persist(step, WATCH_S),
+            time.sleep,
+            after,
+        )
 
     def nodes(self) -> NodeList:
         """All nodes."""

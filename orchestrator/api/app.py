@@ -4,6 +4,7 @@ from aiohttp import web
 
 from orchestrator.api.access import Access, AccessTable, Route
 from orchestrator.api.cluster import ClusterApi
+from orchestrator.api.event_stream import EventsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
 from orchestrator.api.jobs import JobsApi
@@ -34,6 +35,7 @@ def make_app(
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
+    events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
     routes = [
@@ -50,7 +52,8 @@ def make_app(
         Route("GET", "/v1/jobs/{id}/env", details.env, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
-        Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
+        Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
+        Route("GET", "/v1/events", events.of_all, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
