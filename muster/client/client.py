@@ -20,6 +20,7 @@ from muster.client.transport import READ_TIMEOUT_S, Query, Transport
 from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
+    ChangeAnswer,
     EventList,
     JobList,
     JobSummary,
@@ -135,6 +136,13 @@ class Client:
         """Ask for the job to be stopped; returns before it is."""
         body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
         return self._call(CHANGE_S, CancelAnswer, "POST", f"/v1/jobs/{job}/cancel", body=body)
+
+    def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
+        """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
+        job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
+        """
+        body = msgspec.json.encode(wanted)
+        return self._call(CHANGE_S, ChangeAnswer, "PATCH", f"/v1/jobs/{job}", body=body)
 
     def events(self, job: int, after: int = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;

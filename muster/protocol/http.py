@@ -68,7 +68,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended.
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
-    limit is over; `kill_at`: when the grace of one that is being stopped is.
+    limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
+    `held_at`: who holds it, and since when.
     """
 
     id: int
@@ -87,6 +88,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: float | None = None
     kill_at: float | None = None
+    held_by: str = ""
+    held_at: float | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -183,6 +186,13 @@ class CancelAnswer(msgspec.Struct, frozen=True):
 
     job: JobSummary
     already_ended: bool
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True):
+    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
+
+    job: JobSummary
+    changed: bool
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from aiohttp.typedefs import Middleware
 
 from orchestrator.api.access import TOKEN, Access, AccessTable, Handler, Route
 from orchestrator.api.cluster import ClusterApi
+from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.problems import ApiError, from_aiohttp, problem_response
@@ -35,6 +36,7 @@ def make_app(
 ) -> web.Application:
     """The application, complete; nothing can be reached that is not in `routes`."""
     jobs = JobsApi(coordinator, queued_max=queued_jobs_max)
+    verbs = JobVerbsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
@@ -46,6 +48,7 @@ def make_app(
         Route("POST", "/v1/jobs", jobs.submit, admin),
         Route("GET", "/v1/jobs", jobs.list, admin),
         Route("GET", "/v1/jobs/{id}", jobs.show, admin),
+        Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
         Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),

@@ -37,6 +37,12 @@ def _text(state: State, fact: f.Durable) -> str:
         case f.CancelRequested(_, user, reason, force=force):
             how = "cancel with force" if force else "cancel"
             return f"{how} requested by {user}" + (f": {reason}" if reason else "")
+        case f.JobHeld(_, user, reason):
+            return f"held by {user}" + (f": {reason}" if reason else "")
+        case f.JobReleased(_, user):
+            return f"released by {user}"
+        case f.JobChanged(_, user):
+            return f"changed by {user}: {fact.text}"
         case f.JobRequeued():
             return "queued again"
         case f.RetryScheduled(_, budget, delay_s):
@@ -48,6 +54,7 @@ def _text(state: State, fact: f.Durable) -> str:
             | f.AttemptArranged()
             | f.AttemptStarted()
             | f.AttemptWarned()
+            | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
             | f.AttemptClosed()
@@ -77,6 +84,7 @@ def _attempt_text(
     | f.AttemptArranged
     | f.AttemptStarted
     | f.AttemptWarned
+    | f.SignalRequested
     | f.StopRequested
     | f.StopForced
     | f.AttemptClosed,
@@ -91,6 +99,8 @@ def _attempt_text(
             return "all nodes are ready, starting"
         case f.AttemptWarned():
             return "the ranks are warned that the time limit is near"
+        case f.SignalRequested(_, _, user):
+            return f"{fact.text} by {user}"
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
         case f.StopForced():

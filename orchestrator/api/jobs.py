@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from typing import Final, assert_never
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -21,8 +21,9 @@ from muster.spec.parse import parse_job, parse_json
 from muster.spec.problems import Kind, SpecError
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
+from orchestrator.api.conditional import job_etag
 from orchestrator.api.events import event_view
-from orchestrator.api.problems import ApiError
+from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.reading import Query, job_id, no_such_job, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.core.actions import Cancelled, Declined, Submitted
@@ -46,6 +47,7 @@ _YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "te
 _DECLINED_STATUS: Final = {
     "unknown_job": 404,
     "idempotency_conflict": 409,
+    "precondition_failed": 412,
     "unsatisfiable": 422,
 }
 
@@ -58,11 +60,11 @@ class JobsApi:
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
-        key = _idempotency_key(request)
+        key = idempotency_key(request)
         spec = await _read_spec(request)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
-        queued = sum(map(len, state.queues.values()))
+        queued = sum(map(len, state.queues.values())) + len(state.held)
         if queued >= self._queued_max and (user, key) not in state.keys:
             raise ApiError(
                 429,
@@ -80,11 +82,9 @@ class JobsApi:
                 location = {"Location": f"/v1/jobs/{job}"}
                 return reply(await self._summary(job), 201 if created else 200, location)
             case Declined():
-                raise _declined(result)
-            case Cancelled():
-                raise AssertionError(f"a submit was answered with {result}")
+                raise declined(result)
             case _:
-                assert_never(result)
+                raise AssertionError(f"a submit was answered with {result}")
 
     async def list(self, request: web.Request) -> web.Response:
         query = Query(request, ("state", "user", "limit", "cursor"))
@@ -108,8 +108,9 @@ class JobsApi:
         return reply(JobList(tuple(page)))
 
     async def show(self, request: web.Request) -> web.Response:
-        state, job = await self._find(job_id(request))
-        return reply(job_view(state, job, self._coordinator.now()))
+        state, job = await find_job(self._coordinator, job_id(request))
+        etag = {"ETag": job_etag(state, job)}
+        return reply(job_view(state, job, self._coordinator.now()), headers=etag)
 
     async def wait(self, request: web.Request) -> web.Response:
         """Answer when the job has ended, or when the time is over."""
@@ -121,7 +122,7 @@ class JobsApi:
             async with asyncio.timeout(timeout_s):
                 while not changes.closed:
                     seen = changes.count(name)
-                    _, job = await self._find(name)
+                    _, job = await find_job(self._coordinator, name)
                     if job.phase is JobPhase.ENDED:
                         break
                     await changes.wait({name: seen})
@@ -133,9 +134,9 @@ class JobsApi:
         name = job_id(request)
         asked = await struct_body(request, CancelRequest)
         if len(asked.reason) > _REASON_CHARS_MAX:
-            raise _field("reason", f"is longer than {_REASON_CHARS_MAX} characters")
+            raise bad_field("reason", f"is longer than {_REASON_CHARS_MAX} characters")
         if asked.grace_s is not None and not 0 <= asked.grace_s <= _GRACE_S_MAX:
-            raise _field("grace_s", f"is not from 0 to {_GRACE_S_MAX:g} seconds")
+            raise bad_field("grace_s", f"is not from 0 to {_GRACE_S_MAX:g} seconds")
         user = request[TOKEN].user
         result = await self._coordinator.request(
             lambda rid: CancelReceived(
@@ -146,34 +147,39 @@ class JobsApi:
             case Cancelled(job, already_ended):
                 return reply(CancelAnswer(await self._summary(job), already_ended), 202)
             case Declined():
-                raise _declined(result)
-            case Submitted():
-                raise AssertionError(f"a cancel was answered with {result}")
+                raise declined(result)
             case _:
-                assert_never(result)
+                raise AssertionError(f"a cancel was answered with {result}")
 
     async def events(self, request: web.Request) -> web.Response:
         query = Query(request, ("after", "limit"))
         after = query.number("after", 0, least=0, most=10**17)
         limit = query.number("limit", _PAGE_MAX, least=1, most=_PAGE_MAX)
-        _, job = await self._find(job_id(request))
+        _, job = await find_job(self._coordinator, job_id(request))
         found = await self._coordinator.events(job=job.id, after_seq=after, limit=limit)
         state = self._coordinator.state
         return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
 
-    async def _find(self, name: JobId) -> tuple[State, Job]:
-        state = await self._coordinator.settled()
-        job = state.jobs.get(name)
-        if job is None:
-            raise no_such_job(name)
-        return state, job
-
     async def _summary(self, name: JobId) -> JobSummary:
-        state, job = await self._find(name)
-        return job_summary(state, job, self._coordinator.now())
+        return await summary_of(self._coordinator, name)
 
 
-def _idempotency_key(request: web.Request) -> str:
+async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
+    """Raises ApiError (404)."""
+    state = await coordinator.settled()
+    job = state.jobs.get(name)
+    if job is None:
+        raise no_such_job(name)
+    return state, job
+
+
+async def summary_of(coordinator: Coordinator, name: JobId) -> JobSummary:
+    """Raises ApiError (404)."""
+    state, job = await find_job(coordinator, name)
+    return job_summary(state, job, coordinator.now())
+
+
+def idempotency_key(request: web.Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if len(key) > _KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
         raise ApiError(
@@ -207,10 +213,11 @@ async def _read_spec(request: web.Request) -> JobSpec:
     try:
         return parse(text) if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse, text)
     except SpecError as error:
-        raise _spec_problem(error) from error
+        raise spec_problem(error) from error
 
 
-def _spec_problem(error: SpecError) -> ApiError:
+def spec_problem(error: SpecError) -> ApiError:
+    """What is wrong with a job, field by field."""
     fields = [
         FieldProblem(
             p.field,
@@ -225,12 +232,7 @@ def _spec_problem(error: SpecError) -> ApiError:
     return ApiError(422, "bad_job", str(error), problems=fields)
 
 
-def _declined(result: Declined) -> ApiError:
+def declined(result: Declined) -> ApiError:
+    """What the core has declined, as the answer of a request."""
     status = _DECLINED_STATUS.get(result.code, 409)
     return ApiError(status, result.code, result.text, result.hint)
-
-
-def _field(name: str, message: str) -> ApiError:
-    return ApiError(
-        422, "bad_field", f"{name} {message}", problems=[FieldProblem(name, "", message, "")]
-    )

@@ -29,6 +29,8 @@ def job_state(job: Job) -> JobState:
     match job.phase:
         case JobPhase.QUEUED:
             return JobState.QUEUED
+        case JobPhase.HELD:
+            return JobState.HELD
         case JobPhase.BACKOFF:
             return JobState.RETRYING
         case JobPhase.ACTIVE:
@@ -58,6 +60,8 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         failure=_failure(job),
         limit_at=_limit_at(job),
         kill_at=_kill_at(job),
+        held_by=job.hold.user if job.hold is not None else "",
+        held_at=job.hold.at if job.hold is not None else None,
     )
 
 
@@ -153,6 +157,8 @@ def _reason(state: State, job: Job, now: Instant) -> h.Reason:
     match job.phase:
         case JobPhase.QUEUED:
             return h.Reason("waiting", why_waiting(state, job))
+        case JobPhase.HELD:
+            return h.Reason("held", _why_held(job))
         case JobPhase.BACKOFF:
             cause = job.attempts[-1].cause
             why = f"{cause.text}; " if cause is not None else ""
@@ -166,6 +172,12 @@ def _reason(state: State, job: Job, now: Instant) -> h.Reason:
             return _active_reason(state, job.attempts[-1], now)
         case _:
             assert_never(job.phase)
+
+
+def _why_held(job: Job) -> str:
+    if job.hold is None:
+        raise AssertionError(f"job {job.id} is held by nobody")
+    return f"held by {job.hold.user}" + (f": {job.hold.reason}" if job.hold.reason else "")
 
 
 def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
@@ -277,6 +289,8 @@ def _timeline(job: Job) -> list[h.Step]:
             (attempt.closed_at, _how_closed(attempt)),
         )
         steps += [h.Step(at, f"{again}{text}") for at, text in moments if at is not None]
+    steps += [h.Step(at, text) for at, text in job.notes]
+    steps.sort(key=lambda step: step.at)
     if job.ended_at is not None and job.cause is not None:
         state = job_state(job).value.lower()
         steps.append(h.Step(job.ended_at, f"{state} (exit code {job.cause.exit_code})"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.messages import Heartbeat, Hello, TaskReport
 from muster.spec.types import JobSpec
@@ -45,6 +47,33 @@ class CancelReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeReceived:
+    """What is UNSET stays as it is. With `revision`, only a job of that revision is changed."""
+
+    request: RequestId
+    job: JobId
+    user: str
+    priority: int | UnsetType = UNSET
+    time_limit_s: float | UnsetType | None = UNSET
+    name: str | UnsetType = UNSET
+    hold: bool | UnsetType = UNSET
+    reason: str = ""
+    revision: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """`signal` is a canonical name; to one node only, or one rank, where that is given."""
+
+    request: RequestId
+    job: JobId
+    user: str
+    signal: str
+    node: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HelloReceived:
     """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
 
@@ -73,6 +102,8 @@ Stimulus = (
     CoordinatorStarted
     | SubmitReceived
     | CancelReceived
+    | ChangeReceived
+    | SignalReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

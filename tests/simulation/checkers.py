@@ -350,6 +350,8 @@ class Checkers:
                 known = self.durable.jobs[job]
                 if known.phase is not JobPhase.ENDED and (already_ended or known.cancel is None):
                     self.fail(f"I1: the cancel of job {job} is acknowledged and not on disk")
+            case a.Changed() | a.Signalled():
+                pass
             case a.Declined():
                 pass
 
