@@ -17,6 +17,8 @@ VERBS: Final = {
     "wait": "Wait for jobs to end; exits with their code.",
     "cancel": "Stop jobs, or take them out of the queue.",
     "hold": "Keep jobs that wait from starting.",
+    "signal": "Signal the ranks of a running job.",
+    "rerun": "Submit a job again, changed or not; prints its id.",
     "release": "Let held jobs go.",
     "set": "Change priority, time limit or name of a job.",
     "events": "List what happened to a job.",

@@ -36,7 +36,7 @@ def make_app(
 ) -> web.Application:
     """The application, complete; nothing can be reached that is not in `routes`."""
     jobs = JobsApi(coordinator, queued_max=queued_jobs_max)
-    verbs = JobVerbsApi(coordinator)
+    verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
@@ -51,6 +51,8 @@ def make_app(
         Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
+        Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
+        Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),

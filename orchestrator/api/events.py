@@ -6,6 +6,7 @@ import msgspec
 
 from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
@@ -18,7 +19,7 @@ def event_view(state: State, seq: int, at: float, fact: f.Durable) -> EventView:
     fields.pop("type", None)
     return EventView(
         seq=seq,
-        at=at,
+        at=timestamp(at),
         kind=type(fact).__name__,
         job=getattr(fact, "job", None),
         text=_text(state, fact),
@@ -32,8 +33,9 @@ def _text(state: State, fact: f.Durable) -> str:
             return f"coordinator started, epoch {epoch}"
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
-        case f.JobSubmitted(_, spec, user):
-            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}"
+        case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):
+            again = "" if rerun_of is None else f", job {rerun_of} again"
+            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}{again}"
         case f.CancelRequested(_, user, reason, force=force):
             how = "cancel with force" if force else "cancel"
             return f"{how} requested by {user}" + (f": {reason}" if reason else "")

@@ -48,6 +48,9 @@ _DECLINED_STATUS: Final = {
     "unknown_job": 404,
     "idempotency_conflict": 409,
     "precondition_failed": 412,
+    "signal_refused": 422,
+    "not_on_node": 422,
+    "no_such_rank": 422,
     "unsatisfiable": 422,
 }
 
@@ -60,8 +63,12 @@ class JobsApi:
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
-        key = idempotency_key(request)
-        spec = await _read_spec(request)
+        return await self.take(request, idempotency_key(request), await _read_spec(request))
+
+    async def take(
+        self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None
+    ) -> web.Response:
+        """Submit a job that has been read."""
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values())) + len(state.held)
@@ -73,9 +80,12 @@ class JobsApi:
                 "wait until some have started",
                 headers={"Retry-After": "30"},
             )
-        digest = hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()
+        body = msgspec.json.encode(spec, order="deterministic")
+        if rerun_of is not None:
+            body += b" again %d" % rerun_of
+        digest = hashlib.sha256(body).hexdigest()
         result = await self._coordinator.request(
-            lambda rid: SubmitReceived(rid, spec, user, key, digest)
+            lambda rid: SubmitReceived(rid, spec, user, key, digest, rerun_of)
         )
         match result:
             case Submitted(job, created):

@@ -112,7 +112,9 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         )
         return Decision([], [a.Answer(request, declined)])
     job = JobId(state.next_job)
-    fact = f.JobSubmitted(job, spec, stimulus.user, stimulus.key, stimulus.digest)
+    fact = f.JobSubmitted(
+        job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
+    )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
 
 

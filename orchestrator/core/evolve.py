@@ -60,7 +60,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
         case f.RunTimed(job, number, since):
-            state.jobs[job].attempts[number - 1].running_since = since
+            attempt = state.jobs[job].attempts[number - 1]
+            if attempt.phase is AttemptPhase.RUNNING:
+                state.running[job] = since
         case (
             f.AttemptPlaced()
             | f.AttemptArranged()
@@ -95,12 +97,10 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> Non
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
             state.sessions.clear()
             state.suspects.clear()
+            state.running.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = 0.0
-                attempt = state.attempt(*node.holder) if node.holder is not None else None
-                if attempt is not None:
-                    attempt.running_since = None
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -148,8 +148,8 @@ def _apply_job(
     at: float,
 ) -> None:
     match fact:
-        case f.JobSubmitted(job_id, spec, user, key, digest):
-            job = Job(job_id, spec, user, at)
+        case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of)
             state.jobs[job_id] = job
             state.next_job = max(state.next_job, job_id + 1)
             if key:
@@ -258,6 +258,7 @@ def _apply_attempt(
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
+            state.running.pop(job.id, None)
             attempt.cause, attempt.stopping_at = cause, at
             asked = job.cancel[2] if job.cancel is not None else None
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked

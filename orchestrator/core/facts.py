@@ -66,13 +66,14 @@ class NodeRegistered(_Fact, frozen=True):
 
 class JobSubmitted(_Fact, frozen=True):
     """`key` is the client's idempotency key, `digest` the SHA-256 of what was submitted under
-    it."""
+    it. `rerun_of` is the job that this one is another run of."""
 
     job: JobId
     spec: JobSpec
     user: str
     key: str = ""
     digest: str = ""
+    rerun_of: JobId | None = None
 
 
 class JobHeld(_Fact, frozen=True):

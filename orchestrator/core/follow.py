@@ -52,7 +52,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return _suspected(state, task, now, limits)
         case f.RunTimed() | f.JobChanged():
             # A limit that has moved takes its timers along.
-            return Decision([], limit_timers(state.jobs[fact.job], now))
+            return Decision([], limit_timers(state, state.jobs[fact.job], now))
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):

@@ -26,6 +26,10 @@ def _jobs(state: State) -> Iterator[str]:
         if number != job.id or number >= state.next_job:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
+    for number in state.running:
+        attempt = state.jobs[number].current
+        if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
+            yield f"job {number} is said to run, and its attempt is {_number(attempt)}"
     for (user, key), (owner, _) in state.keys.items():
         if owner not in state.jobs:
             yield f"the key {key!r} of {user} leads to job {owner}, which does not exist"

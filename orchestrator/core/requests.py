@@ -60,7 +60,7 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
         )
     if job.phase is JobPhase.ENDED:
         return _answer(asked.request, _ended(job, "changed"))
-    declined = _unchangeable(job, asked, now) or _unholdable(job, asked)
+    declined = _unchangeable(state, job, asked, now) or _unholdable(job, asked)
     if declined is not None:
         return _answer(asked.request, declined)
     facts = [*_changed(job, asked), *_held(job, asked)]
@@ -155,7 +155,9 @@ def _ended(job: Job, done: str) -> a.Declined:
     )
 
 
-def _unchangeable(job: Job, asked: s.ChangeReceived, now: Instant) -> a.Declined | None:
+def _unchangeable(
+    state: State, job: Job, asked: s.ChangeReceived, now: Instant
+) -> a.Declined | None:
     active = job.phase is JobPhase.ACTIVE
     if active and asked.name is not UNSET and asked.name != job.spec.name:
         return a.Declined(
@@ -163,7 +165,7 @@ def _unchangeable(job: Job, asked: s.ChangeReceived, now: Instant) -> a.Declined
             f"job {job.id} is {job_state(job).value}: its processes know it as {job.spec.name}",
             "the name can be changed while it waits",
         )
-    since = job.attempts[-1].running_since if active else None
+    since = state.running.get(job.id)
     limit_s = asked.time_limit_s
     if since is None or limit_s is UNSET or limit_s is None or limit_s == job.spec.time_limit_s:
         return None

@@ -106,7 +106,6 @@ class Attempt:
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
-    running_since: float | None = None  # volatile; monotonic seconds of this process
 
     @property
     def present(self) -> list[Task]:
@@ -142,6 +141,7 @@ class Job:
     hold: Hold | None = None  # while it is held
     released: bool = False  # it was held before
     asked: JobSpec | None = None  # as it was submitted, where that was changed
+    rerun_of: JobId | None = None
     notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
     revision: int = 0
     ended_at: float | None = None
@@ -172,6 +172,7 @@ class State:
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
+    running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:

@@ -34,6 +34,7 @@ class SubmitReceived:
     user: str
     key: str = ""
     digest: str = ""
+    rerun_of: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)

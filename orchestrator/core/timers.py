@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
+from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
@@ -52,20 +53,17 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
                 return Decision()
             warn_s = _warns_after_s(state.jobs[timer.job], attempt)
-            if warn_s is None or not _due(attempt, warn_s, now):
+            if warn_s is None or not _due(state, timer.job, warn_s, now):
                 return Decision()
             return Decision([f.AttemptWarned(attempt.job, attempt.number)])
         case _:
             assert_never(timer.kind)
 
 
-def limit_timers(job: Job, now: Instant) -> list[a.Action]:
+def limit_timers(state: State, job: Job, now: Instant) -> list[a.Action]:
     """The time limit of a gang that runs, and the warning before it."""
-    limit_s, attempt = job.spec.time_limit_s, job.current
-    if attempt is None or limit_s is None:
-        return []
-    since = attempt.running_since
-    if attempt.phase is not AttemptPhase.RUNNING or since is None:
+    limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
+    if attempt is None or limit_s is None or since is None:
         return []
 
     def at(kind: a.TimerKind, seconds: float) -> a.Action:
@@ -91,9 +89,9 @@ def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
     return limit_s - warn.before_s
 
 
-def _due(attempt: Attempt, seconds: float, now: Instant) -> bool:
-    """Whether the attempt has run so long. A timer that was moved may have fired before."""
-    since = attempt.running_since
+def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
+    """Whether the job has run so long. A timer that was moved may have fired before."""
+    since = state.running.get(job)
     return since is None or now.mono >= since + seconds - ROUNDING_S
 
 
@@ -194,7 +192,7 @@ def _overdue(
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
             limit = state.jobs[attempt.job].spec.time_limit_s
-            if limit is None or not _due(attempt, limit, now):
+            if limit is None or not _due(state, attempt.job, limit, now):
                 return None
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)

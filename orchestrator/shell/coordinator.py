@@ -45,6 +45,7 @@ _MILESTONES: Final = (
     f.CancelRequested,
     f.AttemptPlaced,
     f.AttemptStarted,
+    f.SignalRequested,
     f.StopRequested,
     f.AttemptClosed,
     f.JobEnded,
