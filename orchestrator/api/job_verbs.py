@@ -13,18 +13,17 @@ from muster.spec.problems import RefusedError, SpecError
 from muster.spec.render import to_mapping
 from muster.spec.units import signal_name
 from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import wanted_revision
+from orchestrator.api.conditional import idempotency_key, wanted_revisions
 from orchestrator.api.jobs import (
     JobsApi,
     declined,
     find_job,
-    idempotency_key,
-    spec_problem,
     summary_of,
 )
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.reading import job_id, struct_body
 from orchestrator.api.responses import reply
+from orchestrator.api.spec_body import spec_problem
 from orchestrator.core.actions import Changed, Declined, Signalled
 from orchestrator.core.stimuli import ChangeReceived, SignalReceived
 from orchestrator.shell.coordinator import Coordinator
@@ -53,7 +52,7 @@ class JobVerbsApi:
         if not asked and hold is UNSET:
             raise ApiError(400, "bad_body", "there is nothing to change", NOTHING)
         state, job = await find_job(self._coordinator, name)
-        revision = wanted_revision(request, state, job)
+        revisions = wanted_revisions(request, state)
         try:
             wanted = amend(job.spec, asked, name) if asked else Amendment()
         except SpecError as error:
@@ -61,7 +60,7 @@ class JobVerbsApi:
         user = request[TOKEN].user
         result = await self._coordinator.request(
             lambda rid: ChangeReceived(
-                rid, name, user, *wanted, hold=hold, reason=reason, revision=revision
+                rid, name, user, *wanted, hold=hold, reason=reason, revisions=revisions
             )
         )
         match result:

@@ -89,6 +89,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_task(state, fact, at)
         case _:
             assert_never(fact)
+    name = getattr(fact, "job", None)
+    if name is not None and not isinstance(fact, f.RunTimed):
+        state.jobs[name].revision += 1
 
 
 def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
@@ -179,12 +182,10 @@ def _apply_job(
             job.cause, job.ended_at = cause, at
         case _:
             assert_never(fact)
-    state.jobs[fact.job].revision += 1
 
 
 def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float) -> None:
     job = state.jobs[fact.job]
-    job.revision += 1
     match fact:
         case f.JobHeld(_, user, reason):
             _leave_line(state, job)
@@ -226,7 +227,6 @@ def _apply_attempt(
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
-    job.revision += 1
     if isinstance(fact, f.AttemptPlaced):
         _dequeue(state, job)
         _job_to(job, JobPhase.ACTIVE)
@@ -290,7 +290,6 @@ def _apply_task(
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
-    job.revision += 1
     attempt = job.attempts[fact.attempt - 1]
     task = attempt.tasks[fact.rank]
     match fact:
@@ -329,7 +328,6 @@ def _apply_task(
 
 def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: float) -> None:
     job = state.jobs[fact.job]
-    job.revision += 1
     attempt = job.attempts[fact.attempt - 1]
     match fact:
         case f.AttemptWarned():

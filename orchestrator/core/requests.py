@@ -49,11 +49,11 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
     job = state.jobs.get(asked.job)
     if job is None:
         return _answer(asked.request, unknown_job(asked.job))
-    if asked.revision is not None and asked.revision != (state.epoch, job.revision):
+    if asked.revisions is not None and job.revision not in asked.revisions:
         return _answer(
             asked.request,
             a.Declined(
-                "precondition_failed",
+                a.CHANGED,
                 f"job {job.id} is not as it was when you last looked at it",
                 f"look again (GET /v1/jobs/{job.id}), and send the ETag of that answer",
             ),

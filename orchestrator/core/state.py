@@ -124,7 +124,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Job:
-    """`spec` is as its users have changed it since; `revision` counts what has happened to it."""
+    """`spec` is as its users have changed it since."""
 
     id: JobId
     spec: JobSpec
@@ -143,8 +143,8 @@ class Job:
     asked: JobSpec | None = None  # as it was submitted, where that was changed
     rerun_of: JobId | None = None
     notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
-    revision: int = 0
     ended_at: float | None = None
+    revision: int = 0  # how many facts have changed it
 
     @property
     def as_submitted(self) -> JobSpec:

@@ -49,7 +49,7 @@ class CancelReceived:
 
 @dataclass(frozen=True, slots=True)
 class ChangeReceived:
-    """What is UNSET stays as it is. With `revision`, only a job of that revision is changed."""
+    """What is UNSET stays as it is. With `revisions`, only a job of one of them is changed."""
 
     request: RequestId
     job: JobId
@@ -59,7 +59,7 @@ class ChangeReceived:
     name: str | UnsetType = UNSET
     hold: bool | UnsetType = UNSET
     reason: str = ""
-    revision: tuple[int, int] | None = None
+    revisions: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def test_only_the_job_that_was_looked_at_is_changed(cluster: CoordinatorProcess)
         status, _ = await ask(user, "PATCH", path, {"priority": 60}, If_Match=seen)
         assert status == 200
         status, problem = await ask(user, "PATCH", path, {"priority": 70}, If_Match=seen)
-        assert (status, problem["code"]) == (412, "precondition_failed")
+        assert (status, problem["code"]) == (412, "changed")
         assert (await user.get(path))["priority"] == 60
         status, _ = await ask(user, "PATCH", path, {"priority": 70}, If_Match="*")
         assert status == 200

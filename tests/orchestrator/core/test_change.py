@@ -157,9 +157,9 @@ def test_a_job_that_has_changed_since_it_was_looked_at_is_left_alone() -> None:
     cluster = Cluster()
     cluster.join("n0")
     cluster.submit(spec())
-    seen = (cluster.state.epoch, cluster.job(1).revision)
-    cluster.change(1, priority=60, revision=seen)
-    declined = cluster.change(1, priority=70, revision=seen)
+    seen = frozenset({cluster.job(1).revision})
+    cluster.change(1, priority=60, revisions=seen)
+    declined = cluster.change(1, priority=70, revisions=seen)
     assert isinstance(declined, a.Declined)
-    assert declined.code == "precondition_failed"
+    assert declined.code == a.CHANGED
     assert cluster.job(1).spec.priority == 60
