@@ -183,7 +183,8 @@ def test_a_restart_never_looks_like_the_end(tmp_path: Path, form: str) -> None:
             else:
                 trailer = json.loads(await answer.content.readline())
                 assert trailer["end"] is False
-                assert trailer["reason"] == "server restarting"
+                cursor = trailer["cursor"]
+                assert trailer["reason"] == f"server restarting, resume at cursor {cursor}"
                 assert trailer["cursor"] == json.loads(first)["cursor"]
                 assert await answer.content.read() == b""
         assert await stopping == 0
