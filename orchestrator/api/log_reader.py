@@ -13,6 +13,7 @@ from aiohttp import web
 from muster.protocol.http import LogRecord, LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.states import TaskState
+from muster.protocol.timestamp import timestamp
 from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job
@@ -195,7 +196,7 @@ class LogReader:
                 stream=key.kind,
                 offset=late.offset,
                 len=0,
-                ts=late.since,
+                ts=timestamp(late.since),
                 cursor=str(self._last or after),
                 data="",
                 node_rank=key.node_rank,
@@ -217,7 +218,7 @@ class LogReader:
             stream=key.kind,
             offset=piece.offset,
             len=len(piece.data),
-            ts=piece.ts,
+            ts=timestamp(piece.ts),
             cursor=str(piece.place),
             data=data,
             data_b64=data_b64,
