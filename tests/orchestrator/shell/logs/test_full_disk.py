@@ -1,4 +1,4 @@
-"""A log disk that takes no more: one stream is late and says so; nothing is lost, all else goes on."""
+"""A log disk that takes no more: one stream is late and says so, nothing is lost."""
 
 import asyncio
 import os
