@@ -29,7 +29,9 @@ from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, replay
 from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
 
 _SHUTDOWN_S: Final = 1.0
 
@@ -49,6 +51,7 @@ class _Parts:
     agents: AgentSessions
     logs: LogConnections
     store: LogStore
+    retention: Retention
     runner: web.AppRunner
 
 
@@ -87,7 +90,9 @@ def _build(
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
-    store = LogStore(config.state_dir / "logs", changes, clock)
+    store = LogStore(
+        config.job_logs_path, changes, clock, free_bytes_min=config.job_logs.free_bytes_min
+    )
     agents = AgentSessions(
         owner,
         message_bytes_max=config.limits.agent_message_bytes_max,
@@ -114,7 +119,9 @@ def _build(
         limits=config.limits,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
-    return _Parts(owner, coordinator, agents, logs, store, runner)
+    keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
+    retention = Retention(config.job_logs_path, store, coordinator, keep)
+    return _Parts(owner, coordinator, agents, logs, store, retention, runner)
 
 
 def _origins(config: CoordinatorConfig) -> Origins:
@@ -128,9 +135,11 @@ async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
 ) -> asyncio.Server:
     """Take over the state, and only then let anybody in."""
+    parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
     await parts.runner.setup()
     try:
         server = await _listen(parts.runner, config, context)
@@ -166,7 +175,11 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
-    await parts.store.sync()
+    try:
+        await parts.store.sync()
+    except LogStoreError as error:
+        # The agents have what was not acknowledged, and send it to the next process.
+        _log.error("log_sync_failed", why=str(error))
     parts.store.close()
 
 

@@ -7,6 +7,7 @@ from orchestrator.api.cluster import ClusterApi
 from orchestrator.api.event_stream import EventsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
+from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.origins import Origins
@@ -34,6 +35,7 @@ def make_app(
         coordinator, queued_max=limits.queued_jobs_max, submits_per_s=limits.submits_per_s
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
+    verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
@@ -50,10 +52,13 @@ def make_app(
         Route("GET", "/v1/jobs/{id}", jobs.show, admin),
         Route("GET", "/v1/jobs/{id}/spec", details.spec, admin),
         Route("GET", "/v1/jobs/{id}/env", details.env, admin),
+        Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
         Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
         Route("GET", "/v1/events", events.of_all, admin),
+        Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
+        Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),

@@ -42,17 +42,18 @@ class EventsApi:
         self._heartbeat_s = heartbeat_s
 
     async def of_all(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, None)
+        return await self._answer(request, read_query(request, EventsQuery), None)
 
     async def of_job(self, request: web.Request) -> web.StreamResponse:
         job = job_id(request)
-        query_state = await self._coordinator.settled()
-        if job not in query_state.jobs:
-            raise no_such_job(job)
-        return await self._answer(request, job)
-
-    async def _answer(self, request: web.Request, job: JobId | None) -> web.StreamResponse:
         query = read_query(request, EventsQuery)
+        if job not in (await self._coordinator.settled()).jobs:
+            raise no_such_job(job)
+        return await self._answer(request, query, job)
+
+    async def _answer(
+        self, request: web.Request, query: EventsQuery, job: JobId | None
+    ) -> web.StreamResponse:
         after = max(query.after, _last_event_id(request))
         if query.follow or STREAM in request.headers.get("Accept", ""):
             return await self._stream(request, job, after)
