@@ -10,6 +10,7 @@ from orchestrator.api.job_list import JobListApi
 from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
+from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.origins import Origins
 from orchestrator.api.surround import add_headers, expectation, surround
 from orchestrator.api.token_file import TokenStore
@@ -39,10 +40,12 @@ def make_app(
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
+    metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     admin = Access.ADMIN
     routes = [
         Route("GET", "/healthz", cluster.healthz, Access.OPEN),
         Route("GET", "/readyz", cluster.readyz, Access.OPEN),
+        Route("GET", "/metrics", metrics.show, admin),
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),
         Route("GET", "/v1/nodes/{id}", cluster.node, admin),
@@ -65,7 +68,7 @@ def make_app(
     ]
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
-        middlewares=[surround(access, origins, lambda *_: None)],
+        middlewares=[surround(access, origins, metrics.http.ended)],
         client_max_size=limits.http_body_bytes_max,
     )
     for route in routes:

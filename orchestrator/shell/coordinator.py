@@ -6,6 +6,7 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol, assert_never
 
@@ -29,6 +30,7 @@ from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.meters import Meters
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
@@ -102,6 +104,7 @@ class Coordinator:
         networks: tuple[str, ...] = (),
     ) -> None:
         self.state = state
+        self.meters = Meters(state)
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -226,6 +229,7 @@ class Coordinator:
     ) -> f.Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
+        began, known = time.perf_counter(), len(facts)
         found: set[f.Durability] = {f.Durability.SYNC} if self._flush_due else set()
         for received in batch:
             decided = turn(self.state, received.stimulus, received.at, self._limits)
@@ -236,6 +240,8 @@ class Coordinator:
                 if durability is not f.Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
                     found.add(durability)
+        self.meters.took_in(self.state, facts[known:])
+        self.meters.turns.add(time.perf_counter() - began)
         for durability in (f.Durability.SYNC, f.Durability.PATIENT):
             if durability in found:
                 return durability
@@ -261,7 +267,10 @@ class Coordinator:
             self._flush = None
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
+        began = time.perf_counter()
         await self._journal.append(staged)
+        self.meters.commits.add(time.perf_counter() - began)
+        self.meters.facts += len(staged)
         self._committing = False
         self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
         self._committed.add(events_key(None))
