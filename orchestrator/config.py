@@ -37,6 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
     queued_jobs_max: Count = 100_000
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):

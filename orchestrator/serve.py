@@ -55,16 +55,17 @@ async def serve(config: CoordinatorConfig) -> None:
     tokens = TokenStore(config.tokens_path, clock)
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
     stop = _stop_signal()
-    journal = Journal.open(config.state_dir)
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
         state = replay(journal)
         epoch = journal.begin_epoch()
+        first_job = journal.first_job
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock)
+        parts = _build(config, state, writer, tokens, clock, first_job)
         async with parts.owner:
             await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -81,6 +82,7 @@ def _build(
     writer: JournalWriter,
     tokens: TokenStore,
     clock: Clock,
+    first_job: int,
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
@@ -98,6 +100,7 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
+        first_job=first_job,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
@@ -127,6 +130,7 @@ async def _start(
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     await parts.runner.setup()
     try:
         await _listen(parts.runner, config, context)

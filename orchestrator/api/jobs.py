@@ -26,6 +26,7 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import Query, job_id, no_such_job, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.core.actions import Cancelled, Declined, Submitted
+from orchestrator.core.decide import DISK_FULL
 from orchestrator.core.display import job_state, job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -47,6 +48,7 @@ _DECLINED_STATUS: Final = {
     "unknown_job": 404,
     "idempotency_conflict": 409,
     "unsatisfiable": 422,
+    DISK_FULL: 507,
 }
 
 

@@ -22,7 +22,7 @@ class InvalidTransition(Exception):
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
     match fact:
-        case f.EpochStarted() | f.NodeRegistered():
+        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
             _apply_cluster(state, fact)
         case (
             f.NodeConnected()
@@ -69,10 +69,14 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             assert_never(fact)
 
 
-def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
+def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
     match fact:
-        case f.EpochStarted(epoch, cluster, networks):
+        case f.SpaceChanged(problem):
+            state.disk_full = problem
+        case f.EpochStarted(epoch, cluster, networks, first_job):
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
+            state.next_job = max(state.next_job, first_job)
+            state.disk_full = ""
             state.sessions.clear()
             state.suspects.clear()
             for node in state.nodes.values():
@@ -89,7 +93,16 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> Non
             assert_never(fact)
 
 
-def _apply_link(state: State, fact: f.Ephemeral) -> None:
+def _apply_link(
+    state: State,
+    fact: f.NodeConnected
+    | f.NodeSynced
+    | f.FailureSuspected
+    | f.NodeHeard
+    | f.NodeDisconnected
+    | f.LeaseExtended
+    | f.NodeLeaseExpired,
+) -> None:
     node = state.nodes[fact.node]
     match fact:
         case f.NodeConnected(name, session, peer, heard_at, lease_until):

@@ -134,6 +134,7 @@ class State:
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
+    disk_full: str = ""  # volatile; why nothing new is begun
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
