@@ -1,6 +1,7 @@
 """From a configuration to a coordinator that serves, until it is told to stop."""
 
 import asyncio
+import errno
 import signal
 import ssl
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Final, Never
 import structlog
 from aiohttp import web
 
+from muster.daemon.address import listeners
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
@@ -57,7 +59,7 @@ async def serve(config: CoordinatorConfig) -> None:
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
-        state = replay(journal)
+        state = replay(journal.replay())
         epoch = journal.begin_epoch()
         first_job = journal.first_job
     except BaseException:
@@ -176,10 +178,25 @@ async def _listen(
     try:
         await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
     except OSError as error:
-        raise ListenError(
-            f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "
-            "it, or set another listen.port"
-        ) from error
+        raise ListenError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    where = f"listen: {host}:{port} cannot be used"
+    match error.errno:
+        case errno.EADDRINUSE:
+            who = " and ".join(listeners(port)) or "another program"
+            return f"{where}: {who} listens there; stop it, or set another listen.port"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{where}: this machine has no such address; set listen.host to one that `ip "
+                "address` shows, or to 0.0.0.0 for all of them"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"{where}: this user may not listen there; set listen.port above 1023"
+        case _:
+            why = error.strerror or str(error)
+            return f"{where} ({why}); set another listen.host or listen.port"
 
 
 def _limits(config: CoordinatorConfig) -> Limits:

@@ -49,7 +49,7 @@ COMMIT;
 def open_database(path: Path) -> sqlite3.Connection:
     """The database of the journal at `path`, made where there has never been one, in WAL mode with
     full sync. Its folder is to be locked. Raises JournalError."""
-    _refuse_loss(path)
+    refuse_loss(path)
     try:
         path.touch(mode=0o600)
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -130,7 +130,7 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
 
 
-def _refuse_loss(path: Path) -> None:
+def refuse_loss(path: Path) -> None:
     """Never start empty, or with less than there was, without a word."""
     log = path.with_name(f"{path.name}-wal")
     marked = path.with_name(_OPEN_MARK).exists()

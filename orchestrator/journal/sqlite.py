@@ -132,7 +132,7 @@ class Journal:
 
     def replay(self) -> Iterator[Recorded]:
         """Every fact from the first on. Raises NewerJournalError and CorruptJournalError."""
-        return _replay(self._database, self.path)
+        return records(self._database, self.path)
 
     def problem(self) -> str:
         """A sentence where the disk is full, "" where it is not."""
@@ -217,7 +217,7 @@ def read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def _replay(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
+def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
     rows = database.execute(f"SELECT {COLUMNS} FROM fact ORDER BY seq")  # noqa: S608
     expected = 0
     try:

@@ -6,7 +6,7 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
@@ -25,7 +25,6 @@ from orchestrator.core.stimuli import CoordinatorStarted, SpaceSeen, Stimulus, T
 from orchestrator.core.turn import turn
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
@@ -66,15 +65,15 @@ class Sessions(Protocol):
     def close(self, session: SessionId, why: str) -> None: ...
 
 
-def replay(journal: Journal) -> State:
+def replay(records: Iterable[Recorded]) -> State:
     """The state that the journal's facts lead to. Raises JournalError."""
     state = State()
-    for recorded in journal.replay():
+    for recorded in records:
         try:
             apply(state, recorded.fact, recorded.at)
         except (InvalidTransition, LookupError, ValueError) as error:
             raise CorruptJournalError(
-                f"{journal.path}: record {recorded.seq} ({type(recorded.fact).__name__}) does not "
+                f"record {recorded.seq} of the journal ({type(recorded.fact).__name__}) does not "
                 f"follow from those before it ({error})"
             ) from error
     return state
