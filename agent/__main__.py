@@ -14,6 +14,7 @@ from typing import Final
 from agent.config import AgentConfig, load
 from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError
 from muster.daemon.logging import configure
+from muster.daemon.surroundings import prepare_surroundings
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -23,6 +24,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent; returns the exit code: 0 stopped, 1 failed, 2 cannot be started like this."""
+    prepare_surroundings()
     parser = argparse.ArgumentParser(
         prog="muster agent", description="Runs this node's part of jobs, until SIGTERM."
     )
