@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -74,8 +75,8 @@ class Client:
         return self._transport.url
 
     @property
-    def server_time(self) -> float | None:
-        """The coordinator's clock at its last answer, UTC seconds: ages are measured by it."""
+    def server_time(self) -> datetime | None:
+        """The coordinator's clock at its last answer: ages are measured by it."""
         return self._transport.server_time
 
     def submit(self, job: Mapping[str, Any], key: str) -> JobSummary:

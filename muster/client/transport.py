@@ -12,6 +12,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
@@ -49,7 +50,7 @@ Query = Mapping[str, str | int | float | None]
 class Transport:
     """Speaks to one coordinator. Safe to use from several threads.
 
-    `server_time` is the coordinator's clock (UTC seconds) at its last answer, None before.
+    `server_time` is the coordinator's clock at its last answer, None before.
     """
 
     def __init__(self, url: str, token: str, ca: Path | None = None) -> None:
@@ -57,7 +58,7 @@ class Transport:
         self.url = url.rstrip("/")
         self._token = token
         self._tls = _trust(ca) if self._url.scheme == "https" else None
-        self.server_time: float | None = None
+        self.server_time: datetime | None = None
 
     def request(
         self,
@@ -137,7 +138,7 @@ class Transport:
 
     def _note_time(self, answer: http.client.HTTPResponse) -> None:
         with contextlib.suppress(ValueError, TypeError):
-            self.server_time = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+            self.server_time = parsedate_to_datetime(answer.headers["Date"])
 
     def _explain(self, error: Exception) -> ClientError:
         """What went wrong on the way, as a sentence; `from error` keeps the origin."""

@@ -17,6 +17,7 @@ from muster.client import (
 )
 from muster.protocol import http as api
 from muster.protocol.states import JobState
+from muster.protocol.timestamp import timestamp
 from tests.client.fake_coordinator import (
     TOKEN,
     FakeCoordinator,
@@ -49,7 +50,7 @@ def test_a_job_is_read_with_all_of_its_types(fake: FakeCoordinator) -> None:
 def test_the_coordinators_clock_is_known_after_an_answer(fake: FakeCoordinator) -> None:
     client = client_of(fake)
     client.version()
-    assert client.server_time == 1_700_000_123
+    assert client.server_time == timestamp(1_700_000_123)
 
 
 def test_a_submit_lasts_over_a_restart_and_is_one_job(fake: FakeCoordinator) -> None:
