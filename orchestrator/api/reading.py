@@ -9,8 +9,8 @@ from aiohttp import web
 
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
+from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError
-from muster.spec.units import moment
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
