@@ -24,6 +24,7 @@ from orchestrator.api.reading import job_id, no_such_job, read_query, struct_bod
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.core.actions import CHANGED, Cancelled, Declined, Submitted
+from orchestrator.core.decide import DISK_FULL
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -40,6 +41,7 @@ _DECLINED_STATUS: Final = {
     "not_on_node": 422,
     "no_such_rank": 422,
     "unsatisfiable": 422,
+    DISK_FULL: 507,
 }
 
 
