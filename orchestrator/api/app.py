@@ -58,6 +58,7 @@ def make_app(
         Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
+        Route("GET", "/v1/jobs/{id}/explain", verbs.explain, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
