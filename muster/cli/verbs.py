@@ -28,6 +28,8 @@ VERBS: Final = {
     "init": "Write the configuration and tokens of a new cluster.",
     "coordinator": "Run the coordinator.",
     "agent": "Run a node's agent.",
+    "probe": "Show this node's HCAs, GPUs, and what its jobs will use of them.",
+    "doctor": "Say what is wrong with this node's fabric, and how to mend it.",
 }
 
 EXIT_CODES: Final = (

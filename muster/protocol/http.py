@@ -185,7 +185,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
-    stream; `ts` is when the agent read them.
+    stream; `ts` is when the agent read them. A record with `gap` has no bytes: it says why those
+    from `offset` on are not here yet.
     """
 
     attempt: int
@@ -198,6 +199,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str
     data: str | None = None
     data_b64: str | None = None
+    node_rank: int | None = None
+    gap: str | None = None
 
 
 class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):

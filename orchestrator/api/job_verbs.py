@@ -106,6 +106,7 @@ class JobVerbsApi:
 
     async def rerun(self, request: web.Request) -> web.Response:
         """A new job with the specification as it was submitted, and what is to be changed of it."""
+        self._jobs.check_rate(request)
         name = job_id(request)
         key = idempotency_key(request)
         asked = await struct_body(request, RerunRequest)

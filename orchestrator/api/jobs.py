@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 from typing import Final
 
 import msgspec
@@ -20,10 +21,12 @@ from orchestrator.api.conditional import idempotency_key, job_etag
 from orchestrator.api.events import event_view
 from orchestrator.api.parameters import WAIT_S_MAX, EventsQuery, NoQuery, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
+from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.core.actions import CHANGED, Cancelled, Declined, Submitted
+from orchestrator.core.decide import DISK_FULL
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -40,17 +43,20 @@ _DECLINED_STATUS: Final = {
     "not_on_node": 422,
     "no_such_rank": 422,
     "unsatisfiable": 422,
+    DISK_FULL: 507,
 }
 
 
 class JobsApi:
     """The routes below /v1/jobs but for logs."""
 
-    def __init__(self, coordinator: Coordinator, *, queued_max: int) -> None:
+    def __init__(self, coordinator: Coordinator, *, queued_max: int, submits_per_s: float) -> None:
         self._coordinator = coordinator
+        self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
+        self.check_rate(request)
         return await self.take(request, idempotency_key(request), await spec_body(request))
 
     async def take(
@@ -135,6 +141,18 @@ class JobsApi:
         found = await self._coordinator.events(job=job.id, after_seq=query.after, limit=query.limit)
         state = self._coordinator.state
         return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
+
+    def check_rate(self, request: web.Request) -> None:
+        """Raises ApiError (429)."""
+        wait_s = self._submits.take(request[TOKEN].id, request.loop.time())
+        if wait_s:
+            raise ApiError(
+                429,
+                "too_many_submits",
+                "this token submits faster than the coordinator takes",
+                "wait, then submit again with the same Idempotency-Key",
+                headers={"Retry-After": str(math.ceil(wait_s))},
+            )
 
     async def _summary(self, name: JobId) -> JobSummary:
         return await summary_of(self._coordinator, name)

@@ -1,5 +1,6 @@
 """What a request says, checked: path, query and body. Wrong input is an ApiError that names it."""
 
+import asyncio
 import functools
 import math
 from collections.abc import Iterable
@@ -11,10 +12,13 @@ from msgspec import inspect
 
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
+from muster.protocol.timestamp import moment
+from muster.spec.problems import RefusedError
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
 _Q = TypeVar("_Q", bound=msgspec.Struct)
+BODY_S: Final = 30.0
 _SHOWN_CHARS: Final = 80
 _JOB_ID_DIGITS_MAX: Final = 18
 _TRUE: Final = ("1", "true", "yes", "")
@@ -76,6 +80,21 @@ class Query:
         if not value >= 0:
             raise _wrong(name, text, "is not a number of seconds")
         return min(value, most)
+
+    def moment(self, name: str, now: float) -> float | None:
+        """UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            # A plus that was not quoted has become a space.
+            return moment(text.replace(" ", "+"), now)
+        except RefusedError as error:
+            raise _wrong(name, text, error.message, error.hint) from error
+
+    def wrong(self, name: str, message: str, hint: str = "") -> ApiError:
+        """The error of a parameter that is there and does not go with the others."""
+        return _wrong(name, self._values.get(name, ""), message, hint)
 
     def flag(self, name: str) -> bool:
         text = self._values.get(name, "0").lower()
@@ -176,9 +195,24 @@ def _seconds(name: str, text: str) -> float:
     return value
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises ApiError (408), and aiohttp's 413."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            "request_timeout",
+            f"the body was not complete after {BODY_S:g} s",
+            "send it in one piece",
+            headers={"Connection": "close"},
+        ) from None
+
+
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:
-    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400)."""
-    raw = await request.read()
+    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408)."""
+    raw = await read_body(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

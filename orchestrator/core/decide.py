@@ -46,6 +46,8 @@ from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
 
 VERSION = "0.1.0"
+DISK_FULL = "disk_full"
+"""Code of a declined submit, for which there is no room."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -67,6 +69,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
+        case s.SpaceSeen(problem):
+            changed = bool(problem) != bool(state.disk_full)
+            return Decision([f.SpaceChanged(problem)] if changed else [])
         case s.TimerFired(timer):
             return decide_timer(state, timer, now, limits)
         case _:
@@ -76,7 +81,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
     """A new process: nothing is known of the connections, and every lease begins anew."""
     cluster = state.cluster or started.cluster
-    decision = Decision([f.EpochStarted(started.epoch, cluster, started.networks)])
+    decision = Decision(
+        [f.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+    )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holder is not None:
@@ -103,6 +110,13 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
                 "use a new key for a new job",
             )
             return Decision([], [a.Answer(request, declined)])
+    if state.disk_full:
+        declined = a.Declined(
+            DISK_FULL,
+            f"no job is taken now: {state.disk_full}",
+            "make room there and submit again; jobs run on and can be cancelled",
+        )
+        return Decision([], [a.Answer(request, declined)])
     impossible = never_fits(state, spec)
     if impossible is not None:
         declined = a.Declined(

@@ -37,7 +37,7 @@ class InvalidTransition(Exception):
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
     match fact:
-        case f.EpochStarted() | f.NodeRegistered():
+        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
             _apply_cluster(state, fact)
         case (
             f.NodeConnected()
@@ -94,10 +94,14 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         state.jobs[name].revision += 1
 
 
-def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
+def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
     match fact:
-        case f.EpochStarted(epoch, cluster, networks):
+        case f.SpaceChanged(problem):
+            state.disk_full = problem
+        case f.EpochStarted(epoch, cluster, networks, first_job):
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
+            state.next_job = max(state.next_job, first_job)
+            state.disk_full = ""
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()

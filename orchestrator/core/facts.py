@@ -46,12 +46,14 @@ class EpochStarted(_Fact, frozen=True):
     """A coordinator process took over the journal, and has none of the connections before it.
 
     `cluster` is the name that the journal's first owner gave it, `networks` those that its
-    configuration wants gangs to use.
+    configuration wants gangs to use. `first_job`: no new job has a lesser number, as a journal that
+    was restored may not know them all.
     """
 
     epoch: int
     cluster: str = ""
     networks: tuple[str, ...] = ()
+    first_job: int = 0
 
 
 class NodeRegistered(_Fact, frozen=True):
@@ -366,6 +368,12 @@ class NodeLeaseExpired(_Fact, frozen=True):
     node: NodeName
 
 
+class SpaceChanged(_Fact, frozen=True):
+    """The journal's disk has become full (a sentence), or has room again ("")."""
+
+    problem: str
+
+
 OfLink = (
     NodeConnected
     | NodeSynced
@@ -376,7 +384,7 @@ OfLink = (
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed
+Ephemeral = OfLink | RunTimed | SpaceChanged
 
 Durable = (
     EpochStarted
@@ -423,6 +431,7 @@ _EPHEMERAL: Final = (
     LeaseExtended,
     NodeLeaseExpired,
     RunTimed,
+    SpaceChanged,
 )
 
 

@@ -38,6 +38,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeHeard()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobHeld()
             | f.JobReleased()
