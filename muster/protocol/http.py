@@ -223,10 +223,13 @@ class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CancelAnswer(msgspec.Struct, frozen=True):
-    """`already_ended`: the job had ended before; nothing was changed."""
+    """`already_ended`: the job had ended before; nothing was changed. `note`: what became of the
+    grace asked for, where the job was being stopped already.
+    """
 
     job: JobSummary
     already_ended: bool
+    note: str = ""
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):

@@ -234,6 +234,15 @@ class StopForced(_Fact, frozen=True):
     attempt: int
 
 
+class GraceShortened(_Fact, frozen=True):
+    """A stop that has begun: what is left after `grace_s` from now is killed."""
+
+    job: JobId
+    attempt: int
+    user: str
+    grace_s: float
+
+
 class TaskExited(_Fact, frozen=True):
     job: JobId
     attempt: int
@@ -406,6 +415,7 @@ Durable = (
     | SignalRequested
     | StopRequested
     | StopForced
+    | GraceShortened
     | TaskExited
     | TaskCleaned
     | TaskLost

@@ -56,6 +56,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.TaskJoined()
             | f.TaskPrepared()
             | f.TaskRefused()

@@ -103,6 +103,7 @@ class Attempt:
     started_at: float | None = None  # every task had started
     stopping_at: float | None = None
     grace_s: float = 0.0  # of the stop that has begun
+    shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
     signals: list[Signal] = field(default_factory=list)  # the last of them
