@@ -13,6 +13,7 @@ VERBS: Final = {
     "submit": "Submit a job; prints its id.",
     "ps": "List jobs.",
     "show": "Show one job: state, reason, nodes, timeline.",
+    "explain": "Show why a job waits, per node, and until when.",
     "logs": "Print or follow what a job writes.",
     "wait": "Wait for jobs to end; exits with their code.",
     "cancel": "Stop jobs, or take them out of the queue.",

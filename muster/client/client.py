@@ -25,6 +25,7 @@ from muster.protocol.http import (
     ChangeAnswer,
     EventList,
     EventView,
+    Explanation,
     JobList,
     JobSummary,
     JobView,
@@ -149,6 +150,10 @@ class Client:
         """
         body = msgspec.json.encode(wanted)
         return self._call(CHANGE_S, ChangeAnswer, "PATCH", f"/v1/jobs/{job}", body=body)
+
+    def explain(self, job: int) -> Explanation:
+        """Why the job waits, and for what; or why it ran where it did, and what ended it."""
+        return self._call(ASK_S, Explanation, "GET", f"/v1/jobs/{job}/explain")
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None

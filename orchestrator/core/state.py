@@ -94,6 +94,7 @@ class Attempt:
     machine_id: str = ""  # whose port that is
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
     network: str = ""  # which one that is, and why
+    why_there: str = ""  # in words, as it was placed
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # the ranks were to be told that the time limit is near
@@ -102,6 +103,7 @@ class Attempt:
     started_at: float | None = None  # every task had started
     stopping_at: float | None = None
     grace_s: float = 0.0  # of the stop that has begun
+    shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
     signals: list[Signal] = field(default_factory=list)  # the last of them
