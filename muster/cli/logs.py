@@ -167,7 +167,14 @@ def command(
         code = _download(client, number, query, folder)
     else:
         look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
-        code = show_logs(client, number, query, look=look, others=rank is None and node is None)
+        code = show_logs(
+            client,
+            number,
+            query,
+            look=look,
+            others=rank is None and node is None,
+            strict=not exit_status,
+        )
     if not exit_status:
         return 0
     if code is None:
@@ -201,11 +208,18 @@ def _download(client: Client, job: int, query: LogQuery, folder: Path) -> int | 
 
 
 def show_logs(
-    client: Client, job: int, query: LogQuery, *, look: Look | None = None, others: bool = True
+    client: Client,
+    job: int,
+    query: LogQuery,
+    *,
+    look: Look | None = None,
+    others: bool = True,
+    strict: bool = False,
 ) -> int | None:
     """Print the logs that `query` asks for, and with `others` the errors of the rank that ended
     the job if it is another. Returns the job's exit code, None if it has not ended; Ctrl-C while
-    following raises DetachedError.
+    following raises DetachedError. Where not all could be had, a note says so, and with `strict`
+    RefusedError does.
     """
     view = client.job(job)
     if query.follow and view.state in _NOT_SOON:
@@ -222,9 +236,13 @@ def show_logs(
     if not query.follow:
         # Without an attempt the coordinator gives all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
-        return _print_all(client, job, query, printer, look or Look(), others=others)
-    with detaching(job):
-        return _print_all(client, job, query, printer, look or Look(), others=others)
+        code = _print_all(client, job, query, printer, look or Look(), others=others)
+    else:
+        with detaching(job):
+            code = _print_all(client, job, query, printer, look or Look(), others=others)
+    if strict and printer.missing:
+        raise RefusedError(f"the logs of job {job} are not complete: {printer.missing}")
+    return code
 
 
 def _printer(look: Look, *, alone: bool = False) -> LogPrinter:
@@ -269,8 +287,9 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
     try:
         for entry in client.logs(job, query):
             if isinstance(entry, LogTrailer):
+                printer.missing = safe(entry.reason or "")
                 if entry.reason:
-                    note(safe(entry.reason))
+                    note(printer.missing)
                 continue
             if entry.gap is not None:
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
