@@ -16,7 +16,7 @@ from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.daemon.tls import server_context
-from orchestrator.api.app import make_app
+from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig
 from orchestrator.core.limits import Limits
@@ -133,6 +133,7 @@ async def _start(
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
+    parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
     await parts.runner.setup()
     try:
         await _listen(parts.runner, config, context)

@@ -7,7 +7,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from orchestrator.api.access import TOKEN, Access, AccessTable, Handler, Route
+from orchestrator.api.access import TOKEN, Access, AccessTable, Handler, OpenRequests, Route
 from orchestrator.api.cluster import ClusterApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
@@ -19,6 +19,7 @@ from orchestrator.shell.coordinator import Coordinator, CoordinatorStoppedError
 from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.store import LogStore
 
+OPEN_REQUESTS: Final = web.AppKey("open_requests", OpenRequests)
 _REQUEST_ID: Final = web.RequestKey("request_id", str)
 _log = structlog.get_logger("muster.http")
 
@@ -53,16 +54,19 @@ def make_app(
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
     ]
+    open_requests = OpenRequests(tokens)
     app = web.Application(
-        middlewares=[_surround(AccessTable(routes, tokens))], client_max_size=body_bytes_max
+        middlewares=[_surround(AccessTable(routes, tokens), open_requests)],
+        client_max_size=body_bytes_max,
     )
+    app[OPEN_REQUESTS] = open_requests
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler)
     app.on_response_prepare.append(_add_headers)
     return app
 
 
-def _surround(access: AccessTable) -> Middleware:
+def _surround(access: AccessTable, open_requests: OpenRequests) -> Middleware:
     """What happens around each request: its id, its right, its failure, its line in the log."""
 
     @web.middleware
@@ -71,7 +75,7 @@ def _surround(access: AccessTable) -> Middleware:
         started = request.loop.time()
         status = 0
         try:
-            response = await _answer(request, handler, access)
+            response = await _answer(request, handler, access, open_requests)
             status = response.status
         finally:
             token = request.get(TOKEN)
@@ -94,11 +98,12 @@ def _surround(access: AccessTable) -> Middleware:
 
 
 async def _answer(
-    request: web.Request, handler: Handler, access: AccessTable
+    request: web.Request, handler: Handler, access: AccessTable, open_requests: OpenRequests
 ) -> web.StreamResponse:
     try:
         access.check(request)
-        return await handler(request)
+        with open_requests.answering(request):
+            return await handler(request)
     except ApiError as error:
         problem = error
     except web.HTTPException as error:
