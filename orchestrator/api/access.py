@@ -1,24 +1,20 @@
 """Who may call what: every route says it, and what does not say it is closed."""
 
-import asyncio
-import contextlib
 import enum
-from collections.abc import Awaitable, Callable, Iterator
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Never, assert_never
+from typing import Final, assert_never
 
-import structlog
 from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, TokenRecord
 from orchestrator.api.problems import ApiError
+from orchestrator.api.rates import RateLimit
 from orchestrator.api.token_file import TokenStore
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOKEN: Final = web.RequestKey("token", TokenRecord)
-_LOOK_EVERY_S: Final = 1.0
-
-_log = structlog.get_logger("muster.tokens")
 
 
 class Access(enum.Enum):
@@ -40,12 +36,13 @@ class Route:
 class AccessTable:
     """The access of each registered (method, path pattern)."""
 
-    def __init__(self, routes: list[Route], tokens: TokenStore) -> None:
+    def __init__(self, routes: list[Route], tokens: TokenStore, *, refusals_per_s: float) -> None:
         self._access = {(route.method, route.path): route.access for route in routes}
         self._tokens = tokens
+        self._refusals = RateLimit(refusals_per_s)
 
     def check(self, request: web.Request) -> None:
-        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403).
+        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403, 429).
 
         A path that does not exist is closed like any other: who may not ask does not learn what
         there is.
@@ -58,6 +55,15 @@ class AccessTable:
             return
         record = self._tokens.find(_bearer(request))
         if record is None:
+            wait_s = self._refusals.take(request.remote, request.loop.time())
+            if wait_s:
+                raise ApiError(
+                    429,
+                    "too_many_refusals",
+                    f"too many requests without a good token from {request.remote}",
+                    "see that the token is right before you ask again",
+                    headers={"Retry-After": str(math.ceil(wait_s))},
+                )
             raise _unauthorized(
                 "the token is missing, wrong or revoked",
                 "send the header `Authorization: Bearer muster_...`",
@@ -80,54 +86,6 @@ class AccessTable:
                 f"use a token of class {class_.value}",
             )
         request[TOKEN] = record
-
-
-class OpenRequests:
-    """Who is being answered: a stream is cut when its token is good no longer.
-
-    The connection of an agent outlives the expiry of its token, as cutting it would in the end cut
-    its jobs; it opens no other one, and it ends when the token is revoked.
-    """
-
-    def __init__(self, tokens: TokenStore) -> None:
-        self._tokens = tokens
-        self._open: dict[int, tuple[web.Request, TokenRecord]] = {}
-        self._told: set[str] = set()
-
-    @contextlib.contextmanager
-    def answering(self, request: web.Request) -> Iterator[None]:
-        record = request.get(TOKEN)
-        if record is not None:
-            self._open[id(request)] = (request, record)
-        try:
-            yield
-        finally:
-            self._open.pop(id(request), None)
-
-    async def watch(self) -> Never:
-        """Look at all of them every second: time passes, and nobody says so."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            for request, record in list(self._open.values()):
-                why = self._tokens.why_not(record)
-                if why:
-                    self._end(request, record, why)
-
-    def _end(self, request: web.Request, record: TokenRecord, why: str) -> None:
-        if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
-            if record.id not in self._told:
-                self._told.add(record.id)
-                _log.warning(
-                    "join_token_expired",
-                    token_id=record.id,
-                    why=f"{why}; agents that use it stay connected, and are not let in again: give "
-                    "each a new token_file",
-                )
-            return
-        self._open.pop(id(request), None)
-        _log.warning("stream_cut", path=request.path, remote=request.remote, why=why)
-        if request.transport is not None:
-            request.transport.close()
 
 
 def _unauthorized(detail: str, hint: str) -> ApiError:
