@@ -160,6 +160,7 @@ class NodeView(msgspec.Struct, frozen=True):
     attempt: int | None
     last_seen_s: float | None
     version: str
+    warnings: tuple[str, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):
