@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from muster.fabric.affinity import NEAR, card_of, rank
 from muster.fabric.gids import Family, fit_index, flid_index, nccl_index, routable
-from muster.fabric.kinds import group_of, unfit
+from muster.fabric.kinds import group_of, unfit, unnamable
 from muster.fabric.order import function_order
 from muster.fabric.rules import Rules, naming
 from muster.fabric.types import (
@@ -130,7 +130,7 @@ def _as_told(left: Iterable[Hca], rules: Rules, done: _Sorted) -> None:
             done.no(hca, "not among those that the configuration includes")
         elif hca.state is not None and hca.state != ACTIVE:
             done.no(hca, f"included by the configuration, but {hindrance(hca)}", expected=True)
-        elif hca.link_layer is not None and hca.link_layer not in (ETHERNET, INFINIBAND):
+        elif unnamable(hca) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
             done.no(hca, f"included by the configuration, but {unfit(hca)}", expected=True)
         else:
             against = unfit(hca) or hindrance(hca)

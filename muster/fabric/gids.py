@@ -96,8 +96,9 @@ def nccl_index(
     table = {gid.index: gid for gid in gids}
     numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
     chosen = 0
-    for candidate in sorted(index for index in table if 0 < index < slots):
-        number, before = numbers[candidate], numbers.get(chosen, 0)
+    for candidate in range(1, slots):
+        number, before = numbers.get(candidate, 0), numbers.get(chosen, 0)
+        # An empty entry counts as IPv6, and is taken where the one before is IPv4.
         if family_of(number) != family or not in_range(number):
             continue
         if family_of(before) != family:
@@ -105,7 +106,7 @@ def nccl_index(
             continue
         if is_empty(number) or is_link_local(number):
             continue
-        version = version_of(table[candidate].type)
+        version = version_of(table[candidate].type)  # not empty, hence in the table
         known = table.get(chosen)
         differ = version != version_of(known.type if known is not None else None)
         unfit = is_empty(before) or is_link_local(before)
