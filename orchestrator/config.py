@@ -14,13 +14,16 @@ from muster.daemon.settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
 
 PREFIX: Final = "MUSTER_COORDINATOR"
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one."""
+    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one. `names` are
+    those that a request may name as its host."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7077
+    names: tuple[str, ...] = ()
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
     queued_jobs_max: Count = 100_000
+    connections_per_token_max: Count = 1000
+    pending_connections_per_address_max: Count = 1024
+    submits_per_s: Rate = 1000
+    refusals_per_s: Rate = 100
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
+
+
+class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the output of jobs is stored, and what of it is kept; None: below the state folder."""
+
+    dir: Path | None = None
+    keep_s: Annotated[float, msgspec.Meta(gt=0)] = 30 * 86400
+    keep_bytes_max: Count = 100 << 30
+    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +70,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
     limits: Limits = Limits()
+    job_logs: JobLogs = JobLogs()
     log: Log = Log()
 
     def __post_init__(self) -> None:
@@ -63,6 +81,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         for entry in self.networks:
             _check_network(entry)
+
+    @property
+    def job_logs_path(self) -> Path:
+        """Where the output of jobs is stored."""
+        return self.job_logs.dir or self.state_dir / "logs"
 
     @property
     def tokens_path(self) -> Path:

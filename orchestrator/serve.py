@@ -1,7 +1,9 @@
 """From a configuration to a coordinator that serves, until it is told to stop."""
 
 import asyncio
+import errno
 import signal
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final, Never
@@ -9,14 +11,18 @@ from typing import Final, Never
 import structlog
 from aiohttp import web
 
+from muster.daemon.address import listeners
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.daemon.tls import server_context
 from orchestrator.api.app import make_app
+from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
+from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig
+from orchestrator.core.display import host_port
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
@@ -25,10 +31,11 @@ from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, replay
 from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
 
 _SHUTDOWN_S: Final = 1.0
-_KEEPALIVE_S: Final = 75.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -46,6 +53,7 @@ class _Parts:
     agents: AgentSessions
     logs: LogConnections
     store: LogStore
+    retention: Retention
     runner: web.AppRunner
 
 
@@ -55,20 +63,21 @@ async def serve(config: CoordinatorConfig) -> None:
     tokens = TokenStore(config.tokens_path, clock)
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
     stop = _stop_signal()
-    journal = Journal.open(config.state_dir)
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
-        state = replay(journal)
+        state = replay(journal.replay())
         epoch = journal.begin_epoch()
+        first_job = journal.first_job
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock)
+        parts = _build(config, state, writer, tokens, clock, first_job)
         async with parts.owner:
-            await _start(parts, config, epoch, context)
+            server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
-            await _stop(parts)
+            await _stop(parts, server)
         await parts.coordinator.flush()
     finally:
         writer.close()
@@ -81,10 +90,13 @@ def _build(
     writer: JournalWriter,
     tokens: TokenStore,
     clock: Clock,
+    first_job: int,
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
-    store = LogStore(config.state_dir / "logs", changes, clock)
+    store = LogStore(
+        config.job_logs_path, changes, clock, free_bytes_min=config.job_logs.free_bytes_min
+    )
     agents = AgentSessions(
         owner,
         message_bytes_max=config.limits.agent_message_bytes_max,
@@ -98,6 +110,7 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
+        first_job=first_job,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
@@ -107,33 +120,40 @@ def _build(
         log_connections=logs,
         log_store=store,
         tokens=tokens,
-        body_bytes_max=config.limits.http_body_bytes_max,
-        queued_jobs_max=config.limits.queued_jobs_max,
+        origins=_origins(config),
+        limits=config.limits,
     )
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=_SHUTDOWN_S,
-        keepalive_timeout=_KEEPALIVE_S,
-    )
-    return _Parts(owner, coordinator, agents, logs, store, runner)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
+    retention = Retention(config.job_logs_path, store, coordinator, keep)
+    return _Parts(owner, coordinator, agents, logs, store, retention, runner)
+
+
+def _origins(config: CoordinatorConfig) -> Origins:
+    names = config.listen.names
+    if config.tls is not None and not names:
+        return Origins(None)
+    return Origins((*names, config.listen.host, socket.gethostname()))
 
 
 async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
-) -> None:
+) -> asyncio.Server:
     """Take over the state, and only then let anybody in."""
+    parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     await parts.runner.setup()
     try:
-        await _listen(parts.runner, config, context)
+        server = await _listen(parts.runner, config, context)
     except BaseException:
         await parts.runner.cleanup()
         raise
-    where = " ".join(f"{address[0]}:{address[1]}" for address in parts.runner.addresses)
+    addresses = [found.getsockname() for found in server.sockets]
+    where = " ".join(host_port(str(address[0]), address[1]) for address in addresses)
     _log.info("serving", address=where, epoch=epoch, jobs=len(parts.coordinator.state.jobs))
     notifier = Notifier()
     notifier.ready(f"epoch {epoch}, {where}")
@@ -141,6 +161,7 @@ async def _start(
         parts.owner.spawn(
             _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
         )
+    return server
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
@@ -151,31 +172,62 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
         await asyncio.sleep(every_s)
 
 
-async def _stop(parts: _Parts) -> None:
+async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     """Take nothing new, let everybody know, put everything on disk. Agents and jobs go on."""
     Notifier().stopping()
     _log.info("stopping")
-    for site in list(parts.runner.sites):
-        await site.stop()
+    server.close()
     parts.coordinator.changes.close()
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
-    await parts.store.sync()
+    try:
+        await parts.store.sync()
+    except LogStoreError as error:
+        # The agents have what was not acknowledged, and send it to the next process.
+        _log.error("log_sync_failed", why=str(error))
     parts.store.close()
 
 
 async def _listen(
     runner: web.AppRunner, config: CoordinatorConfig, context: ssl.SSLContext | None
-) -> None:
+) -> asyncio.Server:
     host, port = config.listen.host, config.listen.port
+    manager = runner.server
+    assert manager is not None
+    connections = Connections(
+        pending_per_address_max=config.limits.pending_connections_per_address_max,
+        per_token_max=config.limits.connections_per_token_max,
+    )
     try:
-        await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
+        return await asyncio.get_running_loop().create_server(
+            lambda: GuardedConnection(connections, manager),
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HEAD_S,
+            backlog=1024,
+        )
     except OSError as error:
-        raise ListenError(
-            f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "
-            "it, or set another listen.port"
-        ) from error
+        raise ListenError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    where = f"listen: {host}:{port} cannot be used"
+    match error.errno:
+        case errno.EADDRINUSE:
+            who = " and ".join(listeners(port)) or "another program"
+            return f"{where}: {who} listens there; stop it, or set another listen.port"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{where}: this machine has no such address; set listen.host to one that `ip "
+                "address` shows, or to 0.0.0.0 for all of them"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"{where}: this user may not listen there; set listen.port above 1023"
+        case _:
+            why = error.strerror or str(error)
+            return f"{where} ({why}); set another listen.host or listen.port"
 
 
 def _limits(config: CoordinatorConfig) -> Limits:

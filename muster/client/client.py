@@ -1,7 +1,7 @@
 """The coordinator's API as Python calls.
 
-Every call here may be made twice without harm (reads, cancels, submits with a key), so a call that
-meets a coordinator in the middle of a restart is simply made again, for a bounded time.
+Calls that may be made twice without harm (reads, cancels, changes, submits with a key) are simply
+made again, for a bounded time, when they meet a coordinator in the middle of a restart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from muster.client.transport import READ_TIMEOUT_S, Query, Transport
 from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
+    ChangeAnswer,
     EventList,
     JobList,
     JobSummary,
@@ -28,6 +29,9 @@ from muster.protocol.http import (
     LogRecord,
     LogTrailer,
     NodeList,
+    RerunRequest,
+    SignalAnswer,
+    SignalRequest,
     VersionView,
 )
 from muster.protocol.states import ENDED_STATES, JobState
@@ -137,6 +141,34 @@ class Client:
         body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
         return self._call(CHANGE_S, CancelAnswer, "POST", f"/v1/jobs/{job}/cancel", body=body)
 
+    def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
+        """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
+        job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
+        """
+        body = msgspec.json.encode(wanted)
+        return self._call(CHANGE_S, ChangeAnswer, "PATCH", f"/v1/jobs/{job}", body=body)
+
+    def signal(
+        self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
+    ) -> SignalAnswer:
+        """Signal the ranks of a job that runs (`USR1`, `SIGUSR1`, `10`), or some of them.
+
+        Not made again where the answer is lost: the ranks may have it.
+        """
+        body = msgspec.json.encode(SignalRequest(signal, rank, node))
+        return self._call(None, SignalAnswer, "POST", f"/v1/jobs/{job}/signal", body=body)
+
+    def rerun(
+        self, job: int, key: str, *, sets: Sequence[str] = (), exclude: Sequence[str] = ()
+    ) -> JobSummary:
+        """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
+        nodes `exclude`. As `submit`, once under the same `key`.
+        """
+        body = msgspec.json.encode(RerunRequest(tuple(sets), tuple(exclude)))
+        headers = {"Idempotency-Key": key}
+        path = f"/v1/jobs/{job}/rerun"
+        return self._call(CHANGE_S, JobSummary, "POST", path, body=body, headers=headers)
+
     def events(self, job: int, after: int = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
         empty when there are no more.
@@ -194,7 +226,7 @@ class Client:
 
     def _call(
         self,
-        patience_s: float,
+        patience_s: float | None,
         kind: type[_T],
         method: str,
         path: str,
@@ -204,10 +236,10 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> _T:
-        data = self.persist(
-            lambda: self._transport.request(method, path, query, body, headers, timeout_s),
-            patience_s,
-        )
+        def ask() -> bytes:
+            return self._transport.request(method, path, query, body, headers, timeout_s)
+
+        data = ask() if patience_s is None else self.persist(ask, patience_s)
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -69,7 +69,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended.
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
-    limit is over; `kill_at`: when the grace of one that is being stopped is.
+    limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
+    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of.
     """
 
     id: int
@@ -88,6 +89,9 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: Timestamp | None = None
     kill_at: Timestamp | None = None
+    rerun_of: int | None = None
+    held_by: str = ""
+    held_at: Timestamp | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -96,6 +100,42 @@ class JobView(JobSummary, frozen=True, kw_only=True):
     spec: dict[str, Any]
     attempts: tuple[AttemptView, ...]
     timeline: tuple[Step, ...]
+
+
+class SpecView(msgspec.Struct, frozen=True):
+    """A job's specification, every default filled in, in the spelling of a job file."""
+
+    job: int
+    spec: dict[str, Any]
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """What a submit would make of a body, without one: `spec` with every default filled in,
+    `warnings` as sentences. `fits`: the nodes that are known could hold it; `unfit` says why not.
+    """
+
+    spec: dict[str, Any]
+    warnings: tuple[str, ...]
+    fits: bool
+    unfit: str | None = None
+
+
+class NodeEnvironment(msgspec.Struct, frozen=True):
+    """What the processes of one node get beyond what a login has; None before it is decided."""
+
+    node: str
+    node_rank: int
+    env: dict[str, str] | None
+
+
+class EnvironmentView(msgspec.Struct, frozen=True):
+    """The environment of the job's last attempt (None: no attempt yet), by node. Values whose names
+    say that they are secret are `***`.
+    """
+
+    job: int
+    attempt: int | None
+    nodes: tuple[NodeEnvironment, ...]
 
 
 class JobList(msgspec.Struct, frozen=True):
@@ -145,7 +185,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
-    stream; `ts` is when the agent read them.
+    stream; `ts` is when the agent read them. A record with `gap` has no bytes: it says why those
+    from `offset` on are not here yet.
     """
 
     attempt: int
@@ -158,6 +199,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str
     data: str | None = None
     data_b64: str | None = None
+    node_rank: int | None = None
+    gap: str | None = None
 
 
 class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -184,6 +227,40 @@ class CancelAnswer(msgspec.Struct, frozen=True):
 
     job: JobSummary
     already_ended: bool
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True):
+    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
+
+    job: JobSummary
+    changed: bool
+
+
+class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
+    rank only, where that is given.
+    """
+
+    signal: str | int
+    rank: int | None = None
+    node: str | None = None
+
+
+class SignalAnswer(msgspec.Struct, frozen=True):
+    """`nodes` are told; those of them that are `away` when they are back."""
+
+    job: JobSummary
+    signal: str
+    nodes: tuple[str, ...]
+    away: tuple[str, ...]
+
+
+class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
+    nodes to leave out."""
+
+    set: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.messages import Command, Refused
@@ -80,6 +80,27 @@ class Cancelled:
     already_ended: bool
 
 
+CHANGED: Final = "changed"
+"""Code of a Declined: the job is not any more as whoever asks last saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """`anything` is false where all was so already."""
+
+    job: JobId
+    anything: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """`away` are nodes that get it when they are back."""
+
+    job: JobId
+    nodes: tuple[NodeName, ...]
+    away: tuple[NodeName, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Declined:
     """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
@@ -89,7 +110,7 @@ class Declined:
     hint: str = ""
 
 
-Result = Submitted | Cancelled | Declined
+Result = Submitted | Cancelled | Changed | Signalled | Declined
 
 
 @dataclass(frozen=True, slots=True)
