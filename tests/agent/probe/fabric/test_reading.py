@@ -223,11 +223,11 @@ def test_a_device_file_that_cannot_be_opened(node: Node) -> None:
 
 
 def test_two_ports_of_one_card_each_with_its_interface(node: Node) -> None:
-    for number, (name, port) in enumerate((("ib0", "0x0"), ("ib1", "0x1"))):
+    for number, (name, place) in enumerate((("ib0", "0x0"), ("ib1", "0x1"))):
         folder = f"sys/devices/{CARD}/net/{name}"
         guid = f"00:02:c9:03:00:f9:bf:a{number + 1}"
         node.file(f"{folder}/type", "32\n")
-        node.file(f"{folder}/dev_id", f"{port}\n")
+        node.file(f"{folder}/dev_id", f"{place}\n")
         node.file(f"{folder}/address", f"80:00:00:48:fe:80:00:00:00:00:00:00:{guid}\n")
     node.hca("mlx4_0", path=CARD, kind="0x028000")
     prefix = "fe80:0000:0000:0000"
@@ -240,8 +240,8 @@ def test_two_ports_of_one_card_each_with_its_interface(node: Node) -> None:
 
 
 def test_ports_are_told_by_their_number_where_no_gid_tells(node: Node) -> None:
-    for name, port in (("eth4", 0), ("eth5", 1)):
-        node.file(f"sys/devices/{CARD}/net/{name}/dev_port", f"{port}\n")
+    for place, name in enumerate(("eth4", "eth5")):
+        node.file(f"sys/devices/{CARD}/net/{name}/dev_port", f"{place}\n")
     node.hca("mlx4_0", path=CARD)
     for port in (1, 2):
         node.port("mlx4_0", port)
@@ -272,9 +272,8 @@ def test_a_virtual_function_names_its_owner(node: Node) -> None:
 
 def test_a_device_of_software(node: Node) -> None:
     folder = "sys/devices/virtual/infiniband/soft0"
-    for port in ("state", "link_layer"):
-        text = {"state": "4: ACTIVE", "link_layer": "Ethernet"}[port]
-        node.file(f"{folder}/ports/1/{port}", f"{text}\n")
+    for name, text in {"state": "4: ACTIVE", "link_layer": "Ethernet"}.items():
+        node.file(f"{folder}/ports/1/{name}", f"{text}\n")
     node.link("sys/class/infiniband/soft0", "../../devices/virtual/infiniband/soft0")
     (hca,) = node.probe().hcas
     assert (hca.virtual, hca.use) == (True, False)
