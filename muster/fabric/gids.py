@@ -20,6 +20,8 @@ ROCE_V2: Final = "RoCE v2"
 _WORD: Final = r"[0-9a-fA-F]{4}"
 _GID: Final = re.compile(rf"{_WORD}(:{_WORD}){{7}}")
 _LINK_LOCAL: Final = 0xFE80 << 48
+EMPTY: Final = (":".join(["0000"] * 8), ":".join(["fe80", *["0000"] * 7]))
+"""How the kernel writes an unused entry: all zero, or on InfiniBand only the subnet's prefix."""
 _MAPPED: Final = 0xFFFF
 
 
@@ -96,9 +98,12 @@ def nccl_index(
     table = {gid.index: gid for gid in gids}
     numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
     chosen = 0
-    for candidate in range(1, slots):
+    # An empty entry counts as IPv6, and is taken where the one before is IPv4: only index 0 can be.
+    empty = family == "AF_INET6" and family_of(numbers.get(0, 0)) == "AF_INET"
+    for candidate in range(slots) if empty else sorted(table):
+        if not 0 < candidate < slots:
+            continue
         number, before = numbers.get(candidate, 0), numbers.get(chosen, 0)
-        # An empty entry counts as IPv6, and is taken where the one before is IPv4.
         if family_of(number) != family or not in_range(number):
             continue
         if family_of(before) != family:

@@ -13,7 +13,7 @@ from agent.probe.fabric.pci import numa_node
 from agent.probe.fabric.tree import Tree, Unread, unread
 from agent.probe.fabric.user import User
 from muster.fabric.affinity import is_function, path_of
-from muster.fabric.gids import address_of, is_empty, is_link_local, is_routable, number_of
+from muster.fabric.gids import EMPTY, address_of, is_empty, is_link_local, is_routable, number_of
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, INFINIBAND, Counters, Gid, Hca
 
@@ -192,6 +192,10 @@ class Devices:
             if isinstance(text, Unread):
                 missed += not text.empty
                 why = text.why
+                continue
+            if text in EMPTY:
+                # Nearly all are.
+                read += 1
                 continue
             gid = formats.gid(text)
             if gid is None:
