@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from muster.fabric.types import Gid
 
 Family = Literal["AF_INET", "AF_INET6"]
+
+Range = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ROCE_V1: Final = "IB/RoCE v1"
 ROCE_V2: Final = "RoCE v2"
@@ -89,11 +91,11 @@ def nccl_index(
     gids: Sequence[Gid],
     slots: int,
     family: Family = "AF_INET",
-    in_range: Callable[[int], bool] = lambda _: True,
+    within: Range | None = None,
 ) -> int:
     """The index that NCCL chooses by itself (NCCL_IB_GID_INDEX=-1) in a table of so many `slots`.
 
-    `in_range` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
+    `within` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
     """
     table = {gid.index: gid for gid in gids}
     numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
@@ -104,7 +106,7 @@ def nccl_index(
         if not 0 < candidate < slots:
             continue
         number, before = numbers.get(candidate, 0), numbers.get(chosen, 0)
-        if family_of(number) != family or not in_range(number):
+        if family_of(number) != family or not _inside(number, within):
             continue
         if family_of(before) != family:
             chosen = candidate
@@ -120,12 +122,22 @@ def nccl_index(
     return chosen
 
 
-def fit_index(gids: Sequence[Gid], slots: int | None, family: Family) -> int | None:
+def fit_index(
+    gids: Sequence[Gid], slots: int | None, family: Family, within: Range | None = None
+) -> int | None:
     """The index that NCCL chooses, if a peer can be reached with it."""
     if slots is None:
         return None
-    index = nccl_index(gids, slots, family)
-    return index if any(gid.index == index for gid in routable(gids, family)) else None
+    index = nccl_index(gids, slots, family, within)
+    fit = (gid for gid in routable(gids, family) if _inside(number_of(gid.gid) or 0, within))
+    return index if any(gid.index == index for gid in fit) else None
+
+
+def _inside(number: int, within: Range | None) -> bool:
+    if within is None:
+        return True
+    address = address_of(number)
+    return address is not None and address.version == within.version and address in within
 
 
 def fit_indexes(gids: Sequence[Gid], family: Family) -> frozenset[int]:

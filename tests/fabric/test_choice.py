@@ -240,6 +240,32 @@ def test_an_operator_names_hcas(entry: str, named: list[str]) -> None:
     assert used(choose(hcas, [], Rules(exclude=(entry,)))) == left
 
 
+@pytest.mark.parametrize(
+    ("include", "version", "values", "index"),
+    [
+        (("10.0.0.0/8",), None, {}, 1),
+        (("192.168.0.0/16",), None, {"NCCL_IB_ADDR_RANGE": "192.168.0.0/16"}, 3),
+        (("192.168.0.0/16",), (2, 20), {"NCCL_IB_GID_INDEX": "3"}, 3),
+        # A port that is named by one of its addresses is meant with all of them.
+        (("192.168.1.5",), None, {}, 1),
+        (("192.168.0.0/16", "mlx5_9"), None, {}, 1),
+    ],
+)
+def test_a_network_that_is_included_is_the_one_that_is_used(
+    include: tuple[str, ...],
+    version: tuple[int, int] | None,
+    values: dict[str, str],
+    index: int,
+) -> None:
+    first = eth("mlx5_0", "10.0.0.1")
+    second = Gid(3, "0000:0000:0000:0000:0000:ffff:c0a8:0105", "RoCE v2", "eth0")
+    both = replace(first, gids=(*first.gids, second), addresses=("10.0.0.1", "192.168.1.5"))
+    choice = choose([both, ib("mlx5_9")], [], Rules(include=include))
+    assert choice.hcas[0].gid_index == index
+    made = environment(choice, (), version).values
+    assert {name: text for name, text in made.items() if "ADDR" in name or "GID" in name} == values
+
+
 def test_exclusion_wins_and_inclusion_beats_the_rule() -> None:
     hcas = [ib("mlx5_0"), ib("irdma0"), eth("mlx5_1", None), ib("mlx5_2", state="DOWN")]
     choice = choose(hcas, [], Rules(include=("irdma0", "mlx5_1", "mlx5_2")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,9 +116,11 @@ def test_the_index_that_leads_somewhere(
 
 def test_an_address_range_may_shut_all_out() -> None:
     rows = (*HOST, (OTHER, V1), (OTHER, V2))
-    other = number_of(OTHER)
-    assert nccl_index(table(rows), len(rows), in_range=lambda gid: gid == other) == 5
-    assert nccl_index(table(rows), len(rows), in_range=lambda _: False) == 0
+    other, none = (ipaddress.ip_network(text) for text in ("192.168.0.0/16", "172.16.0.0/12"))
+    assert nccl_index(table(rows), len(rows), within=other) == 5
+    assert nccl_index(table(rows), len(rows), within=none) == 0
+    assert fit_index(table(rows), len(rows), "AF_INET", other) == 5
+    assert fit_index(table(rows), len(rows), "AF_INET", none) is None
 
 
 @pytest.mark.parametrize(
