@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.client.calls import Query
 from muster.client.errors import BadAnswerError, ClientError, UnreachableError
-from muster.client.transport import Query
 from muster.protocol.http import LogRecord, LogTrailer
 
 Entry: TypeAlias = LogRecord | LogTrailer
@@ -59,39 +59,75 @@ class LogQuery:
         }
 
 
+class Tail:
+    """Where a reader of logs is: what the next connection asks for, and what its lines mean.
+
+    `over`: the trailer has come, or, without `follow`, all that there was.
+    """
+
+    def __init__(self, query: LogQuery) -> None:
+        self.over = False
+        self._query = query
+        self._cursor: str | None = None
+        self._before: str | None = None
+        self._reason = ""
+        self._barren = 0  # connections in a row that brought no record
+
+    def parameters(self) -> Query:
+        """The query of the next connection."""
+        self._before, self._reason = self._cursor, ""
+        return self._query.parameters(self._cursor)
+
+    def take(self, line: bytes) -> Entry | None:
+        """What a line means to the reader, None where nothing. Raises BadAnswerError."""
+        entry = _entry(line)
+        if entry is None:
+            return None
+        self._cursor = entry.cursor or self._cursor
+        if isinstance(entry, LogTrailer):
+            self.over = _is_final(entry, self._query)
+            self._reason = entry.reason or ""
+            return entry if self.over else None
+        return entry
+
+    def pause_s(self) -> float:
+        """How long to wait before the next connection, now that one has ended.
+
+        Raises BadAnswerError when too many have brought nothing.
+        """
+        self._barren = self._barren + 1 if self._cursor == self._before else 0
+        if self._barren > _BARREN_MAX:
+            why = self._reason or "no word why"
+            raise BadAnswerError(
+                f"the coordinator ends the log stream again and again: {why}",
+                "its own log says why",
+            )
+        if not self._barren:
+            return 0.0
+        limit = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(self._barren, 10))
+        return random.uniform(0, limit)  # noqa: S311 - spreads readers, keeps no secret
+
+
 def read_logs(open_stream: Open, query: LogQuery, persist: Persist) -> Iterator[Entry]:
     """The records, and the trailer last. `persist` repeats what fails in passing.
 
     Raises ClientError once the coordinator stays away or answers nonsense.
     """
-    cursor: str | None = None
-    barren = 0  # connections in a row that brought no record
+    tail = Tail(query)
     while True:
-        before, reason = cursor, ""
-        lines = persist(lambda at=cursor: _opened(open_stream, query.parameters(at)))  # type: ignore[misc]
+        parameters = tail.parameters()
+        lines = persist(lambda asked=parameters: _opened(open_stream, asked))  # type: ignore[misc]
         try:
             for line in lines:
-                entry = _entry(line)
-                if entry is None:
-                    continue
-                cursor = entry.cursor or cursor
-                if isinstance(entry, LogRecord):
+                entry = tail.take(line)
+                if entry is not None:
                     yield entry
-                elif _is_final(entry, query):
-                    yield entry
+                if tail.over:
                     return
-                else:
-                    reason = entry.reason or ""
         except ClientError as error:
             if not error.passing:
                 raise
-        barren = barren + 1 if cursor == before else 0
-        if barren > _BARREN_MAX:
-            raise BadAnswerError(
-                f"the coordinator ends the log stream again and again: {reason or 'no word why'}",
-                "its own log says why",
-            )
-        _pause(barren)
+        time.sleep(tail.pause_s())
 
 
 def _opened(open_stream: Open, parameters: Query) -> Iterator[bytes]:
@@ -99,13 +135,18 @@ def _opened(open_stream: Open, parameters: Query) -> Iterator[bytes]:
     lines = open_stream(parameters)
     first = next(lines, None)
     if first is None:
-        raise UnreachableError("", "the coordinator closed the log stream", "try again")
+        raise no_stream()
     return _chain(first, lines)
 
 
 def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     yield first
     yield from rest
+
+
+def no_stream() -> UnreachableError:
+    """A connection was made and ended without a line."""
+    return UnreachableError("", "the coordinator closed the log stream", "try again")
 
 
 def _entry(line: bytes) -> Entry | None:
@@ -128,9 +169,3 @@ def _entry(line: bytes) -> Entry | None:
 def _is_final(trailer: LogTrailer, query: LogQuery) -> bool:
     """Whether all that was asked for came. A server that restarts gives a reason, no state."""
     return trailer.end or (not query.follow and trailer.state is not None)
-
-
-def _pause(barren: int) -> None:
-    if barren:
-        limit = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(barren, 10))
-        time.sleep(random.uniform(0, limit))  # noqa: S311 - spreads readers, keeps no secret

@@ -1,0 +1,201 @@
+"""The coordinator's API as values: what each call asks, and how its answer is read. No I/O.
+
+`Client` and `AsyncClient` both carry these out. What takes more than one call is a generator that
+yields calls and is sent their answers, and returns the result.
+
+Every call here may be made twice without harm (reads, cancels, submits with a key), so one that
+meets a coordinator in the middle of a restart is simply made again, for `patience_s`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.protocol.http import (
+    CancelAnswer,
+    CancelRequest,
+    EventList,
+    JobList,
+    JobSummary,
+    JobView,
+    NodeList,
+    NodeView,
+    VersionView,
+)
+from muster.protocol.states import ENDED_STATES, JobState
+
+_T = TypeVar("_T")
+
+Query: TypeAlias = Mapping[str, str | int | float | None]
+Steps: TypeAlias = Generator["Call[Any]", Any, _T]
+
+# How long a call keeps trying, in seconds. A question is asked by someone who waits for the
+# answer; a submit outlasts a restart; who waits for a job outlasts an upgrade of the machine.
+ASK_S: Final = 3.0
+CHANGE_S: Final = 30.0
+WATCH_S: Final = 900.0
+# How long one answer may take, and how long the coordinator may hold back that of a long poll.
+READ_TIMEOUT_S: Final = 30.0
+LONG_POLL_S: Final = 30.0
+
+LAST: Final = frozenset({"last", "-"})
+_NAMES_PAGE: Final = 500
+_NAMES_PAGES: Final = 4
+_PAGE_MAX: Final = 1000
+_ID_DIGITS_MAX: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_T]):
+    """One request, and `kind`, the type of a good answer."""
+
+    kind: type[_T]
+    method: str
+    path: str
+    query: Query = field(default_factory=dict)
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float = ASK_S
+    timeout_s: float = READ_TIMEOUT_S
+
+
+def submit(job: Mapping[str, Any], key: str) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        "/v1/jobs",
+        body=msgspec.json.encode(job),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
+
+
+def job(number: int) -> Call[JobView]:
+    return Call(JobView, "GET", f"/v1/jobs/{number}")
+
+
+def jobs(
+    states: Sequence[JobState],
+    user: str | None,
+    pool: str | None,
+    limit: int | None,
+    cursor: str | None,
+) -> Call[JobList]:
+    query = {
+        "state": ",".join(state.value for state in states) or None,
+        "user": user,
+        "pool": pool,
+        "limit": limit,
+        "cursor": cursor,
+    }
+    return Call(JobList, "GET", "/v1/jobs", query)
+
+
+def cancel(number: int, reason: str, grace_s: float | None, *, force: bool) -> Call[CancelAnswer]:
+    body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
+    path = f"/v1/jobs/{number}/cancel"
+    return Call(CancelAnswer, "POST", path, body=body, patience_s=CHANGE_S)
+
+
+def events(number: int, after: int) -> Call[EventList]:
+    return Call(EventList, "GET", f"/v1/jobs/{number}/events", {"after": after})
+
+
+def nodes() -> Call[NodeList]:
+    return Call(NodeList, "GET", "/v1/nodes")
+
+
+def version() -> Call[VersionView]:
+    return Call(VersionView, "GET", "/v1/version")
+
+
+def wait(number: int, timeout_s: float | None) -> Steps[JobSummary]:
+    """Long polls until the job has ended, or the time is over."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = LONG_POLL_S if deadline is None else deadline - time.monotonic()
+        poll_s = round(min(max(left, 0.0), LONG_POLL_S), 3)
+        summary: JobSummary = yield Call(
+            JobSummary,
+            "GET",
+            f"/v1/jobs/{number}/wait",
+            {"timeout_s": poll_s},
+            patience_s=WATCH_S,
+            timeout_s=poll_s + READ_TIMEOUT_S,
+        )
+        if summary.state in ENDED_STATES or (deadline is not None and left <= LONG_POLL_S):
+            return summary
+
+
+def all_jobs(
+    states: Sequence[JobState], user: str | None, pool: str | None, limit: int | None
+) -> Steps[JobList]:
+    """As many pages as `limit` jobs take, or all; `cursor` is there where there are more."""
+    found: list[JobSummary] = []
+    cursor: str | None = None
+    while True:
+        left = _PAGE_MAX if limit is None else min(limit - len(found), _PAGE_MAX)
+        page: JobList = yield jobs(states, user, pool, left, cursor)
+        found += page.jobs
+        cursor = page.cursor
+        if cursor is None or len(found) == limit:
+            return JobList(tuple(found), cursor)
+
+
+def find_job(text: str) -> Steps[int]:
+    """The id that `text` stands for: an id, a name, or `last`. Raises NoSuchJobError.
+
+    Names and `last` are looked up among the caller's own jobs only, so that nobody cancels
+    another's job by its name.
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX:
+        return int(text)
+    who: VersionView = yield version()
+    user = who.user or None
+    if text in LAST:
+        newest: JobList = yield jobs((), user, None, 1, None)
+        if newest.jobs:
+            return newest.jobs[0].id
+        raise NoSuchJobError("you have submitted no job yet", "muster submit -- python train.py")
+    names: dict[str, None] = {}
+    cursor: str | None = None
+    for _ in range(_NAMES_PAGES):
+        page: JobList = yield jobs((), user, None, _NAMES_PAGE, cursor)
+        for known in page.jobs:
+            if known.name == text:
+                return known.id
+            names[known.name] = None
+        cursor = page.cursor
+        if cursor is None:
+            break
+    raise NoSuchJobError(
+        f"none of your last {_NAMES_PAGE * _NAMES_PAGES} jobs is named {text!r}",
+        _did_you_mean(text, list(names)) or "`muster ps -a` lists jobs and their ids",
+    )
+
+
+def node(name: str) -> Steps[NodeView]:
+    """The node of that name. Raises NoSuchNodeError."""
+    found: NodeList = yield nodes()
+    for known in found.nodes:
+        if known.name == name:
+            return known
+    names = [known.name for known in found.nodes]
+    raise NoSuchNodeError(
+        f"there is no node {name!r}",
+        _did_you_mean(name, names)
+        or ("`muster nodes` lists them" if names else "no node has joined yet"),
+    )
+
+
+def _did_you_mean(text: str, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else ""
