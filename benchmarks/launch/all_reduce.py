@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class _Times:
         boots: dict[int, float] = {}
         for event in events:
             rank = event["fields"].get("rank", -1)
-            self._at[event["kind"], rank] = event["at"]
+            self._at[event["kind"], rank] = datetime.fromisoformat(event["at"]).timestamp()
             if event["kind"] == "TaskPrepared":
                 boots[rank] = event["fields"]["prepared"]["boot_s"]
         # Whichever node was ready last is the one that the gang waited for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from datetime import datetime
 
 from benchmarks.launch import floor, slurm
 from benchmarks.launch.cluster import Connection, cluster, job_of, settle
@@ -56,6 +57,10 @@ def _ours(connection: Connection, body: bytes) -> tuple[float, float]:
     connection.wait(job)
     ended = time.perf_counter() - began
     # The coordinator and we read the same clock.
-    starts = [e["at"] for e in connection.events(job) if e["kind"] == "TaskStarted"]
+    starts = [
+        datetime.fromisoformat(e["at"]).timestamp()
+        for e in connection.events(job)
+        if e["kind"] == "TaskStarted"
+    ]
     assert len(starts) == NODES, f"job {job} has {len(starts)} starts on record"
     return (max(starts) - wall) * 1e3, ended * 1e3

@@ -18,6 +18,7 @@ from muster.cli.text import moment, note, safe
 from muster.client.settings import check_url, client_file_path, is_loopback
 from muster.daemon.clock import SystemClock
 from muster.daemon.files import write_atomic
+from muster.protocol.timestamp import timestamp
 from muster.protocol.tokens import TokenClass, digest, make
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
@@ -162,7 +163,7 @@ def _new_token(class_: TokenClass, user: str) -> tuple[str, dict[str, str]]:
         "class": class_.value,
         "sha256": digest(secret),
         "user": user,
-        "created": moment(SystemClock().now().wall),
+        "created": moment(timestamp(SystemClock().now().wall)),
     }
     return make(class_, name, secret), record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 import click
@@ -81,7 +82,7 @@ def _fetch(
             return JobList(tuple(jobs), cursor)
 
 
-def _row(job: JobSummary, now: float | None) -> list[str | Cell]:
+def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
     return [
         str(job.id),
         job.name,
@@ -93,7 +94,7 @@ def _row(job: JobSummary, now: float | None) -> list[str | Cell]:
     ]
 
 
-def time_of(job: JobSummary, now: float | None) -> str:
+def time_of(job: JobSummary, now: datetime | None) -> str:
     """How long a job waits, runs or ran; `-` for what is not known."""
     end = job.ended_at if job.ended_at is not None else now
     begin = job.started_at

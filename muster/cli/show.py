@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import datetime
 from typing import Any, Final
 
 import click
@@ -49,7 +50,7 @@ def command(*, job: str, as_json: bool) -> None:
     _print_timeline(view)
 
 
-def _print_head(view: JobView, now: float | None) -> None:
+def _print_head(view: JobView, now: datetime | None) -> None:
     code = f", exit code {view.exit_code}" if view.exit_code is not None else ""
     print(f"job {view.id}  {safe(view.name)}  {view.state.value}{code}")
     if view.reason.text:
@@ -85,14 +86,14 @@ def _what(spec: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _countdowns(view: JobView, now: float | None) -> list[str]:
+def _countdowns(view: JobView, now: datetime | None) -> list[str]:
     if now is None:
         return []
     lines = []
     if view.limit_at is not None:
         lines.append(f"time limit: ends in {span(view.limit_at - now)}")
     if view.kill_at is not None:
-        left = view.kill_at - now
+        left = (view.kill_at - now).total_seconds()
         lines.append(
             f"stopping: {span(left)} of the grace left"
             if left > 0
@@ -105,7 +106,7 @@ def _ran(view: JobView) -> str:
     return "ran" if view.state in ENDED_STATES else "runs for"
 
 
-def _waited(view: JobView, now: float | None) -> str:
+def _waited(view: JobView, now: datetime | None) -> str:
     if view.started_at is not None:
         return f", waited {length(view.started_at - view.submitted_at)}"
     if view.ended_at is None and now is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import click
 
@@ -28,9 +28,9 @@ def note(text: str) -> None:
     print(f"muster: {text}", file=sys.stderr, flush=True)
 
 
-def span(seconds: float) -> str:
-    """A length of time in at most two units: `3s`, `4m10s`, `2h05m`, `3d04h`."""
-    whole = max(int(seconds), 0)
+def span(time: float | timedelta) -> str:
+    """A length of time (seconds) in at most two units: `3s`, `4m10s`, `2h05m`, `3d04h`."""
+    whole = max(int(_seconds(time)), 0)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -40,14 +40,19 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def length(seconds: float) -> str:
+def length(time: float | timedelta) -> str:
     """As `span`, for times of the coordinator's own: below ten seconds, tenths matter."""
+    seconds = _seconds(time)
     return f"{max(seconds, 0.0):.1f}s" if seconds < 10 else span(seconds)
 
 
-def moment(at: float) -> str:
-    """UTC seconds as RFC 3339 with `Z`, to the second."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _seconds(time: float | timedelta) -> float:
+    return time.total_seconds() if isinstance(time, timedelta) else time
+
+
+def moment(at: datetime) -> str:
+    """RFC 3339 with `Z`, to the second."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def gib(size: int) -> str:

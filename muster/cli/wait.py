@@ -82,9 +82,9 @@ def _timed_out(jobs: list[int], timeout_s: float | None) -> RefusedError:
 
 def _first_ended(client: Client, jobs: list[int], timeout_s: float | None) -> JobSummary:
     """Long polls side by side, one thread each: threads end with the process."""
-    ended = [view for view in map(client.job, jobs) if view.state in ENDED_STATES]
+    ended = [(view.ended_at, view) for view in map(client.job, jobs) if view.ended_at is not None]
     if ended:
-        return min(ended, key=lambda view: view.ended_at or 0.0)
+        return min(ended, key=lambda pair: pair[0])[1]
     answers: queue.SimpleQueue[JobSummary | Exception] = queue.SimpleQueue()
 
     def ask(job: int) -> None:

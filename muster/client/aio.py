@@ -15,6 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -99,8 +100,8 @@ class AsyncClient:
         return self._exchange.url
 
     @property
-    def server_time(self) -> float | None:
-        """The coordinator's clock at its last answer, UTC seconds."""
+    def server_time(self) -> datetime | None:
+        """The coordinator's clock at its last answer."""
         return self._exchange.server_time
 
     async def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -76,8 +77,8 @@ class Client:
         return self._exchange.url
 
     @property
-    def server_time(self) -> float | None:
-        """The coordinator's clock at its last answer, UTC seconds: ages are measured by it."""
+    def server_time(self) -> datetime | None:
+        """The coordinator's clock at its last answer: ages are measured by it."""
         return self._exchange.server_time
 
     def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -52,14 +53,14 @@ def keep_alive(sock: socket.socket) -> None:
 class Exchange:
     """The coordinator that `settings` describe, as requests and answers see it.
 
-    `server_time` is its clock (UTC seconds) at its last answer, `server_version` its version.
+    `server_time` is its clock at its last answer, None before; `server_version` its version.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.parts = check_url(settings.url)
         self.url = settings.url.rstrip("/")
         self.tls = _trust(settings.ca) if self.parts.scheme == "https" else None
-        self.server_time: float | None = None
+        self.server_time: datetime | None = None
         self.server_version = ""
         self._settings = settings
 
@@ -72,7 +73,7 @@ class Exchange:
     def note(self, date: str | None, server: str | None) -> None:
         """Keep what an answer's headers say of the coordinator."""
         with contextlib.suppress(ValueError):
-            self.server_time = parsedate_to_datetime(date or "").timestamp()
+            self.server_time = parsedate_to_datetime(date or "")
         server = server or ""
         if server.startswith(_SERVER):
             self.server_version = server.removeprefix(_SERVER)

@@ -1,6 +1,6 @@
 """What the HTTP API answers: the types that the coordinator fills in and the client reads.
 
-Times are seconds since 1970 (UTC) here and RFC 3339 with `Z` nowhere but in text meant for people;
+Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose names end in `_s`;
 `None` is what has not happened.
 """
 
@@ -12,6 +12,7 @@ import msgspec
 
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import Timestamp
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -24,7 +25,7 @@ class Reason(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True):
     """One line of a job's timeline."""
 
-    at: float
+    at: Timestamp
     text: str
 
 
@@ -58,9 +59,9 @@ class AttemptView(msgspec.Struct, frozen=True):
     tasks: tuple[TaskView, ...]
     cause: Cause | None
     master: str | None
-    placed_at: float
-    started_at: float | None
-    closed_at: float | None
+    placed_at: Timestamp
+    started_at: Timestamp | None
+    closed_at: Timestamp | None
     network: str | None = None
 
 
@@ -80,13 +81,13 @@ class JobSummary(msgspec.Struct, frozen=True):
     pool: str
     priority: int
     attempt: int
-    submitted_at: float
-    started_at: float | None
-    ended_at: float | None
+    submitted_at: Timestamp
+    started_at: Timestamp | None
+    ended_at: Timestamp | None
     exit_code: int | None
     failure: str = ""
-    limit_at: float | None = None
-    kill_at: float | None = None
+    limit_at: Timestamp | None = None
+    kill_at: Timestamp | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -129,7 +130,7 @@ class EventView(msgspec.Struct, frozen=True):
     """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
 
     seq: int
-    at: float
+    at: Timestamp
     kind: str
     job: int | None
     text: str
@@ -144,7 +145,7 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
-    stream.
+    stream; `ts` is when the agent read them.
     """
 
     attempt: int
@@ -153,7 +154,7 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     offset: int
     len: int
-    ts: float
+    ts: Timestamp
     cursor: str
     data: str | None = None
     data_b64: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from muster.protocol.failures import FailureKind
 from muster.spec import later, units
 from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
@@ -25,6 +26,29 @@ _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?
 _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+ANY_OOM: Final = "OOM"
+_OOM: Final = (
+    FailureKind.OOM_KILLED,
+    FailureKind.CUDA_OUT_OF_MEMORY,
+    FailureKind.HOST_OUT_OF_MEMORY,
+)
+
+
+def failures(text: str) -> tuple[FailureKind, ...]:
+    """A class of failures as `muster show` calls it, or OOM for every kind of memory used up."""
+    name = text.strip()
+    if name == ANY_OOM:
+        return _OOM
+    known = [kind.value for kind in FailureKind]
+    if name not in known:
+        meant = nearest(name, [ANY_OOM, *known])
+        hint = (
+            f"did you mean `{meant}`?" if meant else f"write one of {ANY_OOM}, {', '.join(known)}"
+        )
+        raise RefusedError("is no class of failures", hint)
+    return (FailureKind(name),)
 
 
 def schema_version(text: str) -> int:

@@ -33,7 +33,6 @@ LATER_KEYS: Final = {
         "cpu": "leave it out; this release places jobs by nodes and GPUs alone",
         "memory": "leave it out; this release places jobs by nodes and GPUs alone",
     },
-    "retry": {"never_on": "name the codes that are worth another try in `retry.on_exit_codes`"},
     "placement": {
         "labels": "name the nodes in `placement.include`",
         "spread": "name the nodes in `placement.include`",

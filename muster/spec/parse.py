@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from muster.protocol.failures import FailureKind
 from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
@@ -288,17 +289,24 @@ def _retry(job: Section) -> Retry:
         infra=part.read("infra", times, default.infra),
         user=part.read("user", times, default.user),
         on_exit_codes=part.items("on_exit_codes", whole_number(1, 255), "`[75, 76]`"),
+        never_on=_each_once(part.items("never_on", fields.failures, "`[OOM]`")),
         backoff_s=part.read("backoff", seconds(0.0, 7 * fields.DAY), default.backoff_s),
     )
     part.finish()
-    if retry.on_exit_codes and part.raw.get("user") in (None, "0", 0):
-        job.problems.add(
-            f"{found.path}.on_exit_codes",
-            shown(part.raw["on_exit_codes"]),
-            "has no effect while `retry.user` is 0",
-            "say how often: `retry: {user: 3, ...}`",
-        )
+    if part.raw.get("user") in (None, "0", 0):
+        for key, given in (("on_exit_codes", retry.on_exit_codes), ("never_on", retry.never_on)):
+            if given:
+                job.problems.add(
+                    f"{found.path}.{key}",
+                    shown(part.raw[key]),
+                    "has no effect while `retry.user` is 0",
+                    "say how often: `retry: {user: 3, ...}`",
+                )
     return retry
+
+
+def _each_once(classes: tuple[tuple[FailureKind, ...], ...]) -> tuple[FailureKind, ...]:
+    return tuple(dict.fromkeys(kind for kinds in classes for kind in kinds))
 
 
 def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placement:

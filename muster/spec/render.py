@@ -47,6 +47,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         "infra": spec.retry.infra,
         "user": spec.retry.user,
         "on_exit_codes": list(spec.retry.on_exit_codes),
+        "never_on": [kind.value for kind in spec.retry.never_on],
         "backoff": duration_text(spec.retry.backoff_s),
     }
     made["priority"] = spec.priority

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from muster.protocol.failures import FailureKind
+from muster.spec import fields
 from muster.spec.fields import MAX_NODES
 from muster.spec.parse import MAX_RETRIES
 from muster.spec.roles import MAX_NPROC
@@ -195,10 +197,17 @@ def _retry() -> Schema:
         "description": "Only these codes are tried again on the `user` budget.",
         "items": _number("An exit code.", 1, 255),
     }
+    never_on: Schema = {
+        "type": "array",
+        "description": "Failures that are not tried again on the `user` budget; OOM is every kind "
+        "of memory used up.",
+        "items": {"enum": [fields.ANY_OOM, *(kind.value for kind in FailureKind)]},
+    }
     parts = {
         "infra": _number("Tries after a fault of the cluster.", 0, MAX_RETRIES, default=3),
         "user": user,
         "on_exit_codes": codes,
+        "never_on": never_on,
         "backoff": _duration("Pause before the next try.", default="30s"),
     }
     return {"anyOf": [user, _map(parts)]}

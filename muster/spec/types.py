@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from muster.protocol.failures import FailureKind
+
 SCHEMA_VERSION = 1
 
 DEFAULT_POOL = "default"
@@ -84,13 +86,15 @@ class Retry(msgspec.Struct, frozen=True):
     """How often a job is tried again.
 
     `infra` and `user` are separate budgets: faults of the cluster, and failures of the program.
-    `on_exit_codes` restricts the user budget to these codes; empty is every code that is not 0.
+    `on_exit_codes` restricts the user budget to these codes; empty is every code but 0 and
+    `NO_RETRY_EXIT`. What failed of one of `never_on` is not tried again on it.
     `backoff_s` is the pause before the next attempt, in seconds.
     """
 
     infra: int = 3
     user: int = 0
     on_exit_codes: tuple[int, ...] = ()
+    never_on: tuple[FailureKind, ...] = ()
     backoff_s: float = 30.0
 
 

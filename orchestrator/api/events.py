@@ -6,6 +6,7 @@ import msgspec
 
 from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
@@ -18,7 +19,7 @@ def event_view(state: State, seq: int, at: float, fact: f.Durable) -> EventView:
     fields.pop("type", None)
     return EventView(
         seq=seq,
-        at=at,
+        at=timestamp(at),
         kind=type(fact).__name__,
         job=getattr(fact, "job", None),
         text=_text(state, fact),

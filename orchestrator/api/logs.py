@@ -14,6 +14,7 @@ from muster.protocol.http import LogRecord, LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.logs import StreamKind
 from muster.protocol.states import TaskState
+from muster.protocol.timestamp import timestamp
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import Query, job_id, no_such_job
 from orchestrator.core.display import job_state
@@ -222,7 +223,7 @@ class _Reader:
             stream=key.kind,
             offset=piece.offset,
             len=len(piece.data),
-            ts=piece.ts,
+            ts=timestamp(piece.ts),
             cursor=str(piece.place),
             data=data,
             data_b64=data_b64,

@@ -10,6 +10,7 @@ from muster.protocol import http as h
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
@@ -51,13 +52,15 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         pool=job.spec.pool,
         priority=job.spec.priority,
         attempt=len(job.attempts),
-        submitted_at=job.submitted_at,
-        started_at=next((t.started_at for t in job.attempts if t.started_at), None),
-        ended_at=job.ended_at,
+        submitted_at=timestamp(job.submitted_at),
+        started_at=maybe_timestamp(
+            next((t.started_at for t in job.attempts if t.started_at), None)
+        ),
+        ended_at=maybe_timestamp(job.ended_at),
         exit_code=job.cause.exit_code if job.cause is not None else None,
         failure=_failure(job),
-        limit_at=_limit_at(job),
-        kill_at=_kill_at(job),
+        limit_at=maybe_timestamp(_limit_at(job)),
+        kill_at=maybe_timestamp(_kill_at(job)),
     )
 
 
@@ -234,9 +237,9 @@ def _attempt_view(attempt: Attempt) -> h.AttemptView:
         tasks=tuple(_task_view(t, odd.get(t.id)) for t in attempt.tasks),
         cause=attempt.cause,
         master=master,
-        placed_at=attempt.placed_at,
-        started_at=attempt.started_at,
-        closed_at=attempt.closed_at,
+        placed_at=timestamp(attempt.placed_at),
+        started_at=maybe_timestamp(attempt.started_at),
+        closed_at=maybe_timestamp(attempt.closed_at),
         network=attempt.network or None,
     )
 
@@ -263,7 +266,7 @@ def _task_view(task: Task, odd: str | None) -> h.TaskView:
 
 def _timeline(job: Job) -> list[h.Step]:
     """What happened to a job, oldest first."""
-    steps = [h.Step(job.submitted_at, f"submitted by {job.user}")]
+    steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}")]
     for attempt in job.attempts:
         again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
         moments = (
@@ -276,10 +279,10 @@ def _timeline(job: Job) -> list[h.Step]:
             (attempt.stopping_at, _why_stopping(attempt)),
             (attempt.closed_at, _how_closed(attempt)),
         )
-        steps += [h.Step(at, f"{again}{text}") for at, text in moments if at is not None]
+        steps += [h.Step(timestamp(at), f"{again}{text}") for at, text in moments if at is not None]
     if job.ended_at is not None and job.cause is not None:
         state = job_state(job).value.lower()
-        steps.append(h.Step(job.ended_at, f"{state} (exit code {job.cause.exit_code})"))
+        steps.append(h.Step(timestamp(job.ended_at), f"{state} (exit code {job.cause.exit_code})"))
     return steps
 
 

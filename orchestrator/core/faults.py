@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from muster.protocol.failures import FailureKind
 from muster.protocol.hosts import BadHost, check_address
 from muster.protocol.messages import NO_SPACE, PORT_TAKEN, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from orchestrator.core.state import Task
-from orchestrator.core.verdict import CONSEQUENCES, Kind, Verdict, judge, says_in_use
+from orchestrator.core.verdict import CONSEQUENCES, Verdict, judge, says_in_use
 
 TEXT_CHARS_MAX: Final = 800
 TAIL_CHARS_MAX: Final = 4096
@@ -113,13 +114,13 @@ def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
         node_fault=full,
         exit=how,
         refusal=refusal.code,
-        kind=Kind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
+        kind=FailureKind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
     )
 
 
 def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) -> Cause:
     how = rank.exit or ExitStatus()
-    in_use = verdict.kind is Kind.PORT_IN_USE and rank.rank == 0
+    in_use = verdict.kind is FailureKind.PORT_IN_USE and rank.rank == 0
     taken = in_use and leased > 0 and says_in_use(rank.error, leased)
     if taken:
         advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"

@@ -11,6 +11,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
+from muster.spec.types import Retry
 from orchestrator.core.facts import JobEnded, RetryScheduled
 from orchestrator.core.faults import is_consequence
 from orchestrator.core.state import Attempt, Job
@@ -19,6 +20,10 @@ TRY_AGAIN_S = 1.0
 """Pause after a fault of the cluster that another node can make good at once."""
 COLLISIONS_FREE = 5
 """So many times a port that somebody took costs a job nothing; then something is wrong there."""
+
+NO_RETRY_EXIT = 93
+"""A program that ends with this code asks not to be tried again, as under NVIDIA's resiliency
+extension."""
 
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
@@ -111,8 +116,7 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
         case Outcome.SUCCESS | Outcome.CANCELLED | Outcome.TIME_LIMIT | Outcome.NEVER_STARTED:
             return None
         case Outcome.USER:
-            wanted = not policy.on_exit_codes or cause.exit_code in policy.on_exit_codes
-            if job.user_used >= policy.user or not wanted:
+            if job.user_used >= policy.user or not _worth_a_try(policy, cause):
                 return None
             return RetryScheduled(job.id, "user", policy.backoff_s, tuple(sorted(job.avoid)))
         case Outcome.INFRA:
@@ -129,6 +133,14 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             return RetryScheduled(job.id, "infra", delay, avoid)
         case _:
             assert_never(cause.outcome)
+
+
+def _worth_a_try(policy: Retry, cause: Cause) -> bool:
+    if cause.kind in policy.never_on:
+        return False
+    if policy.on_exit_codes:
+        return cause.exit_code in policy.on_exit_codes
+    return cause.exit_code != NO_RETRY_EXIT
 
 
 def blame(job: Job) -> Counter[NodeName]:

@@ -12,6 +12,7 @@ import msgspec
 from muster.protocol import http as api
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, TREE, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
@@ -74,7 +75,7 @@ def test_one_rank_alone_has_no_prefix(run: Run, fake: FakeCoordinator) -> None:
     task = api.TaskView(
         "gpu-01", 0, "launcher", TaskState.STARTED, (api.RankView(0, None),), None, None
     )
-    attempt = api.AttemptView(1, "RUNNING", (task,), None, None, 1.0, 2.0, None)
+    attempt = api.AttemptView(1, "RUNNING", (task,), None, None, timestamp(1), timestamp(2), None)
     fake.put(job_view(nodes=1, attempts=(attempt,)))
     fake.log(record(1, "progress 10%\rprogress 20%\r"))
     assert run("logs", "42", "--rank", "all").stdout == b"progress 10%\rprogress 20%\r"
@@ -107,7 +108,9 @@ def test_the_errors_of_the_rank_that_failed_come_after_rank_0(
     run: Run, fake: FakeCoordinator
 ) -> None:
     cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, "exited", "gpu-02", 9, ExitStatus(17))
-    attempt = api.AttemptView(1, "CLOSED", (), cause, None, 1.0, 2.0, 3.0)
+    attempt = api.AttemptView(
+        1, "CLOSED", (), cause, None, timestamp(1), timestamp(2), timestamp(3)
+    )
     fake.put(ended(job_view(attempts=(attempt,)), JobState.FAILED, 17))
     fake.log(
         record(1, "step 1\n"),
@@ -232,7 +235,7 @@ def test_records_are_read_as_the_protocol_writes_them() -> None:
 def test_a_rank_or_a_node_that_the_job_does_not_have(run: Run, fake: FakeCoordinator) -> None:
     ranks = (api.RankView(0, None), api.RankView(1, None))
     task = api.TaskView("gpu-01", 0, "launcher", TaskState.STARTED, ranks, None, None)
-    attempt = api.AttemptView(1, "running", (task,), None, None, 1.0, 2.0, None)
+    attempt = api.AttemptView(1, "running", (task,), None, None, timestamp(1), timestamp(2), None)
     fake.put(job_view(attempts=(attempt,)))
     fake.log(record(1, "zero\n"))
     rank = run("logs", "42", "--rank", "7")

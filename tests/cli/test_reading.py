@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from muster.protocol import http as api
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
@@ -50,8 +52,13 @@ def failed_job() -> api.JobView:
         9,
         ExitStatus(17),
     )
-    attempt = api.AttemptView(1, "CLOSED", (task,), cause, "gpu-01:20001", 1.0, 2.0, 3.0)
-    steps = (api.Step(1_700_000_000.0, "submitted"), api.Step(1_700_000_065.0, "started"))
+    attempt = api.AttemptView(
+        1, "CLOSED", (task,), cause, "gpu-01:20001", timestamp(1), timestamp(2), timestamp(3)
+    )
+    steps = (
+        api.Step(timestamp(1_700_000_000), "submitted"),
+        api.Step(timestamp(1_700_000_065), "started"),
+    )
     view = job_view(attempts=(attempt,), timeline=steps)
     return ended(view, JobState.FAILED, 17, "rank 9 on gpu-03 exited with 17")
 
@@ -88,14 +95,14 @@ def test_show_quotes_the_last_words_of_what_failed_and_nothing_in_them_moves_the
 
 
 def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
-    now = 1_700_000_123.0  # by the clock of the fake
-    fake.put(job_view(1, state=JobState.RUNNING, limit_at=now + 725))
-    fake.put(job_view(2, state=JobState.STOPPING, kill_at=now + 55))
-    fake.put(job_view(3, state=JobState.STOPPING, kill_at=now - 5))
+    now = timestamp(1_700_000_123)  # by the clock of the fake
+    fake.put(job_view(1, state=JobState.RUNNING, limit_at=now + timedelta(seconds=725)))
+    fake.put(job_view(2, state=JobState.STOPPING, kill_at=now + timedelta(seconds=55)))
+    fake.put(job_view(3, state=JobState.STOPPING, kill_at=now - timedelta(seconds=5)))
     assert re.search(r"time limit: ends in 1[12]m", run("show", "1").stdout.decode())
     assert re.search(r"stopping: \d+s of the grace left", run("show", "2").stdout.decode())
     assert "the grace is over" in run("show", "3").stdout.decode()
-    assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == now + 55
+    assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == "2023-11-14T22:16:18Z"
 
 
 def test_ps_lists_what_waits_and_runs(run: Run, fake: FakeCoordinator) -> None:
@@ -151,7 +158,7 @@ def test_a_job_goes_by_its_name_and_by_last(run: Run, fake: FakeCoordinator) -> 
 def test_events_come_in_order_over_pages(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view())
     fake.script.events = tuple(
-        api.EventView(seq, 1_700_000_000.0 + seq, "JobSubmitted", 42, f"step {seq}", {})
+        api.EventView(seq, timestamp(1_700_000_000 + seq), "JobSubmitted", 42, f"step {seq}", {})
         for seq in (3, 5)
     )
     lines = run("events", "42").stdout.decode().splitlines()

@@ -6,6 +6,7 @@ import msgspec
 
 from muster.protocol.http import CancelRequest
 from muster.protocol.states import JobState
+from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
@@ -38,7 +39,7 @@ def test_wait_any_of_jobs_that_have_ended_takes_the_one_that_did_first(
 ) -> None:
     for number, code, at in ((1, 4, 9.0), (2, 5, 7.0), (3, 6, 8.0)):
         view = ended(job_view(number), JobState.FAILED, code)
-        fake.put(msgspec.structs.replace(view, ended_at=at))
+        fake.put(msgspec.structs.replace(view, ended_at=timestamp(at)))
     assert run("wait", "--any", "1", "2", "3").returncode == 5
 
 

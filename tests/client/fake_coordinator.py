@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -22,6 +23,7 @@ import msgspec
 
 from muster.protocol import http as api
 from muster.protocol.states import ENDED_STATES, JobState
+from muster.protocol.timestamp import timestamp
 
 TOKEN: Final = "muster_admin_tester_" + "s" * 43
 DEADLINE_S: Final = 20.0
@@ -39,8 +41,8 @@ def job_view(job: int = 42, **changes: Any) -> api.JobView:
         pool="default",
         priority=50,
         attempt=1,
-        submitted_at=1_700_000_000.0,
-        started_at=1_700_000_003.0,
+        submitted_at=timestamp(1_700_000_000),
+        started_at=timestamp(1_700_000_003),
         ended_at=None,
         exit_code=None,
         spec={"run": ["train.py"]},
@@ -55,7 +57,7 @@ def ended(view: api.JobView, state: JobState, exit_code: int, text: str = "") ->
         view,
         state=state,
         exit_code=exit_code,
-        ended_at=view.submitted_at + 60,
+        ended_at=view.submitted_at + timedelta(seconds=60),
         reason=api.Reason(state.value.lower(), text),
     )
 
@@ -71,7 +73,7 @@ def record(
     raw = data.encode() if isinstance(data, str) else data
     text = data if isinstance(data, str) else None
     blob = None if text is not None else msgspec.to_builtins(raw)
-    return api.LogRecord(1, node, rank, stream, 0, len(raw), 1.0, str(number), text, blob)
+    return api.LogRecord(1, node, rank, stream, 0, len(raw), timestamp(1), str(number), text, blob)
 
 
 @dataclass

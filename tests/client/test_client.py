@@ -16,6 +16,7 @@ from muster.client import (
 )
 from muster.protocol import http as api
 from muster.protocol.states import JobState
+from muster.protocol.timestamp import timestamp
 from tests.client.both import MakeClient, make
 from tests.client.fake_coordinator import (
     TOKEN,
@@ -50,7 +51,7 @@ def test_the_coordinators_clock_is_known_after_an_answer(
 ) -> None:
     client = make(fake.url, TOKEN)
     client.version()
-    assert client.server_time == 1_700_000_123
+    assert client.server_time == timestamp(1_700_000_123)
 
 
 def test_a_submit_lasts_over_a_restart_and_is_one_job(

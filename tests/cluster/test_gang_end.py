@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def view(cluster: NamespaceCluster, job: str) -> JobView:
 
 
 def at(cluster: NamespaceCluster, job: str, kind: str) -> float:
-    """When the coordinator recorded the one fact of this kind of a job."""
+    """When (UTC seconds) the coordinator recorded the one fact of this kind of a job."""
     (found,) = [e.at for e in cluster.client().events(int(job)).events if e.kind == kind]
-    return found
+    return found.timestamp()
 
 
 # All refuse to go. The culprit fails once every rank is there, and notes when.
@@ -59,7 +60,8 @@ def test_the_first_failure_is_named_while_the_others_refuse_to_go(
     assert cause["kind"] == shown["failure"] == "exception"
     assert cause["tail"].splitlines()[-1] == "ValueError: the loss is not a number"
     assert shown["state"] == "STOPPING"
-    assert shown["kill_at"] - at(machines, job, "StopRequested") == pytest.approx(3600, abs=1)
+    kill_at = datetime.fromisoformat(shown["kill_at"]).timestamp()
+    assert kill_at - at(machines, job, "StopRequested") == pytest.approx(3600, abs=1)
     late_s = at(machines, job, "StopRequested") - float(await_file(tmp_path / "failed"))
     print(f"the gang was told to stop {late_s * 1000:.0f} ms after the rank had ended")
     assert 0 <= late_s < NAMED_WITHIN_S

@@ -122,7 +122,7 @@ def rolled_back(ground: Ground, culprit: str = CULPRIT, **job: Any) -> JobView:
     until(lambda: cluster.survivors() == [], "no process of a job")
     assert first.closed_at is not None
     steps = [step.at for step in view.timeline if "refused: " in step.text]
-    took_s = first.closed_at - steps[0]
+    took_s = (first.closed_at - steps[0]).total_seconds()
     print(f"rolled back in {took_s * 1000:.0f} ms: {first.cause.text}")
     # A bound on what is plainly broken; the figure is for the log.
     assert took_s < 20

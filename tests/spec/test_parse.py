@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.protocol.failures import FailureKind
 from muster.spec.later import LATER_KEYS, LATER_LAUNCHERS
 from muster.spec.parse import parse_job, parse_json, parse_mapping
 from muster.spec.problems import Kind, Problem, SpecError
@@ -250,6 +251,9 @@ def test_unknown_keys(text: str, field: str, hint: str) -> None:
         ("retry: {user: 1, on_exit_codes: [1, 0]}", "retry.on_exit_codes[1]", "0"),
         ("retry: {user: 1, on_exit_codes: [1, 1]}", "retry.on_exit_codes[1]", "1"),
         ("retry: {on_exit_codes: [75]}", "retry.on_exit_codes", "[75]"),
+        ("retry: {user: 1, never_on: [oom]}", "retry.never_on[0]", "oom"),
+        ("retry: {user: 1, never_on: OOM}", "retry.never_on", "OOM"),
+        ("retry: {never_on: [OOM]}", "retry.never_on", "[OOM]"),
         ("priority: 101", "priority", "101"),
         ("priority: high", "priority", "high"),
         ("pool: A b", "pool", "A b"),
@@ -276,6 +280,17 @@ def test_bad_values(text: str, field: str, value: str | None) -> None:
     assert problem.hint
     assert (problem.line or 0) >= 2
     assert "secret" not in str(problem)
+
+
+def test_memory_used_up_is_one_word_for_several_failures() -> None:
+    spec = parse_job(with_key("retry: {user: 1, never_on: [cuda_out_of_memory, OOM, segfault]}"))
+    assert spec.retry.never_on == (
+        FailureKind.CUDA_OUT_OF_MEMORY,
+        FailureKind.OOM_KILLED,
+        FailureKind.HOST_OUT_OF_MEMORY,
+        FailureKind.SEGFAULT,
+    )
+    assert parse_mapping(to_mapping(spec)) == spec
 
 
 @pytest.mark.parametrize(

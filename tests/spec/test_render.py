@@ -9,6 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.protocol.failures import FailureKind
 from muster.spec import units
 from muster.spec.environment import check_name
 from muster.spec.parse import parse_json, parse_mapping
@@ -67,6 +68,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
     gpu = draw(st.none() | st.integers(1, units.MAX_GPUS_PER_NODE))
     user = draw(st.integers(0, 9))
     codes = st.lists(st.integers(1, 255), unique=True, max_size=3).map(tuple)
+    failures = st.lists(st.sampled_from(FailureKind), unique=True, max_size=3).map(tuple)
     nodes = draw(st.integers(1, 3))
     torchrun = launcher is Launcher.TORCHRUN
     most = draw(st.none() | st.integers(nodes + 1, 9)) if torchrun else None
@@ -104,7 +106,13 @@ def specs(draw: st.DrawFn) -> JobSpec:
             draw(MILLIS),
             draw(st.none() | warn),
         ),
-        retry=Retry(draw(st.integers(0, 9)), user, draw(codes) if user else (), draw(MILLIS)),
+        retry=Retry(
+            draw(st.integers(0, 9)),
+            user,
+            draw(codes) if user else (),
+            draw(failures) if user else (),
+            draw(MILLIS),
+        ),
         priority=draw(st.integers(0, 100)),
         pool=draw(NAMES),
         placement=Placement(include, draw(names) if not include else ()),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from muster.protocol.failures import FailureKind
 from muster.protocol.ids import JobId
 from muster.protocol.messages import (
     TOO_LARGE,
@@ -233,6 +234,31 @@ def test_exit_codes_that_are_not_named_are_not_retried() -> None:
     (name,) = cluster.run_gang(1)
     cluster.finish(name, code=5)
     assert cluster.shown(1) is JobState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("how", "policy", "tried_again"),
+    [
+        (ExitStatus(93), {}, False),
+        (ExitStatus(93), {"on_exit_codes": (93,)}, True),
+        (ExitStatus(signal=11), {}, True),
+        (ExitStatus(signal=11), {"never_on": (FailureKind.SEGFAULT,)}, False),
+        (ExitStatus(signal=11), {"never_on": (FailureKind.OOM_KILLED,)}, True),
+        (
+            ExitStatus(signal=11),
+            {"never_on": (FailureKind.SEGFAULT,), "on_exit_codes": (139,)},
+            False,
+        ),
+    ],
+)
+def test_failures_that_another_try_does_not_mend(
+    how: ExitStatus, policy: dict[str, Any], tried_again: bool
+) -> None:
+    cluster = gang_of(1, retry=Retry(user=3, **policy))
+    (name,) = cluster.run_gang(1)
+    cluster.end(name, how)
+    cluster.clean(name, exit=how)
+    assert cluster.shown(1) is (JobState.RETRYING if tried_again else JobState.FAILED)
 
 
 def test_an_idempotency_key_gives_the_same_job() -> None:

@@ -10,6 +10,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.messages import PORT_TAKEN, RankReport, Refusal, StopTask
 from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import timestamp
 from muster.spec.types import Launcher, Retry
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.faults import TEXT_CHARS_MAX
@@ -216,7 +217,7 @@ def test_everything_that_is_shown_of_it() -> None:
     cluster.pass_time(7)
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert view.failure == "oom_killed"
-    assert view.kill_at == cluster.now.wall - 7 + 90
+    assert view.kill_at == timestamp(cluster.now.wall - 7 + 90)
     rest = RankReport(3, exit=ExitStatus(0), stopped=True)
     cluster.report(
         tasks[1],

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.protocol.failures import FailureKind
 from muster.protocol.outcome import ExitStatus
-from orchestrator.core.verdict import CONSEQUENCES, LINE_CHARS_MAX, Kind, judge
+from orchestrator.core.verdict import CONSEQUENCES, LINE_CHARS_MAX, judge
 
 FAILED = ExitStatus(1)
 
@@ -34,12 +35,12 @@ WRITTEN = (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has "
             "a total capacity of 79.10 GiB of which 1.02 GiB is free."
         ),
-        Kind.CUDA_OUT_OF_MEMORY,
+        FailureKind.CUDA_OUT_OF_MEMORY,
         "batch",
     ),
     (
         "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
-        Kind.HOST_OUT_OF_MEMORY,
+        FailureKind.HOST_OUT_OF_MEMORY,
         "data loader workers",
     ),
     (
@@ -48,7 +49,7 @@ WRITTEN = (
             "possible that dataloader's workers are out of shared memory. Please try to raise "
             "your shared memory limit."
         ),
-        Kind.SHARED_MEMORY,
+        FailureKind.SHARED_MEMORY,
         "/dev/shm",
     ),
     (
@@ -56,37 +57,45 @@ WRITTEN = (
             "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: "
             "can't allocate memory: you tried to allocate 4000000000000000 bytes."
         ),
-        Kind.HOST_OUT_OF_MEMORY,
+        FailureKind.HOST_OUT_OF_MEMORY,
         "memory",
     ),
-    ("OSError: [Errno 28] No space left on device: '/ckpt/a.pt'", Kind.DISK_FULL, "make room"),
-    ("ModuleNotFoundError: No module named 'flash_attn'", Kind.NO_MODULE, "no module flash_attn"),
+    (
+        "OSError: [Errno 28] No space left on device: '/ckpt/a.pt'",
+        FailureKind.DISK_FULL,
+        "make room",
+    ),
+    (
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        FailureKind.NO_MODULE,
+        "no module flash_attn",
+    ),
     (
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
-        Kind.IMPORT_FAILED,
+        FailureKind.IMPORT_FAILED,
         "libcudart.so.12",
     ),
     (
         "ImportError: cannot import name 'shard_map' from 'jaxlike' (/x/jaxlike/__init__.py)",
-        Kind.IMPORT_FAILED,
+        FailureKind.IMPORT_FAILED,
         "jaxlike of the job's Python has no shard_map",
     ),
-    ("AssertionError: Torch not compiled with CUDA enabled", Kind.NO_CUDA, "build for CPUs"),
-    ("RuntimeError: No CUDA GPUs are available", Kind.NO_CUDA, "nvidia-smi"),
+    ("AssertionError: Torch not compiled with CUDA enabled", FailureKind.NO_CUDA, "build for CPUs"),
+    ("RuntimeError: No CUDA GPUs are available", FailureKind.NO_CUDA, "nvidia-smi"),
     (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
-        Kind.DRIVER_TOO_OLD,
+        FailureKind.DRIVER_TOO_OLD,
         "update the driver",
     ),
-    ("RuntimeError: CUDA error: invalid device ordinal", Kind.NO_CUDA, "nproc_per_node"),
+    ("RuntimeError: CUDA error: invalid device ordinal", FailureKind.NO_CUDA, "nproc_per_node"),
     (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-        Kind.GPU_FAILED,
+        FailureKind.GPU_FAILED,
         "Xid",
     ),
     (
         "RuntimeError: CUDA error: device-side assert triggered",
-        Kind.CUDA_ERROR,
+        FailureKind.CUDA_ERROR,
         "CUDA_LAUNCH_BLOCKING",
     ),
     (
@@ -95,7 +104,7 @@ WRITTEN = (
             "local network address. port: 29778, useIpv6: false, code: -98, name: EADDRINUSE, "
             "message: address already in use"
         ),
-        Kind.PORT_IN_USE,
+        FailureKind.PORT_IN_USE,
         "MASTER_PORT",
     ),
     (
@@ -103,7 +112,7 @@ WRITTEN = (
             "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms "
             "while trying to connect to (10.0.0.1, 29779)."
         ),
-        Kind.NO_CONNECTION,
+        FailureKind.NO_CONNECTION,
         "firewall",
     ),
     (
@@ -111,7 +120,7 @@ WRITTEN = (
             "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
             "peer [10.0.0.2]:22419. This is typically caused by a remote worker crashing."
         ),
-        Kind.PEER_LOST,
+        FailureKind.PEER_LOST,
         "lost the connection to another rank",
     ),
     (
@@ -119,18 +128,22 @@ WRITTEN = (
             "RuntimeError: [/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error "
             "[10.0.0.2]:47005: Connection reset by peer."
         ),
-        Kind.PEER_LOST,
+        FailureKind.PEER_LOST,
         "lost the connection to another rank",
     ),
-    ("PermissionError: [Errno 13] Permission denied: '/data/x'", Kind.PERMISSION_DENIED, "/data/x"),
-    ("OSError: [Errno 8] Exec format error: './tool'", Kind.EXEC_FORMAT, "#!/bin/sh"),
-    ("ValueError: the loss is nan", Kind.EXCEPTION, ""),
-    ("__main__.Oops: I gave up", Kind.EXCEPTION, ""),
+    (
+        "PermissionError: [Errno 13] Permission denied: '/data/x'",
+        FailureKind.PERMISSION_DENIED,
+        "/data/x",
+    ),
+    ("OSError: [Errno 8] Exec format error: './tool'", FailureKind.EXEC_FORMAT, "#!/bin/sh"),
+    ("ValueError: the loss is nan", FailureKind.EXCEPTION, ""),
+    ("__main__.Oops: I gave up", FailureKind.EXCEPTION, ""),
 )
 
 
 @pytest.mark.parametrize(("line", "kind", "advice"), WRITTEN, ids=lambda it: str(it)[:40])
-def test_what_a_traceback_ends_with(line: str, kind: Kind, advice: str) -> None:
+def test_what_a_traceback_ends_with(line: str, kind: FailureKind, advice: str) -> None:
     verdict = judge(FAILED, traceback(line))
     assert verdict.kind is kind
     assert verdict.said == (line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}...")
@@ -149,34 +162,34 @@ def test_an_error_of_several_lines_and_the_warnings_after_it() -> None:
         "destroy_process_group() was not called before program exit\n"
     )
     verdict = judge(FAILED, written)
-    assert verdict.kind is Kind.PEER_LOST
+    assert verdict.kind is FailureKind.PEER_LOST
     assert verdict.said.startswith("torch.distributed.DistBackendError: NCCL error")
 
 
 def test_what_was_logged_before_the_traceback_does_not_count() -> None:
     written = "retrying: Connection reset by peer\n" + traceback("ValueError: no such split")
-    assert judge(FAILED, written).kind is Kind.EXCEPTION
+    assert judge(FAILED, written).kind is FailureKind.EXCEPTION
 
 
 def test_of_chained_exceptions_the_last_counts() -> None:
     written = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
     written += "\nDuring handling of the above exception, another exception occurred:\n\n"
     written += traceback("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB")
-    assert judge(FAILED, written).kind is Kind.CUDA_OUT_OF_MEMORY
+    assert judge(FAILED, written).kind is FailureKind.CUDA_OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
     ("how", "kind", "advice"),
     [
-        (ExitStatus(signal=9), Kind.KILLED, "out-of-memory killer"),
-        (ExitStatus(signal=11), Kind.SEGFAULT, "PYTHONFAULTHANDLER"),
-        (ExitStatus(signal=15), Kind.TERMINATED, "not stopped by Muster"),
-        (ExitStatus(signal=6), Kind.ABORTED, "NCCL_DEBUG"),
-        (ExitStatus(signal=7), Kind.SHARED_MEMORY, "/dev/shm"),
-        (ExitStatus(code=7), Kind.EXITED, ""),
+        (ExitStatus(signal=9), FailureKind.KILLED, "out-of-memory killer"),
+        (ExitStatus(signal=11), FailureKind.SEGFAULT, "PYTHONFAULTHANDLER"),
+        (ExitStatus(signal=15), FailureKind.TERMINATED, "not stopped by Muster"),
+        (ExitStatus(signal=6), FailureKind.ABORTED, "NCCL_DEBUG"),
+        (ExitStatus(signal=7), FailureKind.SHARED_MEMORY, "/dev/shm"),
+        (ExitStatus(code=7), FailureKind.EXITED, ""),
     ],
 )
-def test_what_only_its_end_tells(how: ExitStatus, kind: Kind, advice: str) -> None:
+def test_what_only_its_end_tells(how: ExitStatus, kind: FailureKind, advice: str) -> None:
     verdict = judge(how, "epoch 3: 40 %")
     assert verdict.kind is kind
     assert advice in verdict.advice
@@ -184,7 +197,7 @@ def test_what_only_its_end_tells(how: ExitStatus, kind: Kind, advice: str) -> No
 
 def test_a_kill_that_its_cgroup_counted_is_told_as_one() -> None:
     verdict = judge(ExitStatus(signal=9), "epoch 3", oom=True)
-    assert verdict.kind is Kind.OOM_KILLED
+    assert verdict.kind is FailureKind.OOM_KILLED
     assert "memory" in verdict.advice
 
 
@@ -195,13 +208,13 @@ def test_a_watchdog_that_aborts_says_why() -> None:
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
     )
     verdict = judge(ExitStatus(signal=6), written)
-    assert verdict.kind is Kind.COLLECTIVE_TIMEOUT
+    assert verdict.kind is FailureKind.COLLECTIVE_TIMEOUT
     assert verdict.kind in CONSEQUENCES
 
 
 def test_a_shell_s_last_words() -> None:
     verdict = judge(ExitStatus(127), "bash: line 1: nvidia-smu: command not found\n")
-    assert verdict.kind is Kind.NO_PROGRAM
+    assert verdict.kind is FailureKind.NO_PROGRAM
     assert "nvidia-smu" in verdict.advice
 
 
@@ -214,14 +227,14 @@ def test_a_line_of_any_length_is_cut() -> None:
 @pytest.mark.parametrize(
     ("argv", "kind", "named"),
     [
-        (("{}/nope.py",), Kind.NO_SCRIPT, "nope.py"),
-        (("{}",), Kind.NO_SCRIPT, "is a folder"),
-        (("-m", "no.such.module"), Kind.NO_MODULE, "no module no"),
-        (("-c", "import no_such_module"), Kind.NO_MODULE, "no_such_module"),
+        (("{}/nope.py",), FailureKind.NO_SCRIPT, "nope.py"),
+        (("{}",), FailureKind.NO_SCRIPT, "is a folder"),
+        (("-m", "no.such.module"), FailureKind.NO_MODULE, "no module no"),
+        (("-c", "import no_such_module"), FailureKind.NO_MODULE, "no_such_module"),
     ],
 )
 def test_what_python_itself_says(
-    tmp_path: Path, argv: tuple[str, ...], kind: Kind, named: str
+    tmp_path: Path, argv: tuple[str, ...], kind: FailureKind, named: str
 ) -> None:
     words = [word.format(tmp_path) for word in argv]
     done = subprocess.run(
@@ -241,7 +254,7 @@ def test_what_python_itself_says(
                 "import socket, torch.distributed as d; s = socket.create_server(('', 0));"
                 "d.TCPStore('127.0.0.1', s.getsockname()[1], 1, True)"
             ),
-            Kind.PORT_IN_USE,
+            FailureKind.PORT_IN_USE,
         ),
         (
             (
@@ -249,12 +262,12 @@ def test_what_python_itself_says(
                 "s.bind(('127.0.0.1', 0)); d.TCPStore('127.0.0.1', s.getsockname()[1], 2, False,"
                 "timeout=datetime.timedelta(seconds=1))"
             ),
-            Kind.NO_CONNECTION,
+            FailureKind.NO_CONNECTION,
         ),
-        ("import torch; torch.empty(10**15)", Kind.HOST_OUT_OF_MEMORY),
+        ("import torch; torch.empty(10**15)", FailureKind.HOST_OUT_OF_MEMORY),
     ],
 )
-def test_what_torch_itself_says(program: str, kind: Kind) -> None:
+def test_what_torch_itself_says(program: str, kind: FailureKind) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
@@ -274,4 +287,4 @@ def test_a_torch_without_cuda() -> None:
         text=True,
         check=False,
     )
-    assert judge(ExitStatus(done.returncode), done.stderr).kind is Kind.NO_CUDA
+    assert judge(ExitStatus(done.returncode), done.stderr).kind is FailureKind.NO_CUDA

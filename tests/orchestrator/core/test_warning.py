@@ -8,6 +8,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.messages import SignalTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import timestamp
 from muster.spec.types import Stop, Warn
 from orchestrator.core import facts as f
 from orchestrator.core.display import job_summary
@@ -92,12 +93,12 @@ def test_a_running_job_says_when_its_limit_is_and_a_stopping_one_when_its_grace_
     started = cluster.now.wall
     cluster.beat(40)
     summary = job_summary(cluster.state, cluster.job(1), cluster.now)
-    assert (summary.limit_at, summary.kill_at) == (started + 100.0, None)
+    assert (summary.limit_at, summary.kill_at) == (timestamp(started + 100.0), None)
     cluster.cancel(1, grace_s=50.0)
     stopped = cluster.now.wall
     cluster.beat(10)
     summary = job_summary(cluster.state, cluster.job(1), cluster.now)
-    assert (summary.limit_at, summary.kill_at) == (None, stopped + 50.0)
+    assert (summary.limit_at, summary.kill_at) == (None, timestamp(stopped + 50.0))
     cluster.end(tasks[0], ExitStatus(0), stopped_by="stop")
     cluster.clean(tasks[0])
     summary = job_summary(cluster.state, cluster.job(1), cluster.now)

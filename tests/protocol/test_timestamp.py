@@ -1,0 +1,57 @@
+"""Times of the HTTP API: RFC 3339, UTC with `Z`, to the microsecond, and never an exception."""
+
+import math
+from datetime import timedelta, timezone
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.protocol.http import JobSummary, Step
+from muster.protocol.timestamp import maybe_timestamp, timestamp
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (1_700_000_000.25, "2023-11-14T22:13:20.250000Z"),
+        (-1.5, "1969-12-31T23:59:58.500000Z"),
+        (-math.inf, "0001-01-01T00:00:00Z"),
+        (math.inf, "9999-12-31T23:59:59Z"),
+        (math.nan, "0001-01-01T00:00:00Z"),
+    ],
+)
+def test_seconds_are_written_in_utc(seconds: float, text: str) -> None:
+    assert msgspec.json.encode(timestamp(seconds)).decode() == f'"{text}"'
+
+
+def test_what_has_not_happened_has_no_time() -> None:
+    assert maybe_timestamp(None) is None
+    assert maybe_timestamp(0.0) == timestamp(0)
+
+
+@given(st.floats())
+def test_every_number_has_a_time_that_is_read_back(seconds: float) -> None:
+    step = Step(timestamp(seconds), "x")
+    assert msgspec.json.decode(msgspec.json.encode(step), type=Step) == step
+
+
+def test_a_time_without_its_zone_is_no_time() -> None:
+    with pytest.raises(msgspec.ValidationError, match="timezone"):
+        msgspec.json.decode(b'{"at": "2026-01-01T00:00:00", "text": ""}', type=Step)
+    elsewhere = msgspec.json.decode(
+        b'{"at": "2026-01-01T02:00:00+02:00", "text": ""}', type=Step
+    ).at
+    assert elsewhere.astimezone(timezone(timedelta(0))).hour == 0
+
+
+def test_every_field_that_is_named_as_a_time_is_one() -> None:
+    """A float that slipped through would be a second spelling of the same thing."""
+    schema = msgspec.json.schema_components([JobSummary, Step])[1]
+    for component in schema.values():
+        for name, field in component.get("properties", {}).items():
+            if name == "at" or name.endswith("_at"):
+                kinds = field.get("anyOf", [field])
+                assert all(k.get("format") == "date-time" or k["type"] == "null" for k in kinds)
