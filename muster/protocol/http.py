@@ -88,6 +88,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: Timestamp | None = None
     kill_at: Timestamp | None = None
+    max_nodes: int | None = None
+    nodes_now: int | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
