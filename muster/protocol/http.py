@@ -100,6 +100,42 @@ class JobView(JobSummary, frozen=True, kw_only=True):
     timeline: tuple[Step, ...]
 
 
+class SpecView(msgspec.Struct, frozen=True):
+    """A job's specification, every default filled in, in the spelling of a job file."""
+
+    job: int
+    spec: dict[str, Any]
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """What a submit would make of a body, without one: `spec` with every default filled in,
+    `warnings` as sentences. `fits`: the nodes that are known could hold it; `unfit` says why not.
+    """
+
+    spec: dict[str, Any]
+    warnings: tuple[str, ...]
+    fits: bool
+    unfit: str | None = None
+
+
+class NodeEnvironment(msgspec.Struct, frozen=True):
+    """What the processes of one node get beyond what a login has; None before it is decided."""
+
+    node: str
+    node_rank: int
+    env: dict[str, str] | None
+
+
+class EnvironmentView(msgspec.Struct, frozen=True):
+    """The environment of the job's last attempt (None: no attempt yet), by node. Values whose names
+    say that they are secret are `***`.
+    """
+
+    job: int
+    attempt: int | None
+    nodes: tuple[NodeEnvironment, ...]
+
+
 class JobList(msgspec.Struct, frozen=True):
     """A page of jobs, newest first; `cursor` asks for the next one."""
 

@@ -9,6 +9,8 @@ from aiohttp.typedefs import Middleware
 
 from orchestrator.api.access import TOKEN, Access, AccessTable, Handler, Route
 from orchestrator.api.cluster import ClusterApi
+from orchestrator.api.job_details import JobDetailsApi
+from orchestrator.api.job_list import JobListApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.problems import ApiError, from_aiohttp, problem_response
@@ -35,6 +37,7 @@ def make_app(
 ) -> web.Application:
     """The application, complete; nothing can be reached that is not in `routes`."""
     jobs = JobsApi(coordinator, queued_max=queued_jobs_max)
+    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
@@ -43,9 +46,13 @@ def make_app(
         Route("GET", "/readyz", cluster.readyz, Access.OPEN),
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),
+        Route("GET", "/v1/nodes/{id}", cluster.node, admin),
         Route("POST", "/v1/jobs", jobs.submit, admin),
-        Route("GET", "/v1/jobs", jobs.list, admin),
+        Route("POST", "/v1/jobs:validate", details.validate, admin),
+        Route("GET", "/v1/jobs", job_list.list, admin),
         Route("GET", "/v1/jobs/{id}", jobs.show, admin),
+        Route("GET", "/v1/jobs/{id}/spec", details.spec, admin),
+        Route("GET", "/v1/jobs/{id}/env", details.env, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
         Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),

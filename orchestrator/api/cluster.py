@@ -3,10 +3,12 @@
 from aiohttp import web
 
 from muster.protocol.http import NodeList, VersionView
+from muster.protocol.ids import NodeName
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.access import TOKEN
+from orchestrator.api.parameters import NoQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import Query
+from orchestrator.api.reading import read_query, shown
 from orchestrator.api.responses import reply
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import node_view
@@ -20,14 +22,28 @@ class ClusterApi:
         self._coordinator = coordinator
 
     async def nodes(self, request: web.Request) -> web.Response:
-        Query(request, ())
+        read_query(request, NoQuery)
         state = await self._coordinator.settled()
         now = self._coordinator.now()
         nodes = sorted(state.nodes.values(), key=lambda node: node.name)
         return reply(NodeList(tuple(node_view(node, now) for node in nodes)))
 
+    async def node(self, request: web.Request) -> web.Response:
+        read_query(request, NoQuery)
+        name = NodeName(request.match_info["id"])
+        state = await self._coordinator.settled()
+        node = state.nodes.get(name)
+        if node is None:
+            raise ApiError(
+                404,
+                "unknown_node",
+                f"there is no node {shown(name)}",
+                "list the nodes: muster nodes (GET /v1/nodes)",
+            )
+        return reply(node_view(node, self._coordinator.now()))
+
     async def version(self, request: web.Request) -> web.Response:
-        Query(request, ())
+        read_query(request, NoQuery)
         state = await self._coordinator.settled()
         token = request[TOKEN]
         return reply(

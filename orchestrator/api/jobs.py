@@ -12,40 +12,30 @@ from muster.protocol.http import (
     CancelRequest,
     EventList,
     FieldProblem,
-    JobList,
     JobSummary,
 )
 from muster.protocol.ids import JobId
-from muster.protocol.states import JobState
-from muster.spec.parse import parse_job, parse_json
-from muster.spec.problems import Kind, SpecError
-from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
+from orchestrator.api.conditional import idempotency_key, job_etag
 from orchestrator.api.events import event_view
+from orchestrator.api.parameters import WAIT_S_MAX, EventsQuery, NoQuery, WaitQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import Query, job_id, no_such_job, struct_body
+from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
 from orchestrator.api.responses import reply
-from orchestrator.core.actions import Cancelled, Declined, Submitted
-from orchestrator.core.display import job_state, job_summary, job_view
+from orchestrator.api.spec_body import spec_body
+from orchestrator.core.actions import CHANGED, Cancelled, Declined, Submitted
+from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
 from orchestrator.core.stimuli import CancelReceived, SubmitReceived
 from orchestrator.shell.coordinator import Coordinator
 
-WAIT_S_DEFAULT: Final = 30.0
-WAIT_S_MAX: Final = 60.0
-_PAGE_DEFAULT: Final = 100
-_PAGE_MAX: Final = 1000
-_KEY_CHARS_MAX: Final = 255
 _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
-# Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
-_INLINE_BYTES: Final = 4096
-_JSON_TYPES: Final = ("application/json",)
-_YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 _DECLINED_STATUS: Final = {
     "unknown_job": 404,
     "idempotency_conflict": 409,
+    CHANGED: 412,
     "unsatisfiable": 422,
 }
 
@@ -58,8 +48,8 @@ class JobsApi:
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
-        key = _idempotency_key(request)
-        spec = await _read_spec(request)
+        key = idempotency_key(request)
+        spec = await spec_body(request)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values()))
@@ -86,36 +76,17 @@ class JobsApi:
             case _:
                 assert_never(result)
 
-    async def list(self, request: web.Request) -> web.Response:
-        query = Query(request, ("state", "user", "limit", "cursor"))
-        states = query.choices("state", (state.value for state in JobState))
-        user = query.text("user")
-        limit = query.number("limit", _PAGE_DEFAULT, least=1, most=_PAGE_MAX)
-        before = query.optional_number("cursor", least=1, most=10**17)
-        state = await self._coordinator.settled()
-        now = self._coordinator.now()
-        page: list[JobSummary] = []
-        newest = state.next_job if before is None else min(before, state.next_job)
-        for number in range(newest - 1, 0, -1):
-            job = state.jobs.get(JobId(number))
-            if job is None or (user is not None and job.user != user):
-                continue
-            if states is not None and job_state(job).value not in states:
-                continue
-            if len(page) == limit:
-                return reply(JobList(tuple(page), str(page[-1].id)))
-            page.append(job_summary(state, job, now))
-        return reply(JobList(tuple(page)))
-
     async def show(self, request: web.Request) -> web.Response:
-        state, job = await self._find(job_id(request))
-        return reply(job_view(state, job, self._coordinator.now()))
+        name = job_id(request)
+        read_query(request, NoQuery)
+        state, job = await self._find(name)
+        headers = {"ETag": job_etag(state, job)}
+        return reply(job_view(state, job, self._coordinator.now()), headers=headers)
 
     async def wait(self, request: web.Request) -> web.Response:
         """Answer when the job has ended, or when the time is over."""
         name = job_id(request)
-        query = Query(request, ("timeout_s",))
-        timeout_s = query.seconds("timeout_s", WAIT_S_DEFAULT, most=WAIT_S_MAX)
+        timeout_s = min(read_query(request, WaitQuery).timeout_s, WAIT_S_MAX)
         changes = self._coordinator.changes
         try:
             async with asyncio.timeout(timeout_s):
@@ -153,11 +124,9 @@ class JobsApi:
                 assert_never(result)
 
     async def events(self, request: web.Request) -> web.Response:
-        query = Query(request, ("after", "limit"))
-        after = query.number("after", 0, least=0, most=10**17)
-        limit = query.number("limit", _PAGE_MAX, least=1, most=_PAGE_MAX)
+        query = read_query(request, EventsQuery)
         _, job = await self._find(job_id(request))
-        found = await self._coordinator.events(job=job.id, after_seq=after, limit=limit)
+        found = await self._coordinator.events(job=job.id, after_seq=query.after, limit=query.limit)
         state = self._coordinator.state
         return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
 
@@ -171,58 +140,6 @@ class JobsApi:
     async def _summary(self, name: JobId) -> JobSummary:
         state, job = await self._find(name)
         return job_summary(state, job, self._coordinator.now())
-
-
-def _idempotency_key(request: web.Request) -> str:
-    key = request.headers.get("Idempotency-Key", "")
-    if len(key) > _KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
-        raise ApiError(
-            400,
-            "bad_idempotency_key",
-            f"the Idempotency-Key is not of 1 to {_KEY_CHARS_MAX} printable ASCII characters",
-            "use a random UUID",
-        )
-    return key
-
-
-async def _read_spec(request: web.Request) -> JobSpec:
-    if request.content_type in _JSON_TYPES:
-        parse = parse_json
-    elif request.content_type in _YAML_TYPES:
-        parse = parse_job
-    else:
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            f"a job cannot be read from {request.content_type}",
-            "send `Content-Type: application/json` or `Content-Type: application/yaml`",
-        )
-    raw = await request.read()
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise ApiError(
-            400, "bad_encoding", f"the body is not UTF-8 text (byte {error.start})"
-        ) from error
-    try:
-        return parse(text) if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse, text)
-    except SpecError as error:
-        raise _spec_problem(error) from error
-
-
-def _spec_problem(error: SpecError) -> ApiError:
-    fields = [
-        FieldProblem(
-            p.field,
-            p.value or "",
-            p.message if p.line is None else f"line {p.line}: {p.message}",
-            p.hint,
-        )
-        for p in error.problems
-    ]
-    if any(problem.kind is Kind.SYNTAX for problem in error.problems):
-        return ApiError(400, "bad_syntax", str(error), problems=fields)
-    return ApiError(422, "bad_job", str(error), problems=fields)
 
 
 def _declined(result: Declined) -> ApiError:

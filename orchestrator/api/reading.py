@@ -1,17 +1,20 @@
 """What a request says, checked: path, query and body. Wrong input is an ApiError that names it."""
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec import inspect
 
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
+_Q = TypeVar("_Q", bound=msgspec.Struct)
 _SHOWN_CHARS: Final = 80
 _JOB_ID_DIGITS_MAX: Final = 18
 _TRUE: Final = ("1", "true", "yes", "")
@@ -99,6 +102,78 @@ class Query:
             if word not in names:
                 raise _wrong(name, word, "is not possible", f"possible: {', '.join(names)}")
         return words
+
+
+def read_query(request: web.Request, kind: type[_Q]) -> _Q:
+    """The parameters of a request as a struct of `orchestrator.api.parameters`; one that it does
+    not know is refused, not ignored. Raises ApiError (400) that names the parameter.
+    """
+    fields = _fields(kind)
+    values: dict[str, object] = {}
+    for name, text in request.query.items():
+        if name not in fields:
+            names = f"there are {', '.join(sorted(fields))}" if fields else "there are none"
+            raise _wrong(name, text, "is no parameter here", names)
+        if name in values:
+            raise _wrong(name, text, "is given twice", "give it once")
+        values[name] = _value(name, text, fields[name])
+    return kind(**values)
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, inspect.Type]:
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return {field.encode_name: _plain(field.type) for field in found.fields}
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    """Without what does not change how a text is read: descriptions, and None for `not given`."""
+    match kind:
+        case inspect.Metadata(inner):
+            return _plain(inner)
+        case inspect.UnionType(types):
+            (inner,) = (each for each in types if not isinstance(each, inspect.NoneType))
+            return _plain(inner)
+        case _:
+            return kind
+
+
+def _value(name: str, text: str, kind: inspect.Type) -> object:
+    match kind:
+        case inspect.BoolType():
+            if text.lower() not in _TRUE + _FALSE:
+                raise _wrong(name, text, "is neither true nor false")
+            return text.lower() in _TRUE
+        case inspect.IntType(ge=least, le=most):
+            if not _is_number(text, 18) or not (least or 0) <= int(text) <= (most or 10**18):
+                raise _wrong(name, text, f"is not a whole number from {least} to {most}")
+            return int(text)
+        case inspect.FloatType():
+            return _seconds(name, text)
+        case inspect.EnumType(cls):
+            if text not in (each.value for each in cls):
+                possible = ", ".join(sorted(each.value for each in cls))
+                raise _wrong(name, text, "is not possible", f"possible: {possible}")
+            return cls(text)
+        case inspect.VarTupleType(item):
+            return tuple(_value(name, word, _plain(item)) for word in text.split(",") if word)
+        case inspect.StrType(max_length=most):
+            if most is not None and len(text) > most:
+                raise _wrong(name, text, f"is longer than {most} characters")
+            return text
+        case _:
+            raise AssertionError(f"{name}: no parameter is read as {kind}")
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise _wrong(name, text, "is not a number of seconds")
+    return value
 
 
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:

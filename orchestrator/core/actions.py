@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.messages import Command, Refused
@@ -78,6 +78,10 @@ class Submitted:
 class Cancelled:
     job: JobId
     already_ended: bool
+
+
+CHANGED: Final = "changed"
+"""Code of a Declined: the job is not any more as whoever asks last saw it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_task(state, fact, at)
         case _:
             assert_never(fact)
+    name = getattr(fact, "job", None)
+    if name is not None:
+        state.jobs[name].revision += 1
 
 
 def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:

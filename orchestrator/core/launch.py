@@ -259,6 +259,23 @@ def last_call_s(spec: JobSpec) -> int:
     return min(30, 5 + math.ceil(spec.stop.grace_s))
 
 
+def environments(job: Job, attempt: Attempt) -> list[tuple[Task, dict[str, str] | None]]:
+    """What each node of an attempt is told; None where that is not decided. Once an elastic gang
+    has changed: as a node that joined now would be told.
+    """
+    arranged = attempt.prepared_at is not None
+    gang = gang_of(job, attempt) if arranged else None
+    return [
+        (
+            task,
+            _environment(job, attempt, task, gang)
+            if gang is not None and task.prepared is not None
+            else None,
+        )
+        for task in attempt.tasks
+    ]
+
+
 def _ranks(task: Task, gang: Gang) -> tuple[dict[str, str], ...]:
     """What differs from rank to rank on one node; the rest is in the node's environment."""
     before = sum(gang.ranks[: task.rank])

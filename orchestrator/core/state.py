@@ -111,6 +111,7 @@ class Job:
     avoid: frozenset[NodeName] = frozenset()
     retry_after_s: float = 0.0
     ended_at: float | None = None
+    revision: int = 0  # how many facts have changed it
 
     @property
     def current(self) -> Attempt | None:

@@ -56,6 +56,7 @@ def ask(
         (b"x" * (1 << 20) + b"x", YAML, 413, "body_too_large"),
         (b'{"run": "x.py"}', {**JSON, "Idempotency-Key": "x" * 300}, 400, "bad_idempotency_key"),
         (b'{"run": "x.py"}', {**JSON, "Idempotency-Key": "\u00e9"}, 400, "bad_idempotency_key"),
+        (b'{"run": "x.py"}', {**JSON, "Idempotency-Key": ""}, 400, "bad_idempotency_key"),
         (b'{"run": "x.py", "nodes": 9}', JSON, 422, "unsatisfiable"),
     ],
 )
@@ -80,7 +81,7 @@ def test_every_wrong_field_of_a_job_is_named(coordinator: CoordinatorProcess) ->
 
 
 @pytest.mark.parametrize("job", ["0", "x", "-1", "01", "1.5", "9" * 30, "1%00", "999"])
-@pytest.mark.parametrize("rest", ["", "/wait", "/events", "/logs"])
+@pytest.mark.parametrize("rest", ["", "/wait", "/events", "/logs", "/spec", "/env"])
 def test_a_job_that_is_not_there(coordinator: CoordinatorProcess, job: str, rest: str) -> None:
     status, problem = ask(coordinator, "GET", f"/v1/jobs/{job}{rest}")
     assert (status, problem["code"]) == (404, "unknown_job")
@@ -99,7 +100,9 @@ def test_cancelling_a_job_that_is_not_there(coordinator: CoordinatorProcess) -> 
         ("/v1/jobs?limit=ten", "limit"),
         ("/v1/jobs?limit=1&limit=2", "limit"),
         ("/v1/jobs?state=DONE", "state"),
-        ("/v1/jobs?cursor=-1", "cursor"),
+        ("/v1/jobs?state=QUEUED,done", "state"),
+        ("/v1/jobs?name=" + "x" * 300, "name"),
+        ("/v1/jobs?cursor=" + "x" * 300, "cursor"),
         ("/v1/jobs?nope=1", "nope"),
         ("/v1/jobs/1/wait?timeout_s=nan", "timeout_s"),
         ("/v1/jobs/1/wait?timeout_s=-1", "timeout_s"),
@@ -138,7 +141,15 @@ def test_a_cancel_that_cannot_be_read(
 
 
 def test_a_bad_cursor_is_refused(coordinator: CoordinatorProcess) -> None:
-    assert ask(coordinator, "GET", "/v1/jobs/1/logs?cursor=abc")[1]["code"] == "bad_cursor"
+    for path in ("/v1/jobs/1/logs?cursor=abc", "/v1/jobs?cursor=17", "/v1/jobs?cursor=%F0%9F"):
+        status, problem = ask(coordinator, "GET", path)
+        assert (status, problem["code"]) == (400, "bad_cursor"), path
+
+
+def test_a_node_that_is_not_there(coordinator: CoordinatorProcess) -> None:
+    for name in ("nowhere", "%00", "x" * 300):
+        status, problem = ask(coordinator, "GET", f"/v1/nodes/{name}")
+        assert (status, problem["code"]) == (404, "unknown_node")
 
 
 def test_a_websocket_route_asked_without_a_websocket(coordinator: CoordinatorProcess) -> None:

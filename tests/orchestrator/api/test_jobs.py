@@ -87,6 +87,11 @@ def test_jobs_are_listed_in_pages_newest_first(cluster: CoordinatorProcess) -> N
         queued = await user.get("/v1/jobs?state=QUEUED,HELD&limit=4")
         assert [job["id"] for job in queued["jobs"]] == [n for n in made[::-1] if n != made[2]]
         assert (await user.get("/v1/jobs?user=nobody"))["jobs"] == []
+        named = await user.submit(name="only-me")
+        for wanted in ("name=only-me", "pool=default&name=only-me&user=admin-user&state=QUEUED"):
+            page = await user.get(f"/v1/jobs?{wanted}")
+            assert ([job["id"] for job in page["jobs"]], page["cursor"]) == ([named], None)
+        assert (await user.get("/v1/jobs?pool=other"))["jobs"] == []
         last = await user.get("/v1/jobs?limit=1000")
         assert last["cursor"] is None
 

@@ -1,0 +1,51 @@
+"""What stands behind a job: its specification and its environment; and a check without a submit."""
+
+from aiohttp import web
+
+from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
+from muster.protocol.ids import JobId
+from muster.spec.render import to_mapping
+from orchestrator.api.parameters import NoQuery
+from orchestrator.api.reading import job_id, no_such_job, read_query
+from orchestrator.api.redaction import without_secrets
+from orchestrator.api.responses import reply
+from orchestrator.api.spec_body import spec_body
+from orchestrator.api.validation import validation
+from orchestrator.core.launch import environments
+from orchestrator.core.state import Job
+from orchestrator.shell.coordinator import Coordinator
+
+
+class JobDetailsApi:
+    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec and /env."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def validate(self, request: web.Request) -> web.Response:
+        read_query(request, NoQuery)
+        spec = await spec_body(request)
+        return reply(validation(await self._coordinator.settled(), spec))
+
+    async def spec(self, request: web.Request) -> web.Response:
+        job = await self._find(job_id(request))
+        read_query(request, NoQuery)
+        return reply(SpecView(job.id, to_mapping(job.spec)))
+
+    async def env(self, request: web.Request) -> web.Response:
+        job = await self._find(job_id(request))
+        read_query(request, NoQuery)
+        if not job.attempts:
+            return reply(EnvironmentView(job.id, None, ()))
+        attempt = job.attempts[-1]
+        nodes = tuple(
+            NodeEnvironment(task.node, task.rank, None if env is None else without_secrets(env))
+            for task, env in environments(job, attempt)
+        )
+        return reply(EnvironmentView(job.id, attempt.number, nodes))
+
+    async def _find(self, name: JobId) -> Job:
+        job = (await self._coordinator.settled()).jobs.get(name)
+        if job is None:
+            raise no_such_job(name)
+        return job

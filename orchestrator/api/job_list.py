@@ -1,0 +1,73 @@
+"""Lists of jobs, newest first, in pages."""
+
+import base64
+import binascii
+from typing import Final
+
+from aiohttp import web
+
+from muster.protocol.http import JobList, JobSummary
+from muster.protocol.ids import JobId
+from orchestrator.api.parameters import JobsQuery
+from orchestrator.api.problems import ApiError
+from orchestrator.api.reading import read_query
+from orchestrator.api.responses import reply
+from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.state import Job
+from orchestrator.shell.coordinator import Coordinator
+
+_CURSOR: Final = b"jobs<"
+_DIGITS_MAX: Final = 18
+
+
+class JobListApi:
+    """GET /v1/jobs."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def list(self, request: web.Request) -> web.Response:
+        query = read_query(request, JobsQuery)
+        before = None if query.cursor is None else _before(query.cursor)
+        state = await self._coordinator.settled()
+        now = self._coordinator.now()
+        page: list[JobSummary] = []
+        newest = state.next_job if before is None else min(before, state.next_job)
+        for number in range(newest - 1, 0, -1):
+            job = state.jobs.get(JobId(number))
+            if job is None or not _matches(job, query):
+                continue
+            if len(page) == query.limit:
+                return reply(JobList(tuple(page), _cursor(page[-1].id)))
+            page.append(job_summary(state, job, now))
+        return reply(JobList(tuple(page)))
+
+
+def _matches(job: Job, query: JobsQuery) -> bool:
+    return (
+        (query.user is None or job.user == query.user)
+        and (query.pool is None or job.spec.pool == query.pool)
+        and (query.name is None or job.spec.name == query.name)
+        and (query.state is None or job_state(job) in query.state)
+    )
+
+
+def _cursor(job: int) -> str:
+    """Opaque to callers: what a page ends with may change."""
+    return base64.urlsafe_b64encode(_CURSOR + str(job).encode()).decode().rstrip("=")
+
+
+def _before(cursor: str) -> int:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        text = b""
+    number = text.removeprefix(_CURSOR)
+    if not text.startswith(_CURSOR) or not number.isdigit() or len(number) > _DIGITS_MAX:
+        raise ApiError(
+            400,
+            "bad_cursor",
+            "the cursor is not one that a page of this list ended with",
+            "leave it out to read from the start",
+        )
+    return int(number)

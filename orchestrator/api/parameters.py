@@ -1,0 +1,53 @@
+"""The query parameters of each route: what they are read as, and what the schema says of them."""
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from muster.protocol.states import JobState
+
+WAIT_S_DEFAULT: Final = 30.0
+WAIT_S_MAX: Final = 60.0
+PAGE_MAX: Final = 1000
+
+_Word = Annotated[str, Meta(max_length=255)]
+
+
+class NoQuery(msgspec.Struct, frozen=True):
+    """The route has no parameters."""
+
+
+class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs: those for which all that is given is true."""
+
+    state: Annotated[
+        tuple[JobState, ...] | None, Meta(description="in one of these states, by commas")
+    ] = None
+    user: Annotated[_Word | None, Meta(description="of this user")] = None
+    pool: Annotated[_Word | None, Meta(description="in this pool")] = None
+    name: Annotated[_Word | None, Meta(description="of this name")] = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = 100
+    cursor: Annotated[_Word | None, Meta(description="the next page: of the page before")] = None
+
+
+class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs/{id}/wait."""
+
+    timeout_s: Annotated[
+        float, Meta(ge=0, description=f"answer after so many seconds; at most {WAIT_S_MAX:g}")
+    ] = WAIT_S_DEFAULT
+
+
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/events and /v1/jobs/{id}/events."""
+
+    after: Annotated[
+        int, Meta(ge=0, le=10**17, description="only those behind this sequence number")
+    ] = 0
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="of a list: at most so many")] = (
+        PAGE_MAX
+    )
+    follow: Annotated[
+        bool, Meta(description="as Server-Sent Events: those that are there, then what comes")
+    ] = False

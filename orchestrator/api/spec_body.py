@@ -1,0 +1,58 @@
+"""A job in the body of a request, as JSON or YAML."""
+
+import asyncio
+from typing import Final
+
+from aiohttp import web
+
+from muster.protocol.http import FieldProblem
+from muster.spec.parse import parse_job, parse_json
+from muster.spec.problems import Kind, SpecError
+from muster.spec.types import JobSpec
+from orchestrator.api.problems import ApiError
+
+# Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
+_INLINE_BYTES: Final = 4096
+_JSON_TYPES: Final = ("application/json",)
+_YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+
+
+async def spec_body(request: web.Request) -> JobSpec:
+    """The job, checked whole. Raises ApiError (400, 415; 422 names every wrong field)."""
+    if request.content_type in _JSON_TYPES:
+        parse = parse_json
+    elif request.content_type in _YAML_TYPES:
+        parse = parse_job
+    else:
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"a job cannot be read from {request.content_type}",
+            "send `Content-Type: application/json` or `Content-Type: application/yaml`",
+        )
+    raw = await request.read()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(
+            400, "bad_encoding", f"the body is not UTF-8 text (byte {error.start})"
+        ) from error
+    try:
+        return parse(text) if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse, text)
+    except SpecError as error:
+        raise _spec_problem(error) from error
+
+
+def _spec_problem(error: SpecError) -> ApiError:
+    fields = [
+        FieldProblem(
+            p.field,
+            p.value or "",
+            p.message if p.line is None else f"line {p.line}: {p.message}",
+            p.hint,
+        )
+        for p in error.problems
+    ]
+    if any(problem.kind is Kind.SYNTAX for problem in error.problems):
+        return ApiError(400, "bad_syntax", str(error), problems=fields)
+    return ApiError(422, "bad_job", str(error), problems=fields)

@@ -1,0 +1,40 @@
+"""What a submit would make of a job, told before there is one."""
+
+from muster.protocol.http import Validation
+from muster.spec.render import to_mapping
+from muster.spec.types import JobSpec
+from orchestrator.api.redaction import is_secret
+from orchestrator.core.node import LinkState
+from orchestrator.core.placement import count, never_fits, unfit
+from orchestrator.core.state import State
+
+
+def validation(state: State, spec: JobSpec) -> Validation:
+    """Judged by the nodes as they are known now; nothing is kept of it."""
+    impossible = never_fits(state, spec)
+    return Validation(
+        spec=to_mapping(spec),
+        warnings=tuple(_warnings(state, spec, fits=impossible is None)),
+        fits=impossible is None,
+        unfit=impossible,
+    )
+
+
+def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
+    names = {*spec.env, *spec.roles.launcher.env, *spec.roles.worker.env}
+    told = [
+        f"env.{name} seems to be a secret, and whoever may see the job sees it: "
+        "let the program read it from a file that only its user can"
+        for name in sorted(names)
+        if is_secret(name)
+    ]
+    here = sum(
+        node.link is LinkState.CONNECTED and unfit(spec, node) is None
+        for node in state.nodes.values()
+    )
+    if fits and here < spec.nodes:
+        told.append(
+            f"it would wait: {count(here, 'node')} of the {spec.nodes} that it needs "
+            f"{'is' if here == 1 else 'are'} connected now"
+        )
+    return told

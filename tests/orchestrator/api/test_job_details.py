@@ -1,0 +1,104 @@
+"""A job's specification and environment, a check without a submit, and one node."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchestrator.api.redaction import REDACTED, is_secret
+from tests.orchestrator.fake_agent import FakeAgent, connect
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import JOB, User, user_of
+
+
+def scene(
+    coordinator: CoordinatorProcess, main: Callable[[User, FakeAgent], Awaitable[None]]
+) -> None:
+    async def run() -> None:
+        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+            await agent.hello()
+            await main(user, agent)
+
+    asyncio.run(run())
+
+
+async def validate(user: User, **fields: Any) -> tuple[int, Any]:
+    async with user.http.post("/v1/jobs:validate", json={**JOB, **fields}) as answer:
+        return answer.status, await answer.json()
+
+
+def test_validate_tells_what_a_submit_would_make_of_it(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, _: FakeAgent) -> None:
+        before = (await user.get("/v1/jobs"))["jobs"]
+        status, body = await validate(user, name="check", time_limit="90m")
+        assert (status, body["fits"], body["unfit"], body["warnings"]) == (200, True, None, [])
+        assert (body["spec"]["name"], body["spec"]["nodes"]) == ("check", 1)
+        body = (await validate(user, nodes=9))[1]
+        assert body["fits"] is False
+        assert "needs 9 nodes" in body["unfit"]
+        body = (await validate(user, env={"HF_TOKEN": "x", "TOKENIZERS_PARALLELISM": "1"}))[1]
+        assert [w.partition(" ")[0] for w in body["warnings"]] == ["env.HF_TOKEN"]
+        status, problem = await validate(user, nodes=0, nods=1)
+        assert (status, [p["field"] for p in problem["problems"]]) == (422, ["nodes", "nods"])
+        assert (await user.get("/v1/jobs"))["jobs"] == before
+
+    scene(coordinator, main)
+
+
+def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, agent: FakeAgent) -> None:
+        await agent.socket.close()
+        async with asyncio.timeout(20):
+            while (await user.get("/v1/nodes/n1"))["link"] == "connected":
+                pass
+        _, body = await validate(user)
+        assert body["fits"] is True
+        assert body["warnings"] == [
+            "it would wait: 0 nodes of the 1 that it needs are connected now"
+        ]
+
+    scene(coordinator, main)
+
+
+def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, agent: FakeAgent) -> None:
+        job = await user.submit(env={"A": "b", "MY_API_KEY": "canary-5512"})
+        task = await agent.prepare()
+        shown = await user.get(f"/v1/jobs/{job}/env")
+        (node,) = shown["nodes"]
+        assert (shown["attempt"], node["node"]) == (1, "n1")
+        order = await agent.arrange(task)
+        shown = await user.get(f"/v1/jobs/{job}/env")
+        (node,) = shown["nodes"]
+        assert node["env"] == {**order.env, "MY_API_KEY": REDACTED}
+        assert order.env["MY_API_KEY"] == "canary-5512"
+        assert "canary-5512" not in str(shown)
+        assert (await user.get(f"/v1/jobs/{job}/spec"))["spec"]["env"]["A"] == "b"
+        await agent.finish(task)
+        await user.ended(job)
+
+    scene(coordinator, main)
+
+
+def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, agent: FakeAgent) -> None:
+        await agent.socket.close()
+        job = await user.submit()
+        assert await user.get(f"/v1/jobs/{job}/env") == {"job": job, "attempt": None, "nodes": []}
+        await user.cancel(job)
+
+    scene(coordinator, main)
+
+
+def test_one_node(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, _: FakeAgent) -> None:
+        node = await user.get("/v1/nodes/n1")
+        assert (node["name"], node["link"]) == ("n1", "connected")
+        assert node.keys() == (await user.get("/v1/nodes"))["nodes"][0].keys()
+
+    scene(coordinator, main)
+
+
+def test_secrets_are_known_by_their_names() -> None:
+    secret = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "wandb_api_key", "TOKEN")
+    plain = ("TOKENIZERS_PARALLELISM", "KEY", "MASTER_ADDR", "SECRETARY", "NCCL_DEBUG", "MONKEY")
+    assert [name for name in secret + plain if is_secret(name)] == list(secret)
