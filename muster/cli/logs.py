@@ -11,14 +11,14 @@ import click
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.log_lines import LogPrinter
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import JobView, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 
-_TAIL_WHEN_FOLLOWING: Final = 10
+TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
 # What torchrun says of a gang that ends well is noise: the launcher that is first to leave takes
 # the store with it. Its lines are shown with --node, and where no rank said why a job failed.
@@ -44,7 +44,7 @@ class CountOrAll(click.ParamType[int | None]):
 
 
 @click.command("logs")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
 )
@@ -80,7 +80,7 @@ def command(
 
     With --rank all, or --node, each line of several ranks begins with `[node rN]`.
     """
-    lines = _TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
+    lines = TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
     chosen = None if node is not None and rank is None else _rank(rank)
     if chosen is None and node is None and stream is None:
         stream = _OF_THE_JOB

@@ -47,7 +47,7 @@ Row = Sequence[str | Cell]
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Row], indent: str = "") -> None:
-    """Print to stdout: on a terminal fitted to its width and coloured, elsewhere whole and plain."""
+    """Print to stdout: fitted to a terminal's width and coloured, elsewhere whole and plain."""
     width = terminal_width()
     room = None if width is None else max(width - len(indent), 1)
     for line in table_lines(columns, rows, room, colour=use_colour()):
@@ -88,8 +88,8 @@ def _fit(columns: Sequence[Column], sizes: list[int], width: int) -> list[int]:
                 shrink(at, max(_NAME_MIN, width // 4))
         wanted = {at: sizes[at] for at in kept if columns[at].elastic}
         while True:
-            for at in wanted:
-                sizes[at] = wanted[at]
+            for at, size in wanted.items():
+                sizes[at] = size
                 shrink(at, _WRAP_MIN if columns[at].wraps else _CUT_MIN)
             if excess() <= 0:
                 break

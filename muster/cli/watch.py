@@ -62,7 +62,7 @@ def watch(view: View[_T]) -> None:
             while not view.over(found):
                 screen.draw(_rendered(view, found))
                 time.sleep(_PERIOD_S)
-                found = _again(view, found, screen.trouble)
+                found = _again(view, screen.trouble)
     except KeyboardInterrupt:
         if on_terminal():
             view.show(found)
@@ -80,7 +80,7 @@ def _print_changes(view: View[_T], found: _T) -> None:
             if view.over(found):
                 return
             time.sleep(_PERIOD_S)
-            found = _again(view, found, lambda text: _tell_once(text, told))
+            found = _again(view, lambda text: _tell_once(text, told))
 
 
 def _tell_once(text: str, told: list[str]) -> None:
@@ -89,8 +89,8 @@ def _tell_once(text: str, told: list[str]) -> None:
         note(text)
 
 
-def _again(view: View[_T], before: _T, trouble: Callable[[str], None]) -> _T:
-    """The next answer. While none comes, what was there before stays."""
+def _again(view: View[_T], trouble: Callable[[str], None]) -> _T:
+    """The next answer; what is in its way is told to `trouble`."""
     failing = 0.0
     while True:
         try:

@@ -47,6 +47,7 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
+    Validation,
     VersionView,
 )
 from muster.protocol.states import JobState
@@ -108,6 +109,10 @@ class AsyncClient:
         """As `Client.submit`."""
         return await self._call(calls.submit(job, key or os.urandom(16).hex()))
 
+    async def validate(self, job: Mapping[str, Any]) -> Validation:
+        """As `Client.validate`."""
+        return await self._call(calls.validate(job))
+
     async def job(self, job: int) -> JobView:
         """As `Client.job`."""
         return await self._call(calls.job(job))
@@ -122,11 +127,12 @@ class AsyncClient:
         states: Sequence[JobState] = (),
         user: str | None = None,
         pool: str | None = None,
+        name: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobList:
         """As `Client.jobs`."""
-        return await self._call(calls.jobs(states, user, pool, limit, cursor))
+        return await self._call(calls.jobs(states, user, pool, name, limit, cursor))
 
     async def all_jobs(
         self,

@@ -26,6 +26,7 @@ from muster.protocol.http import (
     JobView,
     NodeList,
     NodeView,
+    Validation,
     VersionView,
 )
 from muster.protocol.states import ENDED_STATES, JobState
@@ -45,8 +46,6 @@ READ_TIMEOUT_S: Final = 30.0
 LONG_POLL_S: Final = 30.0
 
 LAST: Final = frozenset({"last", "-"})
-_NAMES_PAGE: Final = 500
-_NAMES_PAGES: Final = 4
 _PAGE_MAX: Final = 1000
 _ID_DIGITS_MAX: Final = 18
 
@@ -76,6 +75,10 @@ def submit(job: Mapping[str, Any], key: str) -> Call[JobSummary]:
     )
 
 
+def validate(job: Mapping[str, Any]) -> Call[Validation]:
+    return Call(Validation, "POST", "/v1/jobs:validate", body=msgspec.json.encode(job))
+
+
 def job(number: int) -> Call[JobView]:
     return Call(JobView, "GET", f"/v1/jobs/{number}")
 
@@ -84,6 +87,7 @@ def jobs(
     states: Sequence[JobState],
     user: str | None,
     pool: str | None,
+    name: str | None,
     limit: int | None,
     cursor: str | None,
 ) -> Call[JobList]:
@@ -91,6 +95,7 @@ def jobs(
         "state": ",".join(state.value for state in states) or None,
         "user": user,
         "pool": pool,
+        "name": name,
         "limit": limit,
         "cursor": cursor,
     }
@@ -141,7 +146,7 @@ def all_jobs(
     cursor: str | None = None
     while True:
         left = _PAGE_MAX if limit is None else min(limit - len(found), _PAGE_MAX)
-        page: JobList = yield jobs(states, user, pool, left, cursor)
+        page: JobList = yield jobs(states, user, pool, None, left, cursor)
         found += page.jobs
         cursor = page.cursor
         if cursor is None or len(found) == limit:
@@ -158,25 +163,16 @@ def find_job(text: str) -> Steps[int]:
         return int(text)
     who: VersionView = yield version()
     user = who.user or None
+    found: JobList = yield jobs((), user, None, None if text in LAST else text, 1, None)
+    if found.jobs:
+        return found.jobs[0].id
     if text in LAST:
-        newest: JobList = yield jobs((), user, None, 1, None)
-        if newest.jobs:
-            return newest.jobs[0].id
         raise NoSuchJobError("you have submitted no job yet", "muster submit -- python train.py")
-    names: dict[str, None] = {}
-    cursor: str | None = None
-    for _ in range(_NAMES_PAGES):
-        page: JobList = yield jobs((), user, None, _NAMES_PAGE, cursor)
-        for known in page.jobs:
-            if known.name == text:
-                return known.id
-            names[known.name] = None
-        cursor = page.cursor
-        if cursor is None:
-            break
+    recent: JobList = yield jobs((), user, None, None, _PAGE_MAX, None)
+    names = list({known.name: None for known in recent.jobs})
     raise NoSuchJobError(
-        f"none of your last {_NAMES_PAGE * _NAMES_PAGES} jobs is named {text!r}",
-        _did_you_mean(text, list(names)) or "`muster ps -a` lists jobs and their ids",
+        f"none of your jobs is named {text!r}",
+        _did_you_mean(text, names) or "`muster ps -a` lists jobs and their ids",
     )
 
 

@@ -30,6 +30,7 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
+    Validation,
     VersionView,
 )
 from muster.protocol.states import JobState
@@ -87,6 +88,13 @@ class Client:
         """
         return self._call(calls.submit(job, key or os.urandom(16).hex()))
 
+    def validate(self, job: Mapping[str, Any]) -> Validation:
+        """What `submit` would make of it, without submitting: does it fit the nodes, and why not?
+
+        Raises ApiError (422 names the fields).
+        """
+        return self._call(calls.validate(job))
+
     def job(self, job: int) -> JobView:
         """Everything about one job."""
         return self._call(calls.job(job))
@@ -103,11 +111,12 @@ class Client:
         states: Sequence[JobState] = (),
         user: str | None = None,
         pool: str | None = None,
+        name: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobList:
         """One page of jobs, newest first; `states` empty means any."""
-        return self._call(calls.jobs(states, user, pool, limit, cursor))
+        return self._call(calls.jobs(states, user, pool, name, limit, cursor))
 
     def all_jobs(
         self,

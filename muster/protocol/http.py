@@ -143,7 +143,22 @@ class JobList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class InterfaceView(msgspec.Struct, frozen=True):
+    """One network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+    running: bool
+    rdma: bool
+    speed_mbps: int
+
+
 class NodeView(msgspec.Struct, frozen=True):
+    """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
+    calls from; `connected_s`: for how long its link stands, None while it does not.
+    """
+
     name: str
     link: str
     state: Reason
@@ -158,6 +173,11 @@ class NodeView(msgspec.Struct, frozen=True):
     attempt: int | None
     last_seen_s: float | None
     version: str
+    hostname: str = ""
+    python: str = ""
+    interfaces: tuple[InterfaceView, ...] = ()
+    peer: str = ""
+    connected_s: float | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True):

@@ -61,6 +61,8 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         failure=_failure(job),
         limit_at=maybe_timestamp(_limit_at(job)),
         kill_at=maybe_timestamp(_kill_at(job)),
+        max_nodes=job.spec.max_nodes if job.spec.elastic else None,
+        nodes_now=len(job.current.present) if job.current is not None else None,
     )
 
 
@@ -94,7 +96,28 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         attempt=attempt,
         last_seen_s=max(0.0, now.mono - node.heard_at) if seen else None,
         version=node.version,
+        hostname=node.inventory.hostname,
+        python=node.inventory.python,
+        interfaces=tuple(
+            h.InterfaceView(
+                name=interface.name,
+                kind=interface.kind.value,
+                addresses=interface.addresses,
+                running=interface.running,
+                rdma=interface.rdma,
+                speed_mbps=interface.speed_mbps,
+            )
+            for interface in node.inventory.interfaces
+        ),
+        peer=node.peer,
+        connected_s=_connected_s(node, now),
     )
+
+
+def _connected_s(node: Node, now: Instant) -> float | None:
+    if node.link is not LinkState.CONNECTED:
+        return None
+    return max(0.0, now.mono - node.connected_at)
 
 
 def _failure(job: Job) -> str:

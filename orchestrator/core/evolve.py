@@ -101,6 +101,7 @@ def _apply_link(state: State, fact: f.Ephemeral) -> None:
             _link_to(node, LinkState.CONNECTED)
             node.session, node.peer = session, peer
             node.heard_at, node.lease_until = heard_at, lease_until
+            node.connected_at = heard_at
             state.sessions[session] = name
         case f.NodeSynced():
             pass
