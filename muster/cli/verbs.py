@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -101,6 +102,11 @@ def muster() -> None:
 
 def invoke(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code. Raises what the verb raises."""
+    instruction = os.environ.get("_MUSTER_COMPLETE")
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(muster, {}, "muster", "_MUSTER_COMPLETE", instruction)
     try:
         with muster.make_context("muster", list(arguments)) as context:
             code = muster.invoke(context)

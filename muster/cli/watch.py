@@ -31,7 +31,11 @@ _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
-_REST_OF_SCREEN: Final = "\x1b[J"
+# The last line may fill the width, too, so what is below is erased from a line of its own.
+_REST_OF_SCREEN: Final = "\n\x1b[J"
+# Terminals that know these show what is between them at once; others pass over them.
+_BEGIN: Final = "\x1b[?2026h"
+_SHOW: Final = "\x1b[?2026l"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +146,16 @@ class _Screen:
 
     def _write(self, below: str = "") -> None:
         columns, height = terminal_size()
-        room = (height or 24) - (1 if below else 0)
+        room = (height or 24) - (2 if below else 1)
         lines = self._lines
         if len(lines) > room:
             hidden = len(lines) - room + 1
             lines = [*lines[: room - 1], cut(f"... and {hidden} more", columns or 80)]
         if below:
             lines = [*lines, cut(below, columns or 80)]
-        frame = "\n".join(line + _REST_OF_LINE for line in lines)
-        _put(_HOME + frame + _REST_OF_SCREEN)
+        # First the old line goes: behind a line that fills the width, it would take the last cell.
+        frame = "\n".join(_REST_OF_LINE + line for line in lines)
+        _put(_BEGIN + _HOME + frame + _REST_OF_SCREEN + _SHOW)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:

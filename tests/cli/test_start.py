@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.cli.verbs import VERBS
 from tests.cli.conftest import TREE, Run
 from tests.client.fake_coordinator import FakeCoordinator, job_view
 
@@ -69,7 +70,7 @@ def test_help_lists_the_verbs_and_the_exit_codes(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["submit", "ps", "show", "logs", "wait", "cancel", "events", "nodes", "version", "init"],
+    [verb for verb in VERBS if verb not in {"coordinator", "agent"}],
 )
 def test_every_verb_has_a_help(run: Run, verb: str) -> None:
     done = run(verb, "--help")
