@@ -14,13 +14,16 @@ from muster.daemon.settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
 
 PREFIX: Final = "MUSTER_COORDINATOR"
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one."""
+    """Where users and agents reach the coordinator. Port 0 lets the kernel choose one. `names` are
+    those that a request may name as its host."""
 
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)] = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7077
+    names: tuple[str, ...] = ()
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     agent_message_bytes_max: Count = 1 << 20
     agents_max: Count = 10_000
     queued_jobs_max: Count = 100_000
+    connections_per_token_max: Count = 1000
+    pending_connections_per_address_max: Count = 1024
+    submits_per_s: Rate = 1000
+    refusals_per_s: Rate = 100
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final, Never
@@ -15,8 +16,11 @@ from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.daemon.tls import server_context
 from orchestrator.api.app import make_app
+from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
+from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig
+from orchestrator.core.display import host_port
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
@@ -28,7 +32,6 @@ from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.store import LogStore
 
 _SHUTDOWN_S: Final = 1.0
-_KEEPALIVE_S: Final = 75.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -66,9 +69,9 @@ async def serve(config: CoordinatorConfig) -> None:
     try:
         parts = _build(config, state, writer, tokens, clock)
         async with parts.owner:
-            await _start(parts, config, epoch, context)
+            server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
-            await _stop(parts)
+            await _stop(parts, server)
         await parts.coordinator.flush()
     finally:
         writer.close()
@@ -107,33 +110,35 @@ def _build(
         log_connections=logs,
         log_store=store,
         tokens=tokens,
-        body_bytes_max=config.limits.http_body_bytes_max,
-        queued_jobs_max=config.limits.queued_jobs_max,
+        origins=_origins(config),
+        limits=config.limits,
     )
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=_SHUTDOWN_S,
-        keepalive_timeout=_KEEPALIVE_S,
-    )
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     return _Parts(owner, coordinator, agents, logs, store, runner)
+
+
+def _origins(config: CoordinatorConfig) -> Origins:
+    names = config.listen.names
+    if config.tls is not None and not names:
+        return Origins(None)
+    return Origins((*names, config.listen.host, socket.gethostname()))
 
 
 async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
-) -> None:
+) -> asyncio.Server:
     """Take over the state, and only then let anybody in."""
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
     await parts.runner.setup()
     try:
-        await _listen(parts.runner, config, context)
+        server = await _listen(parts.runner, config, context)
     except BaseException:
         await parts.runner.cleanup()
         raise
-    where = " ".join(f"{address[0]}:{address[1]}" for address in parts.runner.addresses)
+    addresses = [found.getsockname() for found in server.sockets]
+    where = " ".join(host_port(str(address[0]), address[1]) for address in addresses)
     _log.info("serving", address=where, epoch=epoch, jobs=len(parts.coordinator.state.jobs))
     notifier = Notifier()
     notifier.ready(f"epoch {epoch}, {where}")
@@ -141,6 +146,7 @@ async def _start(
         parts.owner.spawn(
             _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
         )
+    return server
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
@@ -151,12 +157,11 @@ async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float
         await asyncio.sleep(every_s)
 
 
-async def _stop(parts: _Parts) -> None:
+async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     """Take nothing new, let everybody know, put everything on disk. Agents and jobs go on."""
     Notifier().stopping()
     _log.info("stopping")
-    for site in list(parts.runner.sites):
-        await site.stop()
+    server.close()
     parts.coordinator.changes.close()
     parts.agents.close_all()
     await parts.logs.close_all()
@@ -167,10 +172,23 @@ async def _stop(parts: _Parts) -> None:
 
 async def _listen(
     runner: web.AppRunner, config: CoordinatorConfig, context: ssl.SSLContext | None
-) -> None:
+) -> asyncio.Server:
     host, port = config.listen.host, config.listen.port
+    manager = runner.server
+    assert manager is not None
+    connections = Connections(
+        pending_per_address_max=config.limits.pending_connections_per_address_max,
+        per_token_max=config.limits.connections_per_token_max,
+    )
     try:
-        await web.TCPSite(runner, host, port, ssl_context=context, backlog=1024).start()
+        return await asyncio.get_running_loop().create_server(
+            lambda: GuardedConnection(connections, manager),
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HEAD_S,
+            backlog=1024,
+        )
     except OSError as error:
         raise ListenError(
             f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "

@@ -1,6 +1,7 @@
 """Who may call what: every route says it, and what does not say it is closed."""
 
 import enum
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, assert_never
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, TokenRecord
 from orchestrator.api.problems import ApiError
+from orchestrator.api.rates import RateLimit
 from orchestrator.api.token_file import TokenStore
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -34,12 +36,13 @@ class Route:
 class AccessTable:
     """The access of each registered (method, path pattern)."""
 
-    def __init__(self, routes: list[Route], tokens: TokenStore) -> None:
+    def __init__(self, routes: list[Route], tokens: TokenStore, *, refusals_per_s: float) -> None:
         self._access = {(route.method, route.path): route.access for route in routes}
         self._tokens = tokens
+        self._refusals = RateLimit(refusals_per_s)
 
     def check(self, request: web.Request) -> None:
-        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403).
+        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403, 429).
 
         A path that does not exist is closed like any other: who may not ask does not learn what
         there is.
@@ -52,6 +55,15 @@ class AccessTable:
             return
         record = self._tokens.find(_bearer(request))
         if record is None:
+            wait_s = self._refusals.take(request.remote, request.loop.time())
+            if wait_s:
+                raise ApiError(
+                    429,
+                    "too_many_refusals",
+                    f"too many requests without a good token from {request.remote}",
+                    "see that the token is right before you ask again",
+                    headers={"Retry-After": str(math.ceil(wait_s))},
+                )
             raise ApiError(
                 401,
                 "unauthorized",

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 from typing import Final, assert_never
 
 import msgspec
@@ -20,6 +21,7 @@ from orchestrator.api.conditional import idempotency_key, job_etag
 from orchestrator.api.events import event_view
 from orchestrator.api.parameters import WAIT_S_MAX, EventsQuery, NoQuery, WaitQuery
 from orchestrator.api.problems import ApiError
+from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
@@ -43,11 +45,13 @@ _DECLINED_STATUS: Final = {
 class JobsApi:
     """The routes below /v1/jobs but for logs."""
 
-    def __init__(self, coordinator: Coordinator, *, queued_max: int) -> None:
+    def __init__(self, coordinator: Coordinator, *, queued_max: int, submits_per_s: float) -> None:
         self._coordinator = coordinator
+        self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
+        self._check_rate(request)
         key = idempotency_key(request)
         spec = await spec_body(request)
         user = request[TOKEN].user
@@ -129,6 +133,18 @@ class JobsApi:
         found = await self._coordinator.events(job=job.id, after_seq=query.after, limit=query.limit)
         state = self._coordinator.state
         return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
+
+    def _check_rate(self, request: web.Request) -> None:
+        """Raises ApiError (429)."""
+        wait_s = self._submits.take(request[TOKEN].id, request.loop.time())
+        if wait_s:
+            raise ApiError(
+                429,
+                "too_many_submits",
+                "this token submits faster than the coordinator takes",
+                "wait, then submit again with the same Idempotency-Key",
+                headers={"Retry-After": str(math.ceil(wait_s))},
+            )
 
     async def _find(self, name: JobId) -> tuple[State, Job]:
         state = await self._coordinator.settled()

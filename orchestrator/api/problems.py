@@ -1,15 +1,20 @@
 """Every failure of a request as problem+json (RFC 9457), with a stable code and what to do next."""
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
 from muster.protocol.http import FieldProblem, Problem
+from orchestrator.core.decide import VERSION
 
 CONTENT_TYPE: Final = "application/problem+json"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ApiError(Exception):
@@ -35,6 +40,80 @@ class ApiError(Exception):
 
 
 def problem_response(error: ApiError, request_id: str) -> web.Response:
+    response = web.Response(
+        status=error.status,
+        body=_body(error, request_id),
+        content_type=CONTENT_TYPE,
+        headers=error.headers,
+    )
+    response.headers.update(common_headers(request_id))
+    if response.headers.get("Connection") == "close":
+        response.force_close()
+    return response
+
+
+def problem_bytes(error: ApiError) -> bytes:
+    """A whole answer, for a connection on which no request was understood; it is closed then."""
+    request_id = new_request_id()
+    body = _body(error, request_id)
+    headers = {
+        **common_headers(request_id),
+        "Content-Type": CONTENT_TYPE,
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    phrase = HTTPStatus(error.status).phrase
+    return f"HTTP/1.1 {error.status} {phrase}\r\n{head}\r\n".encode() + body
+
+
+def common_headers(request_id: str) -> dict[str, str]:
+    """What every answer has."""
+    return {
+        "Server": f"muster/{VERSION}",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "default-src 'self'",
+        "Cache-Control": "no-store",
+        "X-Request-Id": request_id,
+    }
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
+
+
+def request_id_of(request: web.Request) -> str:
+    """The caller's own `X-Request-Id` where it is a word, else a new one."""
+    given = request.headers.getall("X-Request-Id", [])
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return given[0]
+    return new_request_id()
+
+
+def internal_error() -> ApiError:
+    return ApiError(
+        500,
+        "internal",
+        "the coordinator made a mistake; its log has the details",
+        "look in its log for the request_id of this answer",
+    )
+
+
+def unreadable(error: BaseException | None) -> ApiError:
+    """What aiohttp cannot read as a request. Its own words would repeat what was sent."""
+    if isinstance(error, LineTooLong):
+        return ApiError(
+            431,
+            "head_too_large",
+            "the request line or a header is too long",
+            "shorten the URL or the headers",
+        )
+    return ApiError(
+        400, "bad_request", "the request is not HTTP/1.1", "speak HTTP, or TLS where it is set"
+    )
+
+
+def _body(error: ApiError, request_id: str) -> bytes:
     problem = Problem(
         type=f"urn:muster:problem:{error.code}",
         title=HTTPStatus(error.status).phrase,
@@ -45,12 +124,7 @@ def problem_response(error: ApiError, request_id: str) -> web.Response:
         request_id=request_id,
         problems=error.problems,
     )
-    return web.Response(
-        status=error.status,
-        body=msgspec.json.encode(problem),
-        content_type=CONTENT_TYPE,
-        headers=error.headers,
-    )
+    return msgspec.json.encode(problem)
 
 
 def from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:

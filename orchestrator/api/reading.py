@@ -1,5 +1,6 @@
 """What a request says, checked: path, query and body. Wrong input is an ApiError that names it."""
 
+import asyncio
 import functools
 import math
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
 _Q = TypeVar("_Q", bound=msgspec.Struct)
+BODY_S: Final = 30.0
 _SHOWN_CHARS: Final = 80
 _JOB_ID_DIGITS_MAX: Final = 18
 _TRUE: Final = ("1", "true", "yes", "")
@@ -176,9 +178,24 @@ def _seconds(name: str, text: str) -> float:
     return value
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises ApiError (408), and aiohttp's 413."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            "request_timeout",
+            f"the body was not complete after {BODY_S:g} s",
+            "send it in one piece",
+            headers={"Connection": "close"},
+        ) from None
+
+
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:
-    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400)."""
-    raw = await request.read()
+    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408)."""
+    raw = await read_body(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,6 +10,7 @@ from muster.spec.parse import parse_job, parse_json
 from muster.spec.problems import Kind, SpecError
 from muster.spec.types import JobSpec
 from orchestrator.api.problems import ApiError
+from orchestrator.api.reading import read_body
 
 # Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
@@ -18,7 +19,7 @@ _YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "te
 
 
 async def spec_body(request: web.Request) -> JobSpec:
-    """The job, checked whole. Raises ApiError (400, 415; 422 names every wrong field)."""
+    """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
     if request.content_type in _JSON_TYPES:
         parse = parse_json
     elif request.content_type in _YAML_TYPES:
@@ -30,7 +31,7 @@ async def spec_body(request: web.Request) -> JobSpec:
             f"a job cannot be read from {request.content_type}",
             "send `Content-Type: application/json` or `Content-Type: application/yaml`",
         )
-    raw = await request.read()
+    raw = await read_body(request)
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

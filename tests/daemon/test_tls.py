@@ -1,17 +1,19 @@
 """Real handshakes over real sockets, and errors in words."""
 
+import asyncio
 import socket
 import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
 from muster.daemon.errors import TlsError
-from muster.daemon.tls import client_context, server_context
+from muster.daemon.tls import BUFFER_BYTES, client_context, server_context
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,32 @@ def test_what_is_no_pem_is_refused(files: Files, tmp_path: Path) -> None:
         server_context(junk, files.key)
     with pytest.raises(TlsError, match="PEM"):
         client_context(junk)
+
+
+def test_a_connection_is_cheap_and_carries_more_than_its_buffer(files: Files) -> None:
+    assert asyncio.run(echoed(files, sent := bytes(range(256)) * 2048)) == (sent, BUFFER_BYTES)
+
+
+async def echoed(files: Files, sent: bytes) -> tuple[bytes, int]:
+    """What came back over TLS, and the size of the server's buffer."""
+    held: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol: Any = vars(writer.transport)["_ssl_protocol"]
+        held.append(len(protocol._ssl_buffer))
+        writer.write(await reader.readexactly(len(sent)))
+        await writer.drain()
+        writer.close()
+
+    context = server_context(files.cert, files.key)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        trusted = client_context(files.ca)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusted, server_hostname="localhost"
+        )
+        writer.write(sent)
+        came = await reader.read()
+        writer.close()
+    return came, held[0]

@@ -12,3 +12,11 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     folder = tmp_path_factory.mktemp("coordinator")
     with CoordinatorProcess(folder, heartbeat_s=1, lease_s=10).start() as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
+    """One that is also reached as muster.test."""
+    folder = tmp_path_factory.mktemp("coordinator")
+    with CoordinatorProcess(folder, names=["muster.test"]).start() as process:
+        yield process

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,8 +40,9 @@ def token_file(path: Path) -> dict[TokenClass, str]:
 class CoordinatorProcess:
     """`python -m orchestrator` over one state folder; may be killed and started again."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = (), **settings: Any) -> None:
         self.folder = folder
+        self.names = list(names)
         self.state_dir = folder / "state"
         tokens = token_file(folder / "tokens")
         self.admin, self.join = tokens[TokenClass.ADMIN], tokens[TokenClass.JOIN]
@@ -64,7 +66,7 @@ class CoordinatorProcess:
 
     def start(self) -> Self:
         """Start it and wait until it serves; the same port again after the first time."""
-        listen = {"host": "127.0.0.1", "port": self.port}
+        listen = {"host": "127.0.0.1", "port": self.port, "names": self.names}
         self.config.write_text(json.dumps({**self.settings, "listen": listen}))
         self._process = run(self.config)
         serving = threading.Event()

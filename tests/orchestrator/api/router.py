@@ -7,7 +7,9 @@ from pathlib import Path
 from muster.daemon.clock import SystemClock
 from muster.daemon.tasks import TaskOwner
 from orchestrator.api.app import make_app
+from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
+from orchestrator.config import Limits as HttpLimits
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
@@ -45,8 +47,8 @@ def routes() -> list[tuple[str, str]]:
                 log_connections=LogConnections(owner, store, coordinator, connections_max=1),
                 log_store=store,
                 tokens=TokenStore(root / "tokens", clock),
-                body_bytes_max=1,
-                queued_jobs_max=1,
+                origins=Origins(None),
+                limits=HttpLimits(),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

@@ -154,6 +154,5 @@ def test_the_queue_has_a_limit_that_a_repeated_submit_does_not_meet(tmp_path: Pa
                 assert (await answer.json())["code"] == "queue_full"
             assert await user.submit("first") == first
 
-    settings = {"limits": {"queued_jobs_max": 2}}
-    with CoordinatorProcess(tmp_path, **settings).start() as coordinator:
+    with CoordinatorProcess(tmp_path, limits={"queued_jobs_max": 2}).start() as coordinator:
         asyncio.run(main())

@@ -1,0 +1,1 @@
+"""Thousands of agents' connections: what each costs the coordinator."""

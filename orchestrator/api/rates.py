@@ -1,0 +1,44 @@
+"""Token buckets: so many requests a second of one caller, and a burst of ten seconds' worth."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
+
+BURST_S: Final = 10.0
+_CALLERS_MAX: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+class RateLimit:
+    """One bucket a caller; one that is full again is forgotten once there are many."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._burst = max(per_s * BURST_S, 1.0)
+        self._buckets: dict[Hashable, _Bucket] = {}
+
+    def take(self, caller: Hashable, now: float) -> float:
+        """Count one request at `now` (monotonic seconds). 0 where it may pass, else after how many
+        seconds the next one may."""
+        bucket = self._buckets.get(caller)
+        if bucket is None:
+            if len(self._buckets) >= _CALLERS_MAX:
+                self._forget(now)
+            bucket = self._buckets[caller] = _Bucket(self._burst, now)
+        bucket.left = min(self._burst, bucket.left + (now - bucket.at) * self._per_s)
+        bucket.at = now
+        if bucket.left < 1.0:
+            return (1.0 - bucket.left) / self._per_s
+        bucket.left -= 1.0
+        return 0.0
+
+    def _forget(self, now: float) -> None:
+        full = [name for name, b in self._buckets.items() if now - b.at >= BURST_S]
+        # With nobody idle the oldest go: a flood of addresses must not fill the memory.
+        for name in full or list(self._buckets)[: _CALLERS_MAX // 2]:
+            del self._buckets[name]

@@ -1,0 +1,128 @@
+"""What surrounds every request: its id, its limits, its right, its failure, its line in the log."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from orchestrator.api.access import TOKEN, AccessTable, Handler
+from orchestrator.api.guard import GuardedConnection
+from orchestrator.api.origins import Origins
+from orchestrator.api.problems import (
+    ApiError,
+    common_headers,
+    from_aiohttp,
+    internal_error,
+    problem_response,
+    request_id_of,
+)
+from orchestrator.shell.coordinator import CoordinatorStoppedError
+
+URL_CHARS_MAX: Final = 4096
+PARAMETERS_MAX: Final = 64
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
+_log = structlog.get_logger("muster.http")
+
+Observer = Callable[[web.Request, int, float], None]
+"""Told of each request that has ended: its status, and how long it took in seconds."""
+
+
+def surround(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[_REQUEST_ID] = request_id_of(request)
+        connection = request.protocol if isinstance(request.protocol, GuardedConnection) else None
+        if connection is not None:
+            connection.request_began()
+        started = request.loop.time()
+        status = 0
+        try:
+            response = await _answer(request, handler, access, origins, connection)
+            status = response.status
+        finally:
+            if connection is not None:
+                connection.request_ended()
+            took_s = request.loop.time() - started
+            observer(request, status, took_s)
+            _log_request(request, status, took_s)
+        return response
+
+    return middleware
+
+
+async def expectation(request: web.Request) -> None:
+    """`Expect: 100-continue` needs no word of ours: who may not ask is to hear that first, and a
+    client that waits for the word sends its body soon after all (RFC 9110, 10.1.1)."""
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal of the application: what every answer has."""
+    response.headers.update(common_headers(request.get(_REQUEST_ID, "")))
+    if isinstance(request.protocol, GuardedConnection):
+        request.protocol.patient = not isinstance(response, web.Response)
+
+
+async def _answer(
+    request: web.Request,
+    handler: Handler,
+    access: AccessTable,
+    origins: Origins,
+    connection: GuardedConnection | None,
+) -> web.StreamResponse:
+    try:
+        _check_size(request)
+        origins.check(request)
+        access.check(request)
+        if connection is not None and TOKEN in request:
+            connection.identified(request[TOKEN])
+        return await handler(request)
+    except ApiError as error:
+        problem = error
+    except web.HTTPException as error:
+        problem = from_aiohttp(error, request)
+    except CoordinatorStoppedError as error:
+        problem = ApiError(503, "stopping", str(error), "try again in a moment")
+    except ConnectionError:
+        raise  # nobody is there to answer
+    except Exception:  # noqa: BLE001 - the boundary: one bad request must not end the process
+        _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
+        problem = internal_error()
+    return problem_response(problem, request[_REQUEST_ID])
+
+
+def _check_size(request: web.Request) -> None:
+    if len(request.raw_path) > URL_CHARS_MAX:
+        raise ApiError(
+            414, "url_too_long", f"the URL is longer than {URL_CHARS_MAX} characters", "shorten it"
+        )
+    if request.rel_url.raw_query_string.count("&") >= PARAMETERS_MAX:
+        raise ApiError(
+            400, "too_many_parameters", f"the URL has more than {PARAMETERS_MAX} parameters"
+        )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(
+            415,
+            "unsupported_encoding",
+            "a body that is compressed is not taken",
+            "send it as it is, without Content-Encoding",
+        )
+
+
+def _log_request(request: web.Request, status: int, took_s: float) -> None:
+    token = request.get(TOKEN)
+    # What changes something is worth a line; questions are many.
+    quiet = request.method in {"GET", "HEAD"} and status < 400
+    (_log.debug if quiet else _log.info)(
+        "request",
+        method=request.method,
+        path=request.path,
+        status=status,
+        ms=round(took_s * 1000, 1),
+        remote=request.remote,
+        user=token.user if token is not None else None,
+        token_id=token.id if token is not None else None,
+        request_id=request[_REQUEST_ID],
+    )

@@ -1,0 +1,33 @@
+"""docs/contract.md names tests that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def functions_of(file: Path) -> set[str]:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {
+        node.name for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, functions)
+    }
+
+
+def test_every_test_of_the_page_exists() -> None:
+    named = _NAMED.findall((ROOT / "docs/contract.md").read_text())
+    assert len(named) > 20
+    known = {file: functions_of(ROOT / file) for file, _ in named if (ROOT / file).is_file()}
+    missing = [f"{file}::{name}" for file, name in named if name not in known.get(file, set())]
+    assert missing == []
+
+
+def test_every_promise_of_the_page_has_a_test() -> None:
+    rows = re.findall(
+        r"^\| (?!promise|--)(.*) \| (.*) \|$", (ROOT / "docs/contract.md").read_text(), re.MULTILINE
+    )
+    assert rows
+    assert [promise for promise, shown in rows if not _NAMED.search(shown)] == []
