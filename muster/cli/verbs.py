@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from muster.cli.exit_codes import EXIT_CODES
+
 # Name -> what `--help` says of it. The command is `command` in the module `muster.cli.<name>`.
 VERBS: Final = {
     "submit": "Submit a job; prints its id.",
@@ -29,21 +31,6 @@ VERBS: Final = {
     "coordinator": "Run the coordinator.",
     "agent": "Run a node's agent.",
 }
-
-EXIT_CODES: Final = (
-    ("0", "done"),
-    (
-        "the job's own",
-        "code of the first failing rank (128+N: signal N): wait, submit --wait, logs --exit-status",
-    ),
-    ("2", "usage, or a job that was refused"),
-    ("121", "the job was cancelled"),
-    ("122", "infrastructure: a node was lost, a check failed"),
-    ("123", "the job never started"),
-    ("124", "the job's time limit"),
-    ("125", "client or coordinator error"),
-    ("130", "detached by Ctrl-C"),
-)
 
 
 class Verbs(click.Group):
@@ -96,7 +83,7 @@ def muster() -> None:
     A job is named by its id, by its name (your newest job of that name), or by `last` or `-`
     (your newest job). The coordinator and your token are found by --url and --token-file, else
     MUSTER_URL, MUSTER_TOKEN and MUSTER_CA, else in ~/.config/muster/client.yaml, for which
-    MUSTER_CONFIG names another file.
+    --config or MUSTER_CONFIG names another file.
     """
 
 
