@@ -16,13 +16,13 @@ from muster.protocol.http import NodeList, NodeView
 
 _COLUMNS: Final = (
     Column("NAME", name=True),
-    Column("LINK"),
-    Column("SEEN", right=True, drop=3),
-    Column("ADDRESS", drop=5),
-    Column("POOL", name=True, drop=2),
-    Column("GPUS", right=True, drop=1),
-    Column("CPUS", right=True, drop=4),
-    Column("MEMORY", right=True, drop=6),
+    Column("LINK", drop=1),
+    Column("SEEN", right=True, drop=4),
+    Column("ADDRESS", drop=6),
+    Column("POOL", name=True, drop=3),
+    Column("GPUS", right=True, drop=2),
+    Column("CPUS", right=True, drop=5),
+    Column("MEMORY", right=True, drop=7),
     Column("STATE", elastic=True, wraps=True),
 )
 _COLOURS: Final = {"connected": "green", "suspect": "yellow", "lost": "red"}

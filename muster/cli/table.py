@@ -64,12 +64,14 @@ def table_lines(
         for at, column in enumerate(columns)
     ]
     kept = _fit(columns, sizes, width) if width is not None else list(range(len(columns)))
-    heading = [Cell(column.title) for column in columns]
-    lines: list[str] = []
-    for row in [heading, *made]:
-        chosen = [(columns[at], sizes[at], row[at]) for at in kept]
-        lines += _lines(chosen, colour=colour)
+    lines = _lines([(columns[at], sizes[at], _title(columns[at], sizes[at])) for at in kept])
+    for row in made:
+        lines += _lines([(columns[at], sizes[at], row[at]) for at in kept], colour=colour)
     return lines
+
+
+def _title(column: Column, size: int) -> Cell:
+    return Cell(cut(column.title, size))
 
 
 def _fit(columns: Sequence[Column], sizes: list[int], width: int) -> list[int]:
@@ -104,7 +106,7 @@ def _fit(columns: Sequence[Column], sizes: list[int], width: int) -> list[int]:
     return kept
 
 
-def _lines(row: Sequence[tuple[Column, int, Cell]], *, colour: bool) -> list[str]:
+def _lines(row: Sequence[tuple[Column, int, Cell]], *, colour: bool = False) -> list[str]:
     """The lines of a row: one, but where a column wraps."""
     parts = [
         wrap(cell.text, size) if column.wraps else [cut(cell.text, size)]
