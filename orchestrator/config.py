@@ -44,6 +44,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pending_connections_per_address_max: Count = 1024
     submits_per_s: Rate = 1000
     refusals_per_s: Rate = 100
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
+
+
+class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the output of jobs is stored, and what of it is kept; None: below the state folder."""
+
+    dir: Path | None = None
+    keep_s: Annotated[float, msgspec.Meta(gt=0)] = 30 * 86400
+    keep_bytes_max: Count = 100 << 30
+    free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +70,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
     limits: Limits = Limits()
+    job_logs: JobLogs = JobLogs()
     log: Log = Log()
 
     def __post_init__(self) -> None:
@@ -70,6 +81,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         for entry in self.networks:
             _check_network(entry)
+
+    @property
+    def job_logs_path(self) -> Path:
+        """Where the output of jobs is stored."""
+        return self.job_logs.dir or self.state_dir / "logs"
 
     @property
     def tokens_path(self) -> Path:

@@ -1,6 +1,7 @@
 """From a configuration to a coordinator that serves, until it is told to stop."""
 
 import asyncio
+import errno
 import signal
 import socket
 import ssl
@@ -10,6 +11,7 @@ from typing import Final, Never
 import structlog
 from aiohttp import web
 
+from muster.daemon.address import listeners
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
@@ -29,7 +31,9 @@ from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, replay
 from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
 
 _SHUTDOWN_S: Final = 1.0
 
@@ -49,6 +53,7 @@ class _Parts:
     agents: AgentSessions
     logs: LogConnections
     store: LogStore
+    retention: Retention
     runner: web.AppRunner
 
 
@@ -58,16 +63,17 @@ async def serve(config: CoordinatorConfig) -> None:
     tokens = TokenStore(config.tokens_path, clock)
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
     stop = _stop_signal()
-    journal = Journal.open(config.state_dir)
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
-        state = replay(journal)
+        state = replay(journal.replay())
         epoch = journal.begin_epoch()
+        first_job = journal.first_job
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock)
+        parts = _build(config, state, writer, tokens, clock, first_job)
         async with parts.owner:
             server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -84,10 +90,13 @@ def _build(
     writer: JournalWriter,
     tokens: TokenStore,
     clock: Clock,
+    first_job: int,
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
-    store = LogStore(config.state_dir / "logs", changes, clock)
+    store = LogStore(
+        config.job_logs_path, changes, clock, free_bytes_min=config.job_logs.free_bytes_min
+    )
     agents = AgentSessions(
         owner,
         message_bytes_max=config.limits.agent_message_bytes_max,
@@ -101,6 +110,7 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
+        first_job=first_job,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
@@ -114,7 +124,9 @@ def _build(
         limits=config.limits,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
-    return _Parts(owner, coordinator, agents, logs, store, runner)
+    keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
+    retention = Retention(config.job_logs_path, store, coordinator, keep)
+    return _Parts(owner, coordinator, agents, logs, store, retention, runner)
 
 
 def _origins(config: CoordinatorConfig) -> Origins:
@@ -128,9 +140,12 @@ async def _start(
     parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
 ) -> asyncio.Server:
     """Take over the state, and only then let anybody in."""
+    parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     await parts.runner.setup()
     try:
         server = await _listen(parts.runner, config, context)
@@ -166,7 +181,11 @@ async def _stop(parts: _Parts, server: asyncio.Server) -> None:
     parts.agents.close_all()
     await parts.logs.close_all()
     await parts.runner.cleanup()
-    await parts.store.sync()
+    try:
+        await parts.store.sync()
+    except LogStoreError as error:
+        # The agents have what was not acknowledged, and send it to the next process.
+        _log.error("log_sync_failed", why=str(error))
     parts.store.close()
 
 
@@ -190,10 +209,25 @@ async def _listen(
             backlog=1024,
         )
     except OSError as error:
-        raise ListenError(
-            f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "
-            "it, or set another listen.port"
-        ) from error
+        raise ListenError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    where = f"listen: {host}:{port} cannot be used"
+    match error.errno:
+        case errno.EADDRINUSE:
+            who = " and ".join(listeners(port)) or "another program"
+            return f"{where}: {who} listens there; stop it, or set another listen.port"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{where}: this machine has no such address; set listen.host to one that `ip "
+                "address` shows, or to 0.0.0.0 for all of them"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"{where}: this user may not listen there; set listen.port above 1023"
+        case _:
+            why = error.strerror or str(error)
+            return f"{where} ({why}); set another listen.host or listen.port"
 
 
 def _limits(config: CoordinatorConfig) -> Limits:

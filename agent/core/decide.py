@@ -9,7 +9,7 @@ from agent.core import facts as f
 from agent.core import stimuli as s
 from agent.core.decision import Decision
 from agent.core.network import NetworkPhase
-from agent.core.shim import ShimPhase, ShimSignal
+from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
@@ -211,10 +211,12 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             if held.stop is not None and held.stop.force:
                 return Decision()
             return Decision([f.StopTaken(held.id, command)])
-        case m.SignalTask(_, signal, number):
+        case m.SignalTask(_, signal, number, ranks, late):
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
                 return said
-            return Decision([], [a.TellShim(held.id, ShimSignal(signal, number))])
+            if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
+                return said
+            return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
         case m.ForgetTask():
             return Decision([f.Forgotten(held.id)] if _over(held) else [])
         case _:

@@ -23,6 +23,10 @@ gives a lost node's job elsewhere `lease_margin_s` after the lease: well before 
 have done its work."""
 
 
+SIGNALS_RANKS: Final = 2
+"""Shims of an earlier version would take a signal to some ranks for one to all."""
+
+
 class ShimPhase(enum.Enum):
     """How far a task is. Those that are terminal change no more, and their record is on disk."""
 
@@ -224,10 +228,15 @@ class ShimStop(_Command, frozen=True, tag="stop"):
 
 
 class ShimSignal(_Command, frozen=True, tag="signal"):
-    """Signal the ranks, once: a `number` that is not above the last one changes nothing."""
+    """Signal the ranks, once: a `number` that is not above the last one changes nothing.
+
+    `ranks`: only those; none: all. `late`: those that begin later, too.
+    """
 
     signal: str
     number: int
+    ranks: Sequence[int] = ()
+    late: bool = True
 
 
 class ShimKill(_Command, frozen=True, tag="kill"):

@@ -103,11 +103,14 @@ class Ledger:
         return said
 
     def at(self, stream: StreamId, offset: int) -> None:
-        """The coordinator holds `offset` bytes."""
+        """The coordinator holds `offset` bytes and wants those after them, perhaps once more."""
         known = self.stream(stream)
-        if known is not None and known.sent is None:
-            known.sent = known.stored = offset
-            self._queue(known)
+        task = self._tasks.get(stream.task)
+        if known is None or task is None or task.stored:
+            return
+        known.sent = known.stored = offset
+        known.ended = task.end_said = False
+        self._queue(known)
 
     def grown(self, stream: Stream) -> None:
         """The file may have more bytes than were sent."""

@@ -74,7 +74,8 @@ class Stop:
 
 
 class Signal:
-    """Signal the ranks, and end nothing; of each number once."""
+    """Signal the ranks (none: all), and end nothing; of each number once. `late`: those that begin
+    later, too."""
 
     def __init__(self, document: dict[str, object]) -> None:
         self.signal = _signal(document, "signal")
@@ -82,6 +83,14 @@ class Signal:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise Malformed(f"number {number!r} is not a whole number from 1")
         self.number = number
+        ranks = document.get("ranks") or []
+        if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+            raise Malformed(f"ranks {ranks!r} is not a list of ranks")
+        self.ranks = frozenset(ranks)
+        self.late = document.get("late") is not False
+
+    def for_rank(self, rank: int) -> bool:
+        return not self.ranks or rank in self.ranks
 
 
 class Kill:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import enum
 import os
 
-VERSION = 1
+# 2: a signal may be for some ranks only.
+VERSION = 2
 
 
 class Phase(enum.StrEnum):

@@ -1,4 +1,4 @@
-"""A signal that warns the ranks and ends nothing: to each once, and never after the stop."""
+"""A signal to the ranks that ends nothing: to each once, and never after the stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _TIMER = "warning"
 
 
 class Warnings:
-    """Those of one task; the last counts. Ranks that begin after it came have it too, once each."""
+    """Those of one task. Ranks that begin after the last warning have it too, once each; other
+    signals are for the ranks that there are.
+    """
 
     def __init__(
         self, loop: Loop, tree: Tree, status: Status, ranks: Ranks, changed: Callable[[], None]
@@ -26,20 +28,23 @@ class Warnings:
         self._status = status
         self._ranks = ranks
         self._changed = changed
+        self._given = 0
         self._last: Signal | None = None
 
     def give(self, command: Signal, group: list[int] | None) -> None:
         """Give it to the ranks that are there, or to the `group` of a program that has none."""
-        if self._status.phase is not Phase.RUNNING:
+        if self._status.phase is not Phase.RUNNING or command.number <= self._given:
             return
-        if self._last is not None and command.number <= self._last.number:
+        self._given = command.number
+        if group is not None:
+            self._note(command, self._tree.signal(group, command.signal))
             return
-        self._last = command
-        if group is None:
-            self._to(command, self._waiting(command))
-            self.look()
-        elif self._tree.signal(group, command.signal):
-            self._note(command)
+        begun = any(rank.alive for rank in self._status.ranks.values())
+        if command.late or not (begun or self._last):
+            # Where no rank has begun yet, it is for those that are about to.
+            self._last = command
+        self._to(command, self._waiting(command))
+        self.look()
 
     def look(self) -> None:
         """Give it to the ranks that have begun since and by now heed it: a process that is just
@@ -52,6 +57,8 @@ class Warnings:
         self._to(command, ready)
         if self._waiting(command):
             self._loop.at(_TIMER, now() + LOOK_S, self.look)
+        elif ready and not command.late:
+            self._last = None
 
     def over(self) -> None:
         self._loop.cancel(_TIMER)
@@ -60,16 +67,20 @@ class Warnings:
         if self._ranks.signalled:
             return []
         ranks = self._status.ranks.values()
-        return [rank for rank in ranks if rank.alive and rank.warned < command.number]
+        return [
+            rank
+            for rank in ranks
+            if rank.alive and rank.warned < command.number and command.for_rank(rank.rank)
+        ]
 
     def _to(self, command: Signal, ranks: list[Rank]) -> None:
         pids = self._tree.signal([rank.pid for rank in ranks if rank.pid], command.signal)
         for rank in ranks:
-            if rank.pid in pids:
+            if rank.pid in pids and command is self._last:
                 rank.warned = command.number
-        if pids:
-            self._note(command)
+        self._note(command, pids)
 
-    def _note(self, command: Signal) -> None:
-        self._status.signalled = command.number
-        self._changed()
+    def _note(self, command: Signal, pids: list[int]) -> None:
+        if pids:
+            self._status.signalled = max(self._status.signalled, command.number)
+            self._changed()

@@ -127,7 +127,9 @@ def _text(file: str) -> str:
     except OSError as error:
         raise RefusedError(f"the job file {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise RefusedError(f"the job file {file} is not UTF-8 (byte {error.start})") from error
+        raise RefusedError(
+            f"the job file {file} is not UTF-8 (byte {error.start}): save it as UTF-8"
+        ) from error
 
 
 def looks_like_a_file(command: tuple[str, ...]) -> bool:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.log_lines import LogPrinter
+from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
-from muster.protocol.http import JobView, LogTrailer
+from muster.protocol.http import JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
+from muster.spec.problems import RefusedError as SpanError
+from muster.spec.units import moment
 
 TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
@@ -43,6 +49,33 @@ class CountOrAll(click.ParamType[int | None]):
         return int(value)
 
 
+class Pattern(click.ParamType["re.Pattern[str]"]):
+    """A regular expression."""
+
+    name = "re"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> re.Pattern[str]:
+        try:
+            return re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
+            self.fail(f"{value!r} is no regular expression: {error}", param, ctx)
+
+
+class Since(click.ParamType[str]):
+    """A time in RFC 3339, or a span before now; passed on as it was typed."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            moment(str(value), 0.0)
+        except SpanError as refused:
+            self.fail(f"{value!r} {refused.message}; {refused.hint}", param, ctx)
+        return str(value)
+
+
 @click.command("logs")
 @click.argument("job", metavar="JOB", type=JOB)
 @click.option(
@@ -58,10 +91,33 @@ class CountOrAll(click.ParamType[int | None]):
 @click.option("--stdout", "stream", flag_value="stdout", help="Only standard output.")
 @click.option("--stderr", "stream", flag_value="stderr", help="Only standard error.")
 @click.option("--attempt", type=click.IntRange(1), help="This attempt instead of the last one.")
+@click.option("--previous", is_flag=True, help="The attempt before the last one.")
 @click.option(
     "--tail", metavar="N|all", help="Begin with the last N lines: 10 with -f, else all of them."
 )
+@click.option(
+    "--since",
+    type=Since(),
+    metavar="TIME",
+    help="Only what was read since then: 10m, or 2026-11-22T01:30:00Z.",
+)
+@click.option(
+    "--grep",
+    type=Pattern(),
+    metavar="RE",
+    help="Of what the other options choose, only lines in which this is found.",
+)
+@click.option("--timestamps", is_flag=True, help="Begin each line with when it was read (UTC).")
 @click.option("--no-prefix", is_flag=True, help="No `[node rN]` before the lines of several ranks.")
+@click.option("--raw", is_flag=True, help="Send a terminal the job's own bytes, escapes and all.")
+@click.option(
+    "--download",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write every stream of all attempts to a file of its own in DIR, and print their names. "
+    "Again, it goes on where it stopped.",
+)
 @click.option("--exit-status", is_flag=True, help="Exit with the job's code once it has ended.")
 @connection_options
 def command(
@@ -72,24 +128,46 @@ def command(
     node: str | None,
     stream: str | None,
     attempt: int | None,
+    previous: bool,
     tail: str | None,
+    since: str | None,
+    grep: re.Pattern[str] | None,
+    timestamps: bool,
     no_prefix: bool,
+    raw: bool,
+    folder: Path | None,
     exit_status: bool,
 ) -> int:
     """Print what a job writes, standard error on standard error.
 
     With --rank all, or --node, each line of several ranks begins with `[node rN]`.
+
+    Into a pipe or a file go the very bytes of a single rank. On a terminal its colours and
+    carriage returns work; other escapes and control characters are spelled out (`\\x1b`), for a log
+    may hold what takes a terminal over. --raw passes everything.
     """
+    if previous and attempt is not None:
+        raise click.UsageError("--attempt and --previous exclude each other")
     lines = TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
-    chosen = None if node is not None and rank is None else _rank(rank)
-    if chosen is None and node is None and stream is None:
-        stream = _OF_THE_JOB
-    query = LogQuery(follow, chosen, node, stream, attempt, lines)
+    if folder is not None:
+        shown = {"--tail": tail, "--since": since, "--grep": grep, "--timestamps": timestamps}
+        if wrong := [name for name, given in shown.items() if given]:
+            raise click.UsageError(f"--download takes whole streams, so not {', '.join(wrong)}")
+        chosen, lines = None if rank is None else _rank(rank), None
+    else:
+        chosen = None if node is not None and rank is None else _rank(rank)
+        if chosen is None and node is None and stream is None:
+            stream = _OF_THE_JOB
     client = connect()
     number = find_job(client, job)
-    code = show_logs(
-        client, number, query, prefix=not no_prefix, others=rank is None and node is None
-    )
+    if previous:
+        attempt = _previous(client.job(number))
+    query = LogQuery(follow, chosen, node, stream, attempt, lines, since)
+    if folder is not None:
+        code = _download(client, number, query, folder)
+    else:
+        look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
+        code = show_logs(client, number, query, look=look, others=rank is None and node is None)
     if not exit_status:
         return 0
     if code is None:
@@ -104,8 +182,26 @@ def _rank(text: str | None) -> int | None:
     return 0 if text is None else COUNT.convert(text, None, None)
 
 
+def _previous(view: JobView) -> int:
+    if view.attempt < 2:
+        raise RefusedError(f"job {view.id} has no attempt before the last: it was tried once")
+    return view.attempt - 1
+
+
+def _download(client: Client, job: int, query: LogQuery, folder: Path) -> int | None:
+    """Write the streams, print their files; the job's exit code, None if it has not ended."""
+    from muster.cli.log_download import download
+
+    view = client.job(job)
+    with detaching(job) if query.follow else nullcontext():
+        for path in download(client, view, query, folder):
+            print(path)
+    view = client.job(job)
+    return exit_code(view) if view.state in ENDED_STATES else None
+
+
 def show_logs(
-    client: Client, job: int, query: LogQuery, *, prefix: bool = True, others: bool = True
+    client: Client, job: int, query: LogQuery, *, look: Look | None = None, others: bool = True
 ) -> int | None:
     """Print the logs that `query` asks for, and with `others` the errors of the rank that ended
     the job if it is another. Returns the job's exit code, None if it has not ended; Ctrl-C while
@@ -117,22 +213,26 @@ def show_logs(
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
     if others and query.rank == 0 and view.nodes > 1 and sys.stderr.isatty():
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
+    if query.since is not None and client.server_time is not None:
+        # Fixed now: a span would be another time after each reconnect.
+        since = moment(query.since, client.server_time.timestamp())
+        query = replace(query, since=datetime.fromtimestamp(since, UTC).isoformat())
     alone = query.rank is not None or _one_rank(view)
-    printer = _printer(alone=alone, prefix=prefix)
+    printer = _printer(look or Look(), alone=alone)
     if not query.follow:
         # Without an attempt the coordinator gives all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
-        return _print_all(client, job, query, printer, others=others)
+        return _print_all(client, job, query, printer, look or Look(), others=others)
     with detaching(job):
-        return _print_all(client, job, query, printer, others=others)
+        return _print_all(client, job, query, printer, look or Look(), others=others)
 
 
-def _printer(*, alone: bool = False, prefix: bool = True) -> LogPrinter:
-    return LogPrinter(sys.stdout.buffer, sys.stderr.buffer, alone=alone, prefix=prefix)
+def _printer(look: Look, *, alone: bool = False) -> LogPrinter:
+    return LogPrinter(sys.stdout.buffer, sys.stderr.buffer, alone=alone, look=look)
 
 
 def _print_all(
-    client: Client, job: int, query: LogQuery, printer: LogPrinter, *, others: bool
+    client: Client, job: int, query: LogQuery, printer: LogPrinter, look: Look, *, others: bool
 ) -> int | None:
     printed = _print_records(client, job, query, printer)
     if query.follow and query.attempt is None:
@@ -143,7 +243,7 @@ def _print_all(
     if view.state not in ENDED_STATES:
         return None
     if others and view.exit_code:
-        _print_errors_of_others(client, view, query)
+        _print_errors_of_others(client, view, query, look)
     if query.follow:
         note(ending(view))
     return exit_code(view)
@@ -172,6 +272,9 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
                 if entry.reason:
                     note(safe(entry.reason))
                 continue
+            if entry.gap is not None:
+                note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
+                continue
             if attempt is not None and entry.attempt != attempt:
                 note(f"attempt {entry.attempt} of job {job}")
             attempt = entry.attempt
@@ -181,7 +284,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
     return attempt is not None
 
 
-def _print_errors_of_others(client: Client, view: JobView, query: LogQuery) -> None:
+def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: Look) -> None:
     """What the rank that ended the job had to say, or the launcher where no rank began to."""
     attempt = next((a for a in reversed(view.attempts) if a.cause is not None), None)
     if attempt is None or attempt.cause is None or query.stream == "stdout":
@@ -191,7 +294,13 @@ def _print_errors_of_others(client: Client, view: JobView, query: LogQuery) -> N
         return
     for stream in ("setup", "launcher") if cause.rank is None else ("stderr",):
         about = LogQuery(False, cause.rank, cause.node, stream, attempt.number, _TAIL_OF_ERRORS)
-        _print_records(client, view.id, about, _printer())
+        # Whose they are has to be seen, whatever was asked for rank 0.
+        _print_records(client, view.id, about, _printer(replace(look, prefix=True)))
+
+
+def _where(record: LogRecord) -> str:
+    whose = record.stream if record.rank is None else f"r{record.rank} {record.stream}"
+    return safe(f"[{record.node} {whose}]")
 
 
 def _one_rank(view: JobView) -> bool:

@@ -20,6 +20,11 @@ VERBS: Final = {
     "attach": "Follow a job's logs; exits with its code.",
     "wait": "Wait for jobs to end; exits with their code.",
     "cancel": "Stop jobs, or take them out of the queue.",
+    "hold": "Keep jobs that wait from starting.",
+    "signal": "Signal the ranks of a running job.",
+    "rerun": "Submit a job again, changed or not; prints its id.",
+    "release": "Let held jobs go.",
+    "set": "Change priority, time limit or name of a job.",
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
     "node": "Show one node.",
@@ -30,6 +35,8 @@ VERBS: Final = {
     "init": "Write the configuration and tokens of a new cluster.",
     "coordinator": "Run the coordinator.",
     "agent": "Run a node's agent.",
+    "probe": "Show this node's HCAs, GPUs, and what its jobs will use of them.",
+    "doctor": "Say what is wrong with this node's fabric, and how to mend it.",
 }
 
 

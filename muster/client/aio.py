@@ -39,6 +39,7 @@ from muster.client.settings import Settings, given_settings
 from muster.client.tail import Entry, LogQuery, Tail, no_stream
 from muster.protocol.http import (
     CancelAnswer,
+    ChangeAnswer,
     EventList,
     JobList,
     JobSummary,
@@ -47,6 +48,7 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
+    SignalAnswer,
     Validation,
     VersionView,
 )
@@ -160,6 +162,27 @@ class AsyncClient:
         """As `Client.cancel`."""
         return await self._call(calls.cancel(job, reason, grace_s, force=force))
 
+    async def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
+        """As `Client.change`."""
+        return await self._call(calls.change(job, wanted))
+
+    async def signal(
+        self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
+    ) -> SignalAnswer:
+        """As `Client.signal`."""
+        return await self._call(calls.signal(job, signal, rank, node))
+
+    async def rerun(
+        self,
+        job: int,
+        key: str | None = None,
+        *,
+        sets: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> JobSummary:
+        """As `Client.rerun`."""
+        return await self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
+
     async def events(self, job: int, after: int = 0) -> EventList:
         """As `Client.events`."""
         return await self._call(calls.events(job, after))
@@ -227,7 +250,9 @@ class AsyncClient:
         async def step() -> bytes:
             return await self._transport.request(call)
 
-        return self._exchange.decode(call, await self._persist(step, call.patience_s))
+        patience_s = call.patience_s
+        body = await (step() if patience_s is None else self._persist(step, patience_s))
+        return self._exchange.decode(call, body)
 
     async def _persist(self, step: Callable[[], Coroutine[Any, Any, _T]], patience_s: float) -> _T:
         """Do `step` again while it fails in passing, for `patience_s` seconds."""

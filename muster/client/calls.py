@@ -3,8 +3,8 @@
 `Client` and `AsyncClient` both carry these out. What takes more than one call is a generator that
 yields calls and is sent their answers, and returns the result.
 
-Every call here may be made twice without harm (reads, cancels, submits with a key), so one that
-meets a coordinator in the middle of a restart is simply made again, for `patience_s`.
+What may be done twice without harm (reads, cancels, changes, submits with a key) is simply done
+again for `patience_s`, when it meets a coordinator in the middle of a restart.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from muster.client.errors import NoSuchJobError, NoSuchNodeError
 from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
+    ChangeAnswer,
     EventList,
     JobList,
     JobSummary,
     JobView,
     NodeList,
     NodeView,
+    RerunRequest,
+    SignalAnswer,
+    SignalRequest,
     Validation,
     VersionView,
 )
@@ -52,7 +56,7 @@ _ID_DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[_T]):
-    """One request, and `kind`, the type of a good answer."""
+    """One request, and `kind`, the type of a good answer. `patience_s` None: never made again."""
 
     kind: type[_T]
     method: str
@@ -60,7 +64,7 @@ class Call(Generic[_T]):
     query: Query = field(default_factory=dict)
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    patience_s: float = ASK_S
+    patience_s: float | None = ASK_S
     timeout_s: float = READ_TIMEOUT_S
 
 
@@ -106,6 +110,28 @@ def cancel(number: int, reason: str, grace_s: float | None, *, force: bool) -> C
     body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
     path = f"/v1/jobs/{number}/cancel"
     return Call(CancelAnswer, "POST", path, body=body, patience_s=CHANGE_S)
+
+
+def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
+    body = msgspec.json.encode(wanted)
+    return Call(ChangeAnswer, "PATCH", f"/v1/jobs/{number}", body=body, patience_s=CHANGE_S)
+
+
+def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:
+    body = msgspec.json.encode(SignalRequest(name, rank, node))
+    # Once: where the answer is lost, the ranks may have it.
+    return Call(SignalAnswer, "POST", f"/v1/jobs/{number}/signal", body=body, patience_s=None)
+
+
+def rerun(number: int, key: str, sets: Sequence[str], exclude: Sequence[str]) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        f"/v1/jobs/{number}/rerun",
+        body=msgspec.json.encode(RerunRequest(tuple(sets), tuple(exclude))),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
 
 
 def events(number: int, after: int) -> Call[EventList]:

@@ -22,6 +22,7 @@ from muster.client.tail import LogQuery, read_logs
 from muster.client.transport import Transport
 from muster.protocol.http import (
     CancelAnswer,
+    ChangeAnswer,
     EventList,
     JobList,
     JobSummary,
@@ -30,6 +31,7 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
+    SignalAnswer,
     Validation,
     VersionView,
 )
@@ -144,6 +146,34 @@ class Client:
         """Ask for the job to be stopped; returns before it is. `grace_s` replaces the job's own."""
         return self._call(calls.cancel(job, reason, grace_s, force=force))
 
+    def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
+        """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
+        job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
+        """
+        return self._call(calls.change(job, wanted))
+
+    def signal(
+        self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
+    ) -> SignalAnswer:
+        """Signal the ranks of a job that runs (`USR1`, `SIGUSR1`, `10`), or some of them.
+
+        Not made again where the answer is lost: the ranks may have it.
+        """
+        return self._call(calls.signal(job, signal, rank, node))
+
+    def rerun(
+        self,
+        job: int,
+        key: str | None = None,
+        *,
+        sets: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> JobSummary:
+        """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
+        nodes `exclude`. As `submit`, once under the same `key`.
+        """
+        return self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
+
     def events(self, job: int, after: int = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
         empty when there are no more.
@@ -186,7 +216,11 @@ class Client:
             return result
 
     def _call(self, call: Call[_T]) -> _T:
-        body = self._persist(lambda: self._transport.request(call), call.patience_s)
+        def step() -> bytes:
+            return self._transport.request(call)
+
+        patience_s = call.patience_s
+        body = step() if patience_s is None else self._persist(step, patience_s)
         return self._exchange.decode(call, body)
 
     def _persist(self, step: Callable[[], _T], patience_s: float) -> _T:

@@ -35,7 +35,9 @@ _trailer: Final = msgspec.json.Decoder(LogTrailer)
 class LogQuery:
     """Which log bytes: None is all ranks, nodes or streams, and the last attempt.
 
-    `tail` is the number of last lines to begin with, None for everything.
+    `tail` is the number of last lines to begin with, None for everything; `since` leaves out what
+    was read before that time (RFC 3339, or a span like `10m` before the coordinator's now).
+    `cursor`: begin after the record that carried it.
     """
 
     follow: bool = False
@@ -44,9 +46,12 @@ class LogQuery:
     stream: str | None = None
     attempt: int | None = None
     tail: int | None = None
+    since: str | None = None
+    cursor: str | None = None
 
     def parameters(self, cursor: str | None) -> dict[str, str | int | float | None]:
         """The query of the request, from the beginning or after `cursor`."""
+        cursor = cursor or self.cursor
         return {
             "format": "ndjson",
             "follow": 1 if self.follow else None,
@@ -55,6 +60,7 @@ class LogQuery:
             "stream": self.stream,
             "attempt": self.attempt,
             "tail": self.tail if cursor is None else None,
+            "since": self.since,
             "cursor": cursor,
         }
 

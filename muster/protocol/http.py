@@ -69,7 +69,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     """A line of `muster ps`. `exit_code` is what `muster wait` returns, once it has ended.
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
-    limit is over; `kill_at`: when the grace of one that is being stopped is.
+    limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
+    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of.
     """
 
     id: int
@@ -90,6 +91,9 @@ class JobSummary(msgspec.Struct, frozen=True):
     kill_at: Timestamp | None = None
     max_nodes: int | None = None
     nodes_now: int | None = None
+    rerun_of: int | None = None
+    held_by: str = ""
+    held_at: Timestamp | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -203,7 +207,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
-    stream; `ts` is when the agent read them.
+    stream; `ts` is when the agent read them. A record with `gap` has no bytes: it says why those
+    from `offset` on are not here yet.
     """
 
     attempt: int
@@ -216,6 +221,8 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str
     data: str | None = None
     data_b64: str | None = None
+    node_rank: int | None = None
+    gap: str | None = None
 
 
 class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -242,6 +249,40 @@ class CancelAnswer(msgspec.Struct, frozen=True):
 
     job: JobSummary
     already_ended: bool
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True):
+    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
+
+    job: JobSummary
+    changed: bool
+
+
+class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
+    rank only, where that is given.
+    """
+
+    signal: str | int
+    rank: int | None = None
+    node: str | None = None
+
+
+class SignalAnswer(msgspec.Struct, frozen=True):
+    """`nodes` are told; those of them that are `away` when they are back."""
+
+    job: JobSummary
+    signal: str
+    nodes: tuple[str, ...]
+    away: tuple[str, ...]
+
+
+class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
+    nodes to leave out."""
+
+    set: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

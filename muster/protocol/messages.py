@@ -22,7 +22,8 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+PROTOCOL_MAX = 2
+"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -278,11 +279,16 @@ class StopTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="stop"):
 class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     """Signal the task's ranks, and end nothing. Signals of a task are numbered from 1: one that was
     carried out, or is older than that, is not sent again.
+
+    `ranks`: to those of them that are this node's; empty: to all. `late`: ranks that begin after it
+    came get it, too, once they heed it.
     """
 
     task: TaskId
     signal: str
     number: int
+    ranks: tuple[int, ...] = ()
+    late: bool = True
 
 
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):

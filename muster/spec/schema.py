@@ -49,6 +49,11 @@ def job_schema() -> Schema:
     }
 
 
+def job_keys() -> frozenset[str]:
+    """Every key that a job may have."""
+    return frozenset(_properties())
+
+
 def _properties() -> dict[str, Schema]:
     nodes = _nodes_of_job()
     limit = _duration("The longest that the job may take.")

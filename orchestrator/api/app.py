@@ -6,6 +6,7 @@ from orchestrator.api.access import Access, AccessTable, Route
 from orchestrator.api.cluster import ClusterApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
+from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.origins import Origins
@@ -33,6 +34,7 @@ def make_app(
         coordinator, queued_max=limits.queued_jobs_max, submits_per_s=limits.submits_per_s
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
+    verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
@@ -48,8 +50,11 @@ def make_app(
         Route("GET", "/v1/jobs/{id}", jobs.show, admin),
         Route("GET", "/v1/jobs/{id}/spec", details.spec, admin),
         Route("GET", "/v1/jobs/{id}/env", details.env, admin),
+        Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
+        Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
+        Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),

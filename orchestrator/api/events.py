@@ -33,11 +33,18 @@ def _text(state: State, fact: f.Durable) -> str:
             return f"coordinator started, epoch {epoch}"
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
-        case f.JobSubmitted(_, spec, user):
-            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}"
+        case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):
+            again = "" if rerun_of is None else f", job {rerun_of} again"
+            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}{again}"
         case f.CancelRequested(_, user, reason, force=force):
             how = "cancel with force" if force else "cancel"
             return f"{how} requested by {user}" + (f": {reason}" if reason else "")
+        case f.JobHeld(_, user, reason):
+            return f"held by {user}" + (f": {reason}" if reason else "")
+        case f.JobReleased(_, user):
+            return f"released by {user}"
+        case f.JobChanged(_, user):
+            return f"changed by {user}: {fact.text}"
         case f.JobRequeued():
             return "queued again"
         case f.RetryScheduled(_, budget, delay_s):
@@ -49,6 +56,7 @@ def _text(state: State, fact: f.Durable) -> str:
             | f.AttemptArranged()
             | f.AttemptStarted()
             | f.AttemptWarned()
+            | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
             | f.AttemptClosed()
@@ -78,6 +86,7 @@ def _attempt_text(
     | f.AttemptArranged
     | f.AttemptStarted
     | f.AttemptWarned
+    | f.SignalRequested
     | f.StopRequested
     | f.StopForced
     | f.AttemptClosed,
@@ -92,6 +101,8 @@ def _attempt_text(
             return "all nodes are ready, starting"
         case f.AttemptWarned():
             return "the ranks are warned that the time limit is near"
+        case f.SignalRequested(_, _, user):
+            return f"{fact.text} by {user}"
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
         case f.StopForced():

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import math
-from typing import Final, assert_never
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -12,20 +12,21 @@ from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
     EventList,
-    FieldProblem,
     JobSummary,
 )
 from muster.protocol.ids import JobId
+from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
 from orchestrator.api.events import event_view
 from orchestrator.api.parameters import WAIT_S_MAX, EventsQuery, NoQuery, WaitQuery
-from orchestrator.api.problems import ApiError
+from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.core.actions import CHANGED, Cancelled, Declined, Submitted
+from orchestrator.core.decide import DISK_FULL
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -38,7 +39,11 @@ _DECLINED_STATUS: Final = {
     "unknown_job": 404,
     "idempotency_conflict": 409,
     CHANGED: 412,
+    "signal_refused": 422,
+    "not_on_node": 422,
+    "no_such_rank": 422,
     "unsatisfiable": 422,
+    DISK_FULL: 507,
 }
 
 
@@ -51,12 +56,16 @@ class JobsApi:
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
-        self._check_rate(request)
-        key = idempotency_key(request)
-        spec = await spec_body(request)
+        self.check_rate(request)
+        return await self.take(request, idempotency_key(request), await spec_body(request))
+
+    async def take(
+        self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None
+    ) -> web.Response:
+        """Submit a job that has been read."""
         user = request[TOKEN].user
         state = await self._coordinator.settled()
-        queued = sum(map(len, state.queues.values()))
+        queued = sum(map(len, state.queues.values())) + len(state.held)
         if queued >= self._queued_max and (user, key) not in state.keys:
             raise ApiError(
                 429,
@@ -65,25 +74,26 @@ class JobsApi:
                 "wait until some have started",
                 headers={"Retry-After": "30"},
             )
-        digest = hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).hexdigest()
+        body = msgspec.json.encode(spec, order="deterministic")
+        if rerun_of is not None:
+            body += b" again %d" % rerun_of
+        digest = hashlib.sha256(body).hexdigest()
         result = await self._coordinator.request(
-            lambda rid: SubmitReceived(rid, spec, user, key, digest)
+            lambda rid: SubmitReceived(rid, spec, user, key, digest, rerun_of)
         )
         match result:
             case Submitted(job, created):
                 location = {"Location": f"/v1/jobs/{job}"}
                 return reply(await self._summary(job), 201 if created else 200, location)
             case Declined():
-                raise _declined(result)
-            case Cancelled():
-                raise AssertionError(f"a submit was answered with {result}")
+                raise declined(result)
             case _:
-                assert_never(result)
+                raise AssertionError(f"a submit was answered with {result}")
 
     async def show(self, request: web.Request) -> web.Response:
         name = job_id(request)
         read_query(request, NoQuery)
-        state, job = await self._find(name)
+        state, job = await find_job(self._coordinator, name)
         headers = {"ETag": job_etag(state, job)}
         return reply(job_view(state, job, self._coordinator.now()), headers=headers)
 
@@ -96,7 +106,7 @@ class JobsApi:
             async with asyncio.timeout(timeout_s):
                 while not changes.closed:
                     seen = changes.count(name)
-                    _, job = await self._find(name)
+                    _, job = await find_job(self._coordinator, name)
                     if job.phase is JobPhase.ENDED:
                         break
                     await changes.wait({name: seen})
@@ -108,9 +118,9 @@ class JobsApi:
         name = job_id(request)
         asked = await struct_body(request, CancelRequest)
         if len(asked.reason) > _REASON_CHARS_MAX:
-            raise _field("reason", f"is longer than {_REASON_CHARS_MAX} characters")
+            raise bad_field("reason", f"is longer than {_REASON_CHARS_MAX} characters")
         if asked.grace_s is not None and not 0 <= asked.grace_s <= _GRACE_S_MAX:
-            raise _field("grace_s", f"is not from 0 to {_GRACE_S_MAX:g} seconds")
+            raise bad_field("grace_s", f"is not from 0 to {_GRACE_S_MAX:g} seconds")
         user = request[TOKEN].user
         result = await self._coordinator.request(
             lambda rid: CancelReceived(
@@ -121,20 +131,18 @@ class JobsApi:
             case Cancelled(job, already_ended):
                 return reply(CancelAnswer(await self._summary(job), already_ended), 202)
             case Declined():
-                raise _declined(result)
-            case Submitted():
-                raise AssertionError(f"a cancel was answered with {result}")
+                raise declined(result)
             case _:
-                assert_never(result)
+                raise AssertionError(f"a cancel was answered with {result}")
 
     async def events(self, request: web.Request) -> web.Response:
         query = read_query(request, EventsQuery)
-        _, job = await self._find(job_id(request))
+        _, job = await find_job(self._coordinator, job_id(request))
         found = await self._coordinator.events(job=job.id, after_seq=query.after, limit=query.limit)
         state = self._coordinator.state
         return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
 
-    def _check_rate(self, request: web.Request) -> None:
+    def check_rate(self, request: web.Request) -> None:
         """Raises ApiError (429)."""
         wait_s = self._submits.take(request[TOKEN].id, request.loop.time())
         if wait_s:
@@ -146,24 +154,26 @@ class JobsApi:
                 headers={"Retry-After": str(math.ceil(wait_s))},
             )
 
-    async def _find(self, name: JobId) -> tuple[State, Job]:
-        state = await self._coordinator.settled()
-        job = state.jobs.get(name)
-        if job is None:
-            raise no_such_job(name)
-        return state, job
-
     async def _summary(self, name: JobId) -> JobSummary:
-        state, job = await self._find(name)
-        return job_summary(state, job, self._coordinator.now())
+        return await summary_of(self._coordinator, name)
 
 
-def _declined(result: Declined) -> ApiError:
+async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
+    """Raises ApiError (404)."""
+    state = await coordinator.settled()
+    job = state.jobs.get(name)
+    if job is None:
+        raise no_such_job(name)
+    return state, job
+
+
+async def summary_of(coordinator: Coordinator, name: JobId) -> JobSummary:
+    """Raises ApiError (404)."""
+    state, job = await find_job(coordinator, name)
+    return job_summary(state, job, coordinator.now())
+
+
+def declined(result: Declined) -> ApiError:
+    """What the core has declined, as the answer of a request."""
     status = _DECLINED_STATUS.get(result.code, 409)
     return ApiError(status, result.code, result.text, result.hint)
-
-
-def _field(name: str, message: str) -> ApiError:
-    return ApiError(
-        422, "bad_field", f"{name} {message}", problems=[FieldProblem(name, "", message, "")]
-    )

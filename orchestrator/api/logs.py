@@ -1,67 +1,35 @@
 """Logs over HTTP: what there is, then what comes, and a last line that says how it ended."""
 
-import asyncio
-import base64
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-import structlog
 from aiohttp import web
 
-from muster.protocol.http import LogRecord, LogTrailer
+from muster.protocol.http import LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.logs import StreamKind
-from muster.protocol.states import TaskState
-from muster.protocol.timestamp import timestamp
+from orchestrator.api.log_reader import LogReader, Selection
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import Query, job_id, no_such_job
-from orchestrator.core.display import job_state
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Job
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.merge import (
-    BadCursorError,
-    Live,
-    Piece,
-    Place,
-    Source,
-    history,
-    last_lines,
-    live,
-    parse_cursor,
-    take,
-)
-from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream import LogStoreError, StreamKey
+from orchestrator.shell.logs.merge import BadCursorError, Place, parse_cursor
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
 
-# How long after its job has ended a node may take to deliver the rest of its logs.
-DELIVERY_S: Final = 5.0
-_LOOK_EVERY_S: Final = 10.0  # whether the reader is still there
-_BATCH_BYTES: Final = 256 * 1024
 _TAIL_MAX: Final = 100_000
-_PARAMETERS: Final = ("follow", "rank", "node", "stream", "attempt", "format", "cursor", "tail")
-
-_log = structlog.get_logger("muster.logs")
-
-
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """Which streams are wanted; None is all of them."""
-
-    rank: int | None
-    node: str | None
-    kinds: frozenset[str] | None
-    attempt: int | None
-
-    def takes(self, key: StreamKey, node: str) -> bool:
-        return (
-            (self.rank is None or key.rank == self.rank)
-            and (self.node is None or node == self.node)
-            and (self.kinds is None or key.kind in self.kinds)
-            and (self.attempt is None or key.attempt == self.attempt)
-        )
+_PARAMETERS: Final = (
+    "follow",
+    "tail",
+    "since",
+    "rank",
+    "node",
+    "stream",
+    "attempt",
+    "format",
+    "offset",
+    "cursor",
+)
+_OF_RANKS: Final = frozenset({StreamKind.STDOUT.value, StreamKind.STDERR.value})
 
 
 class LogsApi:
@@ -74,198 +42,91 @@ class LogsApi:
     async def read(self, request: web.Request) -> web.StreamResponse:
         name = job_id(request)
         query = Query(request, _PARAMETERS)
-        selection = _Selection(
-            rank=query.optional_number("rank", least=0, most=10**9),
-            node=query.text("node"),
-            kinds=query.choices("stream", (kind.value for kind in StreamKind)),
-            attempt=query.optional_number("attempt", least=1, most=10**9),
-        )
+        selection = _selection(query, self._coordinator.now().wall)
         as_text = (query.one_of("format", ("ndjson", "text")) or "ndjson") == "text"
         place = _cursor(query)
-        tail = query.optional_number("tail", least=0, most=_TAIL_MAX)
+        tail = _tail(query)
         follow = query.flag("follow")
         if name not in (await self._coordinator.settled()).jobs:
             raise no_such_job(name)
+        reader = LogReader(self._coordinator, self._store, name, selection, as_text=as_text)
+        self._check(name, reader, query)
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"
         response.charset = "utf-8"
         response.enable_chunked_encoding()
-        reader = _Reader(self._coordinator, self._store, name, selection, as_text=as_text)
         await response.prepare(request)
         trailer = await reader.stream(request, response, place, tail, follow=follow)
-        if trailer is None:
-            return response
+        if trailer is not None:
+            await _finish(request, response, trailer, as_text=as_text, follow=follow)
+        return response
+
+    def _check(self, name: JobId, reader: LogReader, query: Query) -> None:
+        """Refuse now what cannot be answered once the stream has begun."""
+        try:
+            removed = self._store.removed(name)
+            streams = reader.streams()
+        except LogStoreError as error:
+            raise ApiError(
+                503, "logs_unreadable", str(error), "try again; an operator must look at the disk"
+            ) from error
+        if removed is not None:
+            raise ApiError(
+                410,
+                "logs_removed",
+                removed.text(name),
+                "job_logs in the coordinator's configuration says how long logs are kept",
+            )
+        if query.text("offset") is not None and streams > 1:
+            raise query.wrong("offset", "names a byte of one stream", "name its node, too")
+
+
+async def _finish(
+    request: web.Request,
+    response: web.StreamResponse,
+    trailer: LogTrailer,
+    *,
+    as_text: bool,
+    follow: bool,
+) -> None:
+    try:
         if not as_text:
             await response.write(msgspec.json.encode(trailer) + b"\n")
         elif follow and not trailer.end and request.transport is not None:
             # Text has no trailer: only a broken connection says that there is more.
             request.transport.abort()
-            return response
+            return
         await response.write_eof()
-        return response
+    except ConnectionError:
+        return  # the reader has gone
 
 
-class _Reader:
-    """One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
-
-    def __init__(
-        self,
-        coordinator: Coordinator,
-        store: LogStore,
-        job: JobId,
-        selection: _Selection,
-        *,
-        as_text: bool,
-    ) -> None:
-        self._coordinator = coordinator
-        self._store = store
-        self._name = job
-        self._selection = selection
-        self._as_text = as_text
-        self._last: Place | None = None
-
-    async def stream(
-        self,
-        request: web.Request,
-        response: web.StreamResponse,
-        place: Place | None,
-        tail: int | None,
-        *,
-        follow: bool,
-    ) -> LogTrailer | None:
-        """Write records until there are no more; None where the reader has gone.
-
-        Without `follow` that is what there is now, and for a job that has ended all of it.
-        """
-        self._last = place
-        try:
-            after = await self._history(response, place, tail)
-            while True:
-                changes = self._coordinator.changes
-                seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
-                # Looked at before reading: what makes it final was stored before.
-                state_name, exit_code, ended_at, missing = self._ending()
-                after = await self._live(response, after)
-                waited = self._coordinator.now().wall - (ended_at or 0.0)
-                final = ended_at is not None and (not missing or waited >= DELIVERY_S)
-                # Of a job that has ended the last bytes may be on their way to us.
-                complete = final if follow or ended_at is not None else True
-                if complete or changes.closed:
-                    restarting = follow and changes.closed and not final
-                    return LogTrailer(
-                        end=final,
-                        state=state_name,
-                        exit_code=exit_code,
-                        reason="server restarting" if restarting else _undelivered(missing, final),
-                        cursor=str(self._last or after),
-                    )
-                left_s = _LOOK_EVERY_S if ended_at is None else max(0.0, DELIVERY_S - waited)
-                await changes.wait(seen, left_s)
-                if request.transport is None or request.transport.is_closing():
-                    return None
-        except ConnectionError:
-            return None
-        except LogStoreError as error:
-            _log.error("log_read_failed", job=self._name, why=str(error))
-            cursor = None if self._last is None else str(self._last)
-            return LogTrailer(end=False, reason="the logs cannot be read", cursor=cursor)
-
-    async def _history(
-        self, response: web.StreamResponse, place: Place | None, tail: int | None
-    ) -> Live:
-        if isinstance(place, Live):
-            return place
-        boundary = self._store.job(self._name).next_seq if place is None else place.boundary
-        start = place
-        sources = self._sources()
-        if tail == 0 and place is None:
-            return Live(boundary, 0)
-        if tail is not None and place is None:
-            start = await asyncio.to_thread(last_lines, sources, boundary, tail)
-        await self._send(response, history(sources, boundary, start))
-        return Live(boundary, 0)
-
-    async def _live(self, response: web.StreamResponse, after: Live) -> Live:
-        until = self._store.job(self._name).next_seq
-        if after.seq >= until:
-            return after
-        await self._send(response, live(self._sources(), after, until))
-        return Live(until, 0)
-
-    async def _send(self, response: web.StreamResponse, pieces: Iterator[Piece]) -> None:
-        while True:
-            payload, last = await asyncio.to_thread(self._next, pieces)
-            if last is None:
-                return
-            await response.write(payload)
-            self._last = last
-
-    def _next(self, pieces: Iterator[Piece]) -> tuple[bytes, Place | None]:
-        taken = take(pieces, _BATCH_BYTES)
-        if not taken:
-            return b"", None
-        if self._as_text:
-            return b"".join(piece.data for piece in taken), taken[-1].place
-        lines = [msgspec.json.encode(self._record(piece)) for piece in taken]
-        return b"\n".join([*lines, b""]), taken[-1].place
-
-    def _record(self, piece: Piece) -> LogRecord:
-        data, data_b64 = None, None
-        try:
-            data = piece.data.decode()
-        except UnicodeDecodeError:
-            data_b64 = base64.b64encode(piece.data).decode()
-        key = piece.key
-        return LogRecord(
-            attempt=key.attempt,
-            node=self._node(key),
-            rank=None if key.rank < 0 else key.rank,
-            stream=key.kind,
-            offset=piece.offset,
-            len=len(piece.data),
-            ts=timestamp(piece.ts),
-            cursor=str(piece.place),
-            data=data,
-            data_b64=data_b64,
-        )
-
-    def _sources(self) -> list[Source]:
-        streams = self._store.job(self._name).streams
-        return [
-            Source(key, stream.path)
-            for key, stream in streams.items()
-            if self._selection.takes(key, self._node(key))
-        ]
-
-    def _node(self, key: StreamKey) -> str:
-        attempt = self._coordinator.state.attempt(self._name, key.attempt)
-        if attempt is None or key.node_rank >= len(attempt.tasks):
-            return ""
-        return attempt.tasks[key.node_rank].node
-
-    def _ending(self) -> tuple[str, int | None, float | None, list[str]]:
-        """State, exit code, when the job ended, and the nodes whose logs are not all here."""
-        job = self._coordinator.state.jobs[self._name]
-        exit_code = job.cause.exit_code if job.cause is not None else None
-        ended_at = job.ended_at if job.phase is JobPhase.ENDED else None
-        return job_state(job).value, exit_code, ended_at, self._missing(job)
-
-    def _missing(self, job: Job) -> list[str]:
-        stored = self._store.job(self._name).stored
-        return sorted(
-            {
-                task.node
-                for attempt in job.attempts
-                for task in attempt.tasks
-                if task.state is not TaskState.LOST and (attempt.number, task.rank) not in stored
-            }
-        )
+def _selection(query: Query, now: float) -> Selection:
+    selection = Selection(
+        rank=query.optional_number("rank", least=0, most=10**9),
+        node=query.text("node"),
+        kinds=query.choices("stream", (kind.value for kind in StreamKind)),
+        attempt=query.optional_number("attempt", least=1, most=10**9),
+        since=query.moment("since", now) or 0.0,
+        offset=query.number("offset", 0, least=0, most=10**18 - 1),
+    )
+    if query.text("offset") is None:
+        return selection
+    if query.text("cursor") is not None:
+        raise query.wrong("offset", "and a cursor exclude each other", "a cursor is enough")
+    kinds = selection.kinds or frozenset()
+    where = "rank" if kinds <= _OF_RANKS else "node"
+    named = selection.rank if kinds <= _OF_RANKS else selection.node
+    if len(kinds) != 1 or selection.attempt is None or named is None:
+        hint = f"name the attempt, one stream, and its {where}; or resume at a record's cursor"
+        raise query.wrong("offset", "names a byte of one stream", hint)
+    return selection
 
 
-def _undelivered(missing: list[str], final: bool) -> str | None:
-    if not final or not missing:
+def _tail(query: Query) -> int | None:
+    if query.text("tail") == "all":
         return None
-    return f"not all logs were delivered by {', '.join(missing)}"
+    return query.optional_number("tail", least=0, most=_TAIL_MAX)
 
 
 def _cursor(query: Query) -> Place | None:

@@ -39,6 +39,12 @@ class ApiError(Exception):
         self.headers = headers
 
 
+def bad_field(name: str, message: str) -> ApiError:
+    """One field of a body that cannot be used."""
+    problem = FieldProblem(name, "", message, "")
+    return ApiError(422, "bad_field", f"{name} {message}", problems=[problem])
+
+
 def problem_response(error: ApiError, request_id: str) -> web.Response:
     response = web.Response(
         status=error.status,

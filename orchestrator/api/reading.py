@@ -12,6 +12,8 @@ from msgspec import inspect
 
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
+from muster.spec.problems import RefusedError
+from muster.spec.units import moment
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
@@ -78,6 +80,21 @@ class Query:
         if not value >= 0:
             raise _wrong(name, text, "is not a number of seconds")
         return min(value, most)
+
+    def moment(self, name: str, now: float) -> float | None:
+        """UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`."""
+        text = self._values.get(name)
+        if text is None:
+            return None
+        try:
+            # A plus that was not quoted has become a space.
+            return moment(text.replace(" ", "+"), now)
+        except RefusedError as error:
+            raise _wrong(name, text, error.message, error.hint) from error
+
+    def wrong(self, name: str, message: str, hint: str = "") -> ApiError:
+        """The error of a parameter that is there and does not go with the others."""
+        return _wrong(name, self._values.get(name, ""), message, hint)
 
     def flag(self, name: str) -> bool:
         text = self._values.get(name, "0").lower()

@@ -41,10 +41,11 @@ async def spec_body(request: web.Request) -> JobSpec:
     try:
         return parse(text) if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse, text)
     except SpecError as error:
-        raise _spec_problem(error) from error
+        raise spec_problem(error) from error
 
 
-def _spec_problem(error: SpecError) -> ApiError:
+def spec_problem(error: SpecError) -> ApiError:
+    """What is wrong with a job, field by field."""
     fields = [
         FieldProblem(
             p.field,

@@ -85,6 +85,23 @@ CHANGED: Final = "changed"
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """`anything` is false where all was so already."""
+
+    job: JobId
+    anything: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """`away` are nodes that get it when they are back."""
+
+    job: JobId
+    nodes: tuple[NodeName, ...]
+    away: tuple[NodeName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Declined:
     """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
 
@@ -93,7 +110,7 @@ class Declined:
     hint: str = ""
 
 
-Result = Submitted | Cancelled | Declined
+Result = Submitted | Cancelled | Changed | Signalled | Declined
 
 
 @dataclass(frozen=True, slots=True)

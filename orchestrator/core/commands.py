@@ -16,11 +16,8 @@ from muster.spec.types import Launcher
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_command
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.state import Attempt, Job, Signal, State, Task
 from orchestrator.core.task import OVER
-
-WARNING = 1
-"""The number of the signal that warns of the time limit, among those that a task may get."""
 
 
 def wanted(
@@ -51,7 +48,7 @@ def wanted(
             return [
                 *_arrange(job, attempt, task, on_node, gang),
                 *_start(job, attempt, task, on_node),
-                *_warn(job, attempt, task, on_node),
+                *_missed(attempt, task, on_node),
             ]
         case AttemptPhase.STOPPING:
             by_itself = _ends_by_itself(attempt) and not task.joined
@@ -103,6 +100,21 @@ def _grace(job: Job, attempt: Attempt) -> tuple[float, bool]:
     return attempt.grace_s, attempt.forced or (job.cancel is not None and job.cancel[3])
 
 
+def signals(task: Task, given: list[Signal]) -> list[Command]:
+    """Those that are for this task."""
+    return [
+        SignalTask(
+            task.id,
+            signal.name,
+            signal.number,
+            ranks=() if signal.rank is None else (signal.rank,),
+            late=signal.late,
+        )
+        for signal in given
+        if signal.node in (None, task.node)
+    ]
+
+
 def fence(name: TaskId) -> StopTask:
     """For a task that is not to be: a stale attempt on a node that was away."""
     return StopTask(name, "SIGKILL", 0.0, force=True)
@@ -128,12 +140,9 @@ def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) ->
     return [StartTask(task.id)] if waits_at_gate and may_start(job, attempt, task) else []
 
 
-def _warn(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
-    """Said again to a node that was away: it knows whether it has done it."""
-    warn = job.spec.stop.warn
-    if warn is None or attempt.warned_at is None or on_node is not TaskState.STARTED:
-        return []
-    return [SignalTask(task.id, warn.signal, WARNING)]
+def _missed(attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    """Said again to a node that was away: it knows which of them it has carried out."""
+    return signals(task, attempt.signals) if on_node is TaskState.STARTED else []
 
 
 def _ends_by_itself(attempt: Attempt) -> bool:

@@ -40,11 +40,14 @@ from orchestrator.core.node import LinkState
 from orchestrator.core.placement import count, never_fits
 from orchestrator.core.policy import cancelled
 from orchestrator.core.reports import news
+from orchestrator.core.requests import change, signal, unknown_job
 from orchestrator.core.state import Node, State, Task
 from orchestrator.core.task import OVER
-from orchestrator.core.timers import decide_timer, limit_timers, restart_timers
+from orchestrator.core.timers import decide_timer, restart_timers
 
 VERSION = "0.1.0"
+DISK_FULL = "disk_full"
+"""Code of a declined submit, for which there is no room."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -55,6 +58,10 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return _submit(state, stimulus)
         case s.CancelReceived():
             return _cancel(state, stimulus)
+        case s.ChangeReceived():
+            return change(state, stimulus, now)
+        case s.SignalReceived():
+            return signal(state, stimulus)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
         case s.ReportReceived(session, report):
@@ -62,6 +69,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
+        case s.SpaceSeen(problem):
+            changed = bool(problem) != bool(state.disk_full)
+            return Decision([f.SpaceChanged(problem)] if changed else [])
         case s.TimerFired(timer):
             return decide_timer(state, timer, now, limits)
         case _:
@@ -71,7 +81,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
     """A new process: nothing is known of the connections, and every lease begins anew."""
     cluster = state.cluster or started.cluster
-    decision = Decision([f.EpochStarted(started.epoch, cluster, started.networks)])
+    decision = Decision(
+        [f.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+    )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
         if node.holder is not None:
@@ -98,6 +110,13 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
                 "use a new key for a new job",
             )
             return Decision([], [a.Answer(request, declined)])
+    if state.disk_full:
+        declined = a.Declined(
+            DISK_FULL,
+            f"no job is taken now: {state.disk_full}",
+            "make room there and submit again; jobs run on and can be cancelled",
+        )
+        return Decision([], [a.Answer(request, declined)])
     impossible = never_fits(state, spec)
     if impossible is not None:
         declined = a.Declined(
@@ -107,17 +126,16 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         )
         return Decision([], [a.Answer(request, declined)])
     job = JobId(state.next_job)
-    fact = f.JobSubmitted(job, spec, stimulus.user, stimulus.key, stimulus.digest)
+    fact = f.JobSubmitted(
+        job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
+    )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
 
 
 def _cancel(state: State, stimulus: s.CancelReceived) -> Decision:
     job = state.jobs.get(stimulus.job)
     if job is None:
-        declined = a.Declined(
-            "unknown_job", f"there is no job {stimulus.job}", "list the jobs with: muster ps -a"
-        )
-        return Decision([], [a.Answer(stimulus.request, declined)])
+        return Decision([], [a.Answer(stimulus.request, unknown_job(stimulus.job))])
     if job.phase is JobPhase.ENDED:
         return Decision([], [a.Answer(stimulus.request, a.Cancelled(job.id, already_ended=True))])
     decision = Decision([], [a.Answer(stimulus.request, a.Cancelled(job.id, already_ended=False))])
@@ -156,7 +174,10 @@ def _hello(
     if node is not None and node.session is not None:
         decision.actions.append(a.CloseSession(node.session, "the agent has connected anew"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
-    decision.facts.append(f.NodeConnected(hello.node, session, peer, now.mono, lease_until))
+    protocol = min(hello.protocol_max, PROTOCOL_MAX)
+    decision.facts.append(
+        f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol)
+    )
     keep = []
     for report in hello.tasks:
         task = _task(state, report.task)
@@ -164,7 +185,7 @@ def _hello(
             continue
         keep.append(report.task)
         decision.facts += _take_report(state, task, report, now)
-        decision.actions += _rest_of_limit(state, task, report, now)
+        decision.facts += _rest_of_limit(state, task, report, now)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
@@ -179,6 +200,7 @@ def _hello(
         version=VERSION,
         cluster=state.cluster,
         keep=tuple(keep),
+        protocol=protocol,
     )
     decision.actions.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
@@ -186,11 +208,12 @@ def _hello(
     return decision
 
 
-def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[a.Action]:
+def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """A coordinator that finds a job running knows from its nodes for how long it has."""
-    job = state.jobs[task.job]
-    attempt = job.attempts[task.attempt - 1]
-    return [] if task.joined else limit_timers(job, attempt, report.running_s, now)
+    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    if task.joined or attempt.started_at is None:
+        return []
+    return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
 
 
 def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:

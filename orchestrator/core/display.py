@@ -30,6 +30,8 @@ def job_state(job: Job) -> JobState:
     match job.phase:
         case JobPhase.QUEUED:
             return JobState.QUEUED
+        case JobPhase.HELD:
+            return JobState.HELD
         case JobPhase.BACKOFF:
             return JobState.RETRYING
         case JobPhase.ACTIVE:
@@ -63,6 +65,9 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         kill_at=maybe_timestamp(_kill_at(job)),
         max_nodes=job.spec.max_nodes if job.spec.elastic else None,
         nodes_now=len(job.current.present) if job.current is not None else None,
+        rerun_of=job.rerun_of,
+        held_by=job.hold.user if job.hold is not None else "",
+        held_at=timestamp(job.hold.at) if job.hold is not None else None,
     )
 
 
@@ -179,6 +184,8 @@ def _reason(state: State, job: Job, now: Instant) -> h.Reason:
     match job.phase:
         case JobPhase.QUEUED:
             return h.Reason("waiting", why_waiting(state, job))
+        case JobPhase.HELD:
+            return h.Reason("held", _why_held(job))
         case JobPhase.BACKOFF:
             cause = job.attempts[-1].cause
             why = f"{cause.text}; " if cause is not None else ""
@@ -192,6 +199,12 @@ def _reason(state: State, job: Job, now: Instant) -> h.Reason:
             return _active_reason(state, job.attempts[-1], now)
         case _:
             assert_never(job.phase)
+
+
+def _why_held(job: Job) -> str:
+    if job.hold is None:
+        raise AssertionError(f"job {job.id} is held by nobody")
+    return f"held by {job.hold.user}" + (f": {job.hold.reason}" if job.hold.reason else "")
 
 
 def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
@@ -289,7 +302,8 @@ def _task_view(task: Task, odd: str | None) -> h.TaskView:
 
 def _timeline(job: Job) -> list[h.Step]:
     """What happened to a job, oldest first."""
-    steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}")]
+    rerun = "" if job.rerun_of is None else f", job {job.rerun_of} again"
+    steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}{rerun}")]
     for attempt in job.attempts:
         again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
         moments = (
@@ -303,6 +317,8 @@ def _timeline(job: Job) -> list[h.Step]:
             (attempt.closed_at, _how_closed(attempt)),
         )
         steps += [h.Step(timestamp(at), f"{again}{text}") for at, text in moments if at is not None]
+    steps += [h.Step(timestamp(at), text) for at, text in job.notes]
+    steps.sort(key=lambda step: step.at)
     if job.ended_at is not None and job.cause is not None:
         state = job_state(job).value.lower()
         steps.append(h.Step(timestamp(job.ended_at), f"{state} (exit code {job.cause.exit_code})"))

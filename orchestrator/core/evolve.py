@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import assert_never
+from typing import Final, assert_never
 
-from muster.protocol.ids import task_id
+from msgspec import UNSET, structs
+
+from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
-from orchestrator.core.state import Attempt, Job, Node, State, Suspect, Task, make_tasks
+from orchestrator.core.state import (
+    Attempt,
+    Hold,
+    Job,
+    Node,
+    Signal,
+    State,
+    Suspect,
+    Task,
+    make_tasks,
+)
 from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
+
+SIGNALS_KEPT: Final = 16
+"""So many of an attempt are said again to a node whose connection may have lost them."""
 
 
 class InvalidTransition(Exception):
@@ -22,7 +37,7 @@ class InvalidTransition(Exception):
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
     match fact:
-        case f.EpochStarted() | f.NodeRegistered():
+        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
             _apply_cluster(state, fact)
         case (
             f.NodeConnected()
@@ -42,17 +57,24 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             _apply_job(state, fact, at)
+        case f.JobHeld() | f.JobReleased() | f.JobChanged():
+            _apply_change(state, fact, at)
+        case f.RunTimed(job, number, since):
+            attempt = state.jobs[job].attempts[number - 1]
+            if attempt.phase is AttemptPhase.RUNNING:
+                state.running[job] = since
         case (
             f.AttemptPlaced()
             | f.AttemptArranged()
             | f.AttemptStarted()
-            | f.AttemptWarned()
             | f.StopRequested()
             | f.StopForced()
             | f.TaskJoined()
             | f.AttemptClosed()
         ):
             _apply_attempt(state, fact, at)
+        case f.AttemptWarned() | f.SignalRequested():
+            _apply_signal(state, fact, at)
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -68,16 +90,21 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None:
+    if name is not None and not isinstance(fact, f.RunTimed):
         state.jobs[name].revision += 1
 
 
-def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> None:
+def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
     match fact:
-        case f.EpochStarted(epoch, cluster, networks):
+        case f.SpaceChanged(problem):
+            state.disk_full = problem
+        case f.EpochStarted(epoch, cluster, networks, first_job):
             state.epoch, state.cluster, state.networks = epoch, cluster, networks
+            state.next_job = max(state.next_job, first_job)
+            state.disk_full = ""
             state.sessions.clear()
             state.suspects.clear()
+            state.running.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = 0.0
@@ -92,14 +119,14 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered) -> Non
             assert_never(fact)
 
 
-def _apply_link(state: State, fact: f.Ephemeral) -> None:
+def _apply_link(state: State, fact: f.OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until):
+        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol):
             if node.session is not None:
                 state.sessions.pop(node.session, None)
             _link_to(node, LinkState.CONNECTED)
-            node.session, node.peer = session, peer
+            node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
             node.connected_at = heard_at
             state.sessions[session] = name
@@ -129,8 +156,8 @@ def _apply_job(
     at: float,
 ) -> None:
     match fact:
-        case f.JobSubmitted(job_id, spec, user, key, digest):
-            job = Job(job_id, spec, user, at)
+        case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of)
             state.jobs[job_id] = job
             state.next_job = max(state.next_job, job_id + 1)
             if key:
@@ -155,10 +182,40 @@ def _apply_job(
             _enqueue(state, job)
         case f.JobEnded(job_id, cause):
             job = state.jobs[job_id]
-            if job.phase is JobPhase.QUEUED:
-                _dequeue(state, job)
+            _leave_line(state, job)
             _job_to(job, JobPhase.ENDED)
             job.cause, job.ended_at = cause, at
+        case _:
+            assert_never(fact)
+
+
+def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float) -> None:
+    job = state.jobs[fact.job]
+    match fact:
+        case f.JobHeld(_, user, reason):
+            _leave_line(state, job)
+            _job_to(job, JobPhase.HELD)
+            state.held.add(job.id)
+            job.hold = Hold(user, reason, at)
+            job.notes.append((at, f"held by {user}" + (f": {reason}" if reason else "")))
+        case f.JobReleased(_, user):
+            _leave_line(state, job)
+            _job_to(job, JobPhase.QUEUED)
+            _enqueue(state, job)
+            job.released = True
+            job.notes.append((at, f"released by {user}"))
+        case f.JobChanged(_, user, priority, time_limit_s, name):
+            waits = job.phase is JobPhase.QUEUED
+            if waits:
+                _dequeue(state, job)
+            if job.asked is None:
+                job.asked = job.spec
+            given = {"priority": priority, "time_limit_s": time_limit_s, "name": name}
+            told = {field: value for field, value in given.items() if value is not UNSET}
+            job.spec = structs.replace(job.spec, **told)
+            if waits:
+                _enqueue(state, job)
+            job.notes.append((at, f"changed by {user}: {fact.text}"))
         case _:
             assert_never(fact)
 
@@ -168,7 +225,6 @@ def _apply_attempt(
     fact: f.AttemptPlaced
     | f.AttemptArranged
     | f.AttemptStarted
-    | f.AttemptWarned
     | f.StopRequested
     | f.StopForced
     | f.TaskJoined
@@ -198,8 +254,6 @@ def _apply_attempt(
             attempt.released_at = at
             if job.spec.elastic:
                 state.elastic.add(job.id)
-        case f.AttemptWarned():
-            attempt.warned_at = at
         case f.TaskJoined(_, _, rank, node, endpoint):
             task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
             task.joined, task.endpoint = True, endpoint
@@ -209,6 +263,7 @@ def _apply_attempt(
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
+            state.running.pop(job.id, None)
             attempt.cause, attempt.stopping_at = cause, at
             asked = job.cancel[2] if job.cancel is not None else None
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
@@ -239,7 +294,8 @@ def _apply_task(
     | f.TaskLeft,
     at: float,
 ) -> None:
-    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    job = state.jobs[fact.job]
+    attempt = job.attempts[fact.attempt - 1]
     task = attempt.tasks[fact.rank]
     match fact:
         case f.TaskPrepared(_, _, _, prepared):
@@ -275,6 +331,35 @@ def _apply_task(
         _free(state, task)
 
 
+def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: float) -> None:
+    job = state.jobs[fact.job]
+    attempt = job.attempts[fact.attempt - 1]
+    match fact:
+        case f.AttemptWarned():
+            attempt.warned_at, attempt.warned_limit_s = at, job.spec.time_limit_s
+            warn = job.spec.stop.warn
+            if warn is not None:
+                _signal(attempt, warn.signal, late=True)
+        case f.SignalRequested():
+            _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)
+            job.notes.append((at, f"{fact.text} by {fact.user}"))
+        case _:
+            assert_never(fact)
+
+
+def _signal(
+    attempt: Attempt,
+    name: str,
+    *,
+    late: bool = False,
+    node: NodeName | None = None,
+    rank: int | None = None,
+) -> None:
+    number = attempt.signals[-1].number + 1 if attempt.signals else 1
+    attempt.signals.append(Signal(number, name, late, node, rank))
+    del attempt.signals[:-SIGNALS_KEPT]
+
+
 def _free(state: State, task: Task) -> None:
     """Nothing of the task can be on its node any more; another attempt may have it already."""
     node = state.nodes[task.node]
@@ -297,6 +382,14 @@ def _enqueue(state: State, job: Job) -> None:
 
 def _dequeue(state: State, job: Job) -> None:
     state.queues[job.spec.pool].remove((-job.spec.priority, job.id))
+
+
+def _leave_line(state: State, job: Job) -> None:
+    """Out of wherever it waits to be placed."""
+    if job.phase is JobPhase.QUEUED:
+        _dequeue(state, job)
+    state.held.discard(job.id)
+    job.hold = None
 
 
 def _job_to(job: Job, phase: JobPhase) -> None:

@@ -11,6 +11,7 @@ import enum
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Endpoint
@@ -18,6 +19,7 @@ from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
+from muster.spec.units import duration_text
 
 SCHEMA: Final = 1
 
@@ -44,12 +46,14 @@ class EpochStarted(_Fact, frozen=True):
     """A coordinator process took over the journal, and has none of the connections before it.
 
     `cluster` is the name that the journal's first owner gave it, `networks` those that its
-    configuration wants gangs to use.
+    configuration wants gangs to use. `first_job`: no new job has a lesser number, as a journal that
+    was restored may not know them all.
     """
 
     epoch: int
     cluster: str = ""
     networks: tuple[str, ...] = ()
+    first_job: int = 0
 
 
 class NodeRegistered(_Fact, frozen=True):
@@ -64,13 +68,54 @@ class NodeRegistered(_Fact, frozen=True):
 
 class JobSubmitted(_Fact, frozen=True):
     """`key` is the client's idempotency key, `digest` the SHA-256 of what was submitted under
-    it."""
+    it. `rerun_of` is the job that this one is another run of."""
 
     job: JobId
     spec: JobSpec
     user: str
     key: str = ""
     digest: str = ""
+    rerun_of: JobId | None = None
+
+
+class JobHeld(_Fact, frozen=True):
+    """A job that waits is not to be placed until it is released."""
+
+    job: JobId
+    user: str
+    reason: str = ""
+
+
+class JobReleased(_Fact, frozen=True):
+    """It waits in its queue again, where it was."""
+
+    job: JobId
+    user: str
+
+
+class JobChanged(_Fact, frozen=True):
+    """What a user has changed of a job that has not ended; the rest is as it was submitted."""
+
+    job: JobId
+    user: str
+    priority: int | UnsetType = UNSET
+    time_limit_s: float | UnsetType | None = UNSET
+    name: str | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        """What was changed, nearly in the spelling of a job file."""
+        told = []
+        if self.priority is not UNSET:
+            told.append(f"priority {self.priority}")
+        if self.time_limit_s is not UNSET:
+            limit_s = self.time_limit_s
+            told.append(
+                "no time limit" if limit_s is None else f"time limit {duration_text(limit_s)}"
+            )
+        if self.name is not UNSET:
+            told.append(f"name {self.name}")
+        return ", ".join(told)
 
 
 class CancelRequested(_Fact, frozen=True):
@@ -153,6 +198,24 @@ class AttemptWarned(_Fact, frozen=True):
 
     job: JobId
     attempt: int
+
+
+class SignalRequested(_Fact, frozen=True):
+    """The ranks of the attempt are to get a signal, once; on `node` only, and `rank` only, where
+    those are given."""
+
+    job: JobId
+    attempt: int
+    user: str
+    signal: str
+    node: NodeName | None = None
+    rank: int | None = None
+
+    @property
+    def text(self) -> str:
+        """As in `SIGUSR1 sent to rank 3`."""
+        whom = "all ranks" if self.rank is None else f"rank {self.rank}"
+        return f"{self.signal} sent to {whom}" + (f" on {self.node}" if self.node else "")
 
 
 class StopRequested(_Fact, frozen=True):
@@ -245,6 +308,14 @@ class JobEnded(_Fact, frozen=True):
     cause: Cause
 
 
+class RunTimed(_Fact, frozen=True):
+    """The attempt runs since `since`, in this process's monotonic seconds, as its nodes say."""
+
+    job: JobId
+    attempt: int
+    since: float
+
+
 class NodeConnected(_Fact, frozen=True):
     """`lease_until` and `heard_at` are this process's monotonic seconds."""
 
@@ -253,6 +324,7 @@ class NodeConnected(_Fact, frozen=True):
     peer: str
     heard_at: float
     lease_until: float
+    protocol: int = 1
 
 
 class NodeSynced(_Fact, frozen=True):
@@ -295,7 +367,13 @@ class NodeLeaseExpired(_Fact, frozen=True):
     node: NodeName
 
 
-Ephemeral = (
+class SpaceChanged(_Fact, frozen=True):
+    """The journal's disk has become full (a sentence), or has room again ("")."""
+
+    problem: str
+
+
+OfLink = (
     NodeConnected
     | NodeSynced
     | FailureSuspected
@@ -305,10 +383,15 @@ Ephemeral = (
     | NodeLeaseExpired
 )
 
+Ephemeral = OfLink | RunTimed | SpaceChanged
+
 Durable = (
     EpochStarted
     | NodeRegistered
     | JobSubmitted
+    | JobHeld
+    | JobReleased
+    | JobChanged
     | CancelRequested
     | AttemptPlaced
     | TaskPrepared
@@ -319,6 +402,7 @@ Durable = (
     | TaskListening
     | TaskStarted
     | AttemptWarned
+    | SignalRequested
     | StopRequested
     | StopForced
     | TaskExited
@@ -345,6 +429,8 @@ _EPHEMERAL: Final = (
     NodeDisconnected,
     LeaseExtended,
     NodeLeaseExpired,
+    RunTimed,
+    SpaceChanged,
 )
 
 

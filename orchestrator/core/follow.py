@@ -15,7 +15,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import owed, tasks_on, wanted
+from orchestrator.core.commands import owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.launch import Gang, gang_of
@@ -38,7 +38,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeHeard()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.SpaceChanged()
             | f.JobSubmitted()
+            | f.JobHeld()
+            | f.JobReleased()
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobEnded()
@@ -48,8 +51,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
-        case f.AttemptWarned():
-            return _warned(state, fact, limits)
+        case f.RunTimed() | f.JobChanged():
+            # A limit that has moved takes its timers along.
+            return Decision([], limit_timers(state, state.jobs[fact.job], now))
+        case f.AttemptWarned() | f.SignalRequested():
+            return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
             timer = a.Timer(a.TimerKind.NODE, node=name)
             return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
@@ -133,12 +139,17 @@ def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Deci
     return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])
 
 
-def _warned(state: State, fact: f.AttemptWarned, limits: Limits) -> Decision:
-    job, attempt = _of(state, fact)
+def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decision:
+    """Those that cannot hear it now are told when they are back."""
+    _, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
-        if task.state is TaskState.STARTED:
-            decision.actions += _tell(state, job, attempt, task, task.state, limits)
+        session = state.nodes[task.node].session
+        if task.state is TaskState.STARTED and task.present and session is not None:
+            decision.actions += [
+                a.Send(task.node, session, command)
+                for command in signals(task, attempt.signals[-1:])
+            ]
     return decision
 
 
@@ -185,7 +196,8 @@ def _task_moved(
         case f.TaskListening():
             return _listening(state, job, attempt, limits)
         case f.TaskStarted():
-            return Decision([], limit_timers(job, attempt, 0.0, now))
+            begun = attempt.started_at is not None
+            return Decision([f.RunTimed(job.id, attempt.number, now.mono)] if begun else [])
         case f.TaskExited():
             return Decision(_all_exited(attempt))
         case f.TaskCleaned():
@@ -362,6 +374,7 @@ _AttemptFact = (
     | f.AttemptArranged
     | f.AttemptStarted
     | f.AttemptWarned
+    | f.SignalRequested
     | f.StopRequested
     | f.StopForced
     | f.TaskPrepared

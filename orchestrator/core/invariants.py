@@ -26,6 +26,10 @@ def _jobs(state: State) -> Iterator[str]:
         if number != job.id or number >= state.next_job:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
+    for number in state.running:
+        attempt = state.jobs[number].current
+        if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
+            yield f"job {number} is said to run, and its attempt is {_number(attempt)}"
     for (user, key), (owner, _) in state.keys.items():
         if owner not in state.jobs:
             yield f"the key {key!r} of {user} leads to job {owner}, which does not exist"
@@ -37,6 +41,8 @@ def _job(job: Job) -> Iterator[str]:
         yield f"job {job.id} is {job.phase.value} and its cause is {job.cause}"
     if (job.phase is JobPhase.ACTIVE) != (current is not None):
         yield f"job {job.id} is {job.phase.value} and its current attempt is {_number(current)}"
+    if (job.phase is JobPhase.HELD) != (job.hold is not None):
+        yield f"job {job.id} is {job.phase.value} and is held by {job.hold}"
     if job.infra_used > job.spec.retry.infra or job.user_used > job.spec.retry.user:
         yield f"job {job.id} was tried again more often than it asked for"
     if current is not None and len(current.present) > job.spec.most_nodes:
@@ -94,6 +100,9 @@ def _task(attempt: Attempt, task: Task) -> Iterator[str]:
 
 
 def _queues(state: State) -> Iterator[str]:
+    held = {job.id for job in state.jobs.values() if job.phase is JobPhase.HELD}
+    if held != state.held:
+        yield f"jobs {sorted(held)} are held and jobs {sorted(state.held)} are kept as such"
     waiting = {job.id for job in state.jobs.values() if job.phase is JobPhase.QUEUED}
     queued: list[JobId] = []
     for pool, queue in state.queues.items():

@@ -7,15 +7,19 @@ from typing import Final
 
 
 class JobPhase(enum.Enum):
+    """HELD: it waits, and is not to be placed until somebody releases it."""
+
     QUEUED = "queued"
+    HELD = "held"
     ACTIVE = "active"
     BACKOFF = "backoff"
     ENDED = "ended"
 
 
 JOB_TRANSITIONS: Final[dict[JobPhase, frozenset[JobPhase]]] = {
-    JobPhase.QUEUED: frozenset({JobPhase.ACTIVE, JobPhase.ENDED}),
+    JobPhase.QUEUED: frozenset({JobPhase.ACTIVE, JobPhase.HELD, JobPhase.ENDED}),
+    JobPhase.HELD: frozenset({JobPhase.QUEUED, JobPhase.ENDED}),
     JobPhase.ACTIVE: frozenset({JobPhase.BACKOFF, JobPhase.ENDED}),
-    JobPhase.BACKOFF: frozenset({JobPhase.QUEUED, JobPhase.ENDED}),
+    JobPhase.BACKOFF: frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.ENDED}),
     JobPhase.ENDED: frozenset(),
 }

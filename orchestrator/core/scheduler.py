@@ -16,7 +16,8 @@ from orchestrator.core.state import Job, State
 
 def may_place(state: State, fact: f.Fact) -> bool:
     """Whether a gang that could not be placed before this fact may be after it: it frees a node,
-    or changes a queue, a node, its link or the networks. Without such a fact nobody need look.
+    or changes a queue, a node, its link, the networks or the room on the disk. Without such a fact
+    nobody need look.
     """
     match fact:
         case (
@@ -26,8 +27,12 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobRequeued()
+            | f.JobHeld()
+            | f.JobReleased()
+            | f.JobChanged()
             | f.JobEnded()
             | f.AttemptPlaced()
             | f.AttemptClosed()
@@ -42,11 +47,13 @@ def may_place(state: State, fact: f.Fact) -> bool:
             f.NodeHeard()
             | f.NodeSynced()
             | f.FailureSuspected()
+            | f.RunTimed()
             | f.CancelRequested()
             | f.RetryScheduled()
             | f.AttemptArranged()
             | f.AttemptStarted()
             | f.AttemptWarned()
+            | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
             | f.TaskJoined()
@@ -65,6 +72,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
 def next_placement(state: State) -> AttemptPlaced | None:
     """The next gang that can be placed now, if there is one. Stays None until a fact that
     `may_place`."""
+    if state.disk_full:
+        return None
     for queue in state.queues.values():
         if not queue:
             continue
@@ -77,6 +86,8 @@ def next_placement(state: State) -> AttemptPlaced | None:
 
 def why_waiting(state: State, job: Job) -> str:
     """A sentence on why a queued job has not been placed; the scheduler's own reasons."""
+    if state.disk_full:
+        return f"nothing is started: {state.disk_full}"
     queue = state.queues[job.spec.pool]
     place_in_queue = queue.index((-job.spec.priority, job.id))
     if place_in_queue > 0:

@@ -34,6 +34,7 @@ class Node:
     connected_at: float = 0.0
     heard_at: float = 0.0
     lease_until: float = 0.0
+    protocol: int = 1  # that we speak with its agent
 
 
 @dataclass(slots=True)
@@ -68,6 +69,20 @@ class Suspect:
     ended_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """To the ranks on `node`, or on all nodes; to `rank` only where that is given.
+
+    `late`: ranks that begin after it get it, too.
+    """
+
+    number: int
+    name: str
+    late: bool = False
+    node: NodeName | None = None
+    rank: int | None = None
+
+
 @dataclass(slots=True)
 class Attempt:
     job: JobId
@@ -90,6 +105,8 @@ class Attempt:
     grace_s: float = 0.0  # of the stop that has begun
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
+    signals: list[Signal] = field(default_factory=list)  # the last of them
+    warned_limit_s: float | None = None  # the time limit of which they were warned
 
     @property
     def present(self) -> list[Task]:
@@ -97,8 +114,19 @@ class Attempt:
         return [task for task in self.tasks if task.present]
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`at` is UTC seconds, only ever shown."""
+
+    user: str
+    reason: str
+    at: float
+
+
 @dataclass(slots=True)
 class Job:
+    """`spec` is as its users have changed it since."""
+
     id: JobId
     spec: JobSpec
     user: str
@@ -111,8 +139,17 @@ class Job:
     user_used: int = 0
     avoid: frozenset[NodeName] = frozenset()
     retry_after_s: float = 0.0
+    hold: Hold | None = None  # while it is held
+    released: bool = False  # it was held before
+    asked: JobSpec | None = None  # as it was submitted, where that was changed
+    rerun_of: JobId | None = None
+    notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
+
+    @property
+    def as_submitted(self) -> JobSpec:
+        return self.spec if self.asked is None else self.asked
 
     @property
     def current(self) -> Attempt | None:
@@ -132,10 +169,13 @@ class State:
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
+    held: set[JobId] = field(default_factory=set)
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
+    running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
+    disk_full: str = ""  # volatile; why nothing new is begun
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)

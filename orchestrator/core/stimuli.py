@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.messages import Heartbeat, Hello, TaskReport
 from muster.spec.types import JobSpec
@@ -15,12 +17,13 @@ class CoordinatorStarted:
     """The journal has been replayed; this process is its `epoch`-th owner.
 
     `cluster` is the name it gives to a journal that has none yet, `networks` what its
-    configuration says.
+    configuration says. `first_job`: no new job has a lesser number.
     """
 
     epoch: int
     cluster: str = ""
     networks: tuple[str, ...] = ()
+    first_job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class SubmitReceived:
     user: str
     key: str = ""
     digest: str = ""
+    rerun_of: JobId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,33 @@ class CancelReceived:
     reason: str = ""
     grace_s: float | None = None
     force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeReceived:
+    """What is UNSET stays as it is. With `revisions`, only a job of one of them is changed."""
+
+    request: RequestId
+    job: JobId
+    user: str
+    priority: int | UnsetType = UNSET
+    time_limit_s: float | UnsetType | None = UNSET
+    name: str | UnsetType = UNSET
+    hold: bool | UnsetType = UNSET
+    reason: str = ""
+    revisions: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived:
+    """`signal` is a canonical name; to one node only, or one rank, where that is given."""
+
+    request: RequestId
+    job: JobId
+    user: str
+    signal: str
+    node: str | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +96,13 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceSeen:
+    """Somebody looked at the journal's disk: a sentence where it is full, "" where it is not."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     timer: Timer
 
@@ -73,8 +111,11 @@ Stimulus = (
     CoordinatorStarted
     | SubmitReceived
     | CancelReceived
+    | ChangeReceived
+    | SignalReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded
+    | SpaceSeen
     | TimerFired
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
+from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
@@ -18,6 +19,9 @@ from orchestrator.core.node import LinkState
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
+
+ROUNDING_S: Final = 0.01
+"""A timer that is so early is not early."""
 
 
 def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
@@ -40,35 +44,55 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None:
                 return Decision()
-            cause = _overdue(state, timer.kind, attempt, limits)
+            cause = _overdue(state, timer.kind, attempt, now, limits)
             if cause is None:
                 return Decision()
             return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
-            due = attempt is not None and attempt.phase is AttemptPhase.RUNNING
-            if attempt is None or not due or attempt.warned_at is not None:
+            if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
+                return Decision()
+            warn_s = _warns_after_s(state.jobs[timer.job], attempt)
+            if warn_s is None or not _due(state, timer.job, warn_s, now):
                 return Decision()
             return Decision([f.AttemptWarned(attempt.job, attempt.number)])
         case _:
             assert_never(timer.kind)
 
 
-def limit_timers(job: Job, attempt: Attempt, ran_s: float, now: Instant) -> list[a.Action]:
-    """The time limit of a gang that runs for `ran_s`, and the warning before it."""
-    limit_s, warn = job.spec.time_limit_s, job.spec.stop.warn
-    if attempt.started_at is None or limit_s is None:
+def limit_timers(state: State, job: Job, now: Instant) -> list[a.Action]:
+    """The time limit of a gang that runs, and the warning before it."""
+    limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
+    if attempt is None or limit_s is None or since is None:
         return []
 
     def at(kind: a.TimerKind, seconds: float) -> a.Action:
         timer = a.Timer(kind, job=job.id, attempt=attempt.number)
-        return a.SetTimer(timer, now.mono + max(0.0, seconds - ran_s))
+        return a.SetTimer(timer, max(now.mono, since + seconds))
 
     found = [at(a.TimerKind.LIMIT, limit_s)]
-    if warn is not None and attempt.warned_at is None:
+    warn_s = _warns_after_s(job, attempt)
+    if warn_s is not None:
         # First of the two, should both be due: a coordinator that was away warns before it stops.
-        found.insert(0, at(a.TimerKind.WARN, limit_s - warn.before_s))
+        found.insert(0, at(a.TimerKind.WARN, warn_s))
     return found
+
+
+def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
+    """When the ranks are to be warned of the time limit, in seconds of their run; None where they
+    are not, or have been. One that was put off has a warning of its own."""
+    limit_s, warn, warned_s = job.spec.time_limit_s, job.spec.stop.warn, attempt.warned_limit_s
+    if limit_s is None or warn is None:
+        return None
+    if attempt.warned_at is not None and (warned_s is None or limit_s <= warned_s):
+        return None
+    return limit_s - warn.before_s
+
+
+def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
+    """Whether the job has run so long. A timer that was moved may have fired before."""
+    since = state.running.get(job)
+    return since is None or now.mono >= since + seconds - ROUNDING_S
 
 
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
@@ -131,7 +155,9 @@ def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decisio
     return decision
 
 
-def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) -> Cause | None:
+def _overdue(
+    state: State, kind: a.TimerKind, attempt: Attempt, now: Instant, limits: Limits
+) -> Cause | None:
     match kind:
         case a.TimerKind.PREPARE:
             if attempt.phase is not AttemptPhase.PREPARING:
@@ -166,6 +192,8 @@ def _overdue(state: State, kind: a.TimerKind, attempt: Attempt, limits: Limits) 
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
             limit = state.jobs[attempt.job].spec.time_limit_s
+            if limit is None or not _due(state, attempt.job, limit, now):
+                return None
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
         case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN:

@@ -6,8 +6,8 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol, assert_never
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
 
@@ -21,11 +21,10 @@ from orchestrator.core import facts as f
 from orchestrator.core.evolve import InvalidTransition, apply
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
-from orchestrator.core.stimuli import CoordinatorStarted, Stimulus, TimerFired
+from orchestrator.core.stimuli import CoordinatorStarted, SpaceSeen, Stimulus, TimerFired
 from orchestrator.core.turn import turn
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
@@ -33,15 +32,20 @@ from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
+SPACE_EVERY_S: Final = 2.0
 
 _log = structlog.get_logger("muster.coordinator")
 _MILESTONES: Final = (
     f.EpochStarted,
     f.NodeRegistered,
     f.JobSubmitted,
+    f.JobHeld,
+    f.JobReleased,
+    f.JobChanged,
     f.CancelRequested,
     f.AttemptPlaced,
     f.AttemptStarted,
+    f.SignalRequested,
     f.StopRequested,
     f.AttemptClosed,
     f.JobEnded,
@@ -65,16 +69,16 @@ class Sessions(Protocol):
     def close(self, session: SessionId, why: str) -> None: ...
 
 
-def replay(journal: Journal) -> State:
+def replay(records: Iterable[Recorded]) -> State:
     """The state that the journal's facts lead to. Raises JournalError."""
     state = State()
-    for recorded in journal.replay():
+    for recorded in records:
         try:
             apply(state, recorded.fact, recorded.at)
         except (InvalidTransition, LookupError, ValueError) as error:
             raise CorruptJournalError(
-                f"{journal.path}: record {recorded.seq} ({type(recorded.fact).__name__}) does not "
-                f"follow from those before it ({error}); restore the state folder from a backup"
+                f"record {recorded.seq} of the journal ({type(recorded.fact).__name__}) does not "
+                f"follow from those before it ({error})"
             ) from error
     return state
 
@@ -95,6 +99,7 @@ class Coordinator:
         sessions: Sessions,
         changes: Changes,
         networks: tuple[str, ...] = (),
+        first_job: int = 0,
     ) -> None:
         self.state = state
         self.changes = changes
@@ -102,6 +107,7 @@ class Coordinator:
         self._clock = clock
         self._limits = limits
         self._networks = networks
+        self._first_job = first_job
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
@@ -120,13 +126,26 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Whatever it raises means that the process must end."""
-        self._inbox.put_now(CoordinatorStarted(epoch, secrets.token_hex(6), self._networks))
+        name = secrets.token_hex(6)
+        self._inbox.put_now(CoordinatorStarted(epoch, name, self._networks, self._first_job))
         try:
             while True:
                 await self._step(await self._inbox.take())
                 self.started.set()
         finally:
             self._stop()
+
+    async def watch_space(self) -> Never:
+        """Look at the room on the journal's disk, again and again: nobody is told of it."""
+        while True:
+            problem = await self._journal.problem()
+            if bool(problem) != bool(self.state.disk_full):
+                if problem:
+                    _log.error("disk_full", why=problem)
+                else:
+                    _log.warning("disk_has_room", why="submits are taken again")
+                await self._inbox.put(SpaceSeen(problem))
+            await asyncio.sleep(SPACE_EVERY_S)
 
     async def put(self, stimulus: Stimulus) -> None:
         """Hand over what happened; waits while too much is waiting already."""

@@ -27,6 +27,7 @@ from muster.protocol.timestamp import timestamp
 
 TOKEN: Final = "muster_admin_tester_" + "s" * 43
 DEADLINE_S: Final = 20.0
+SERVER_TIME_S: Final = 1_700_000_123  # what its clock says
 
 
 def job_view(job: int = 42, **changes: Any) -> api.JobView:
@@ -362,7 +363,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _raw(self, status: int, body: bytes, kind: str) -> None:
         self.send_response_only(status)
-        self.send_header("Date", formatdate(1_700_000_123, usegmt=True))
+        self.send_header("Date", formatdate(SERVER_TIME_S, usegmt=True))
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -328,7 +328,7 @@ class Checkers:
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
         for name, job in self.submits.items():
-            if job not in state.jobs or state.jobs[job].spec.name != name:
+            if job not in state.jobs or state.jobs[job].as_submitted.name != name:
                 self.fail(f"I1: {name} was acknowledged as job {job}, and that is lost")
         for job in self.cancels:
             known = state.jobs[job]
@@ -350,6 +350,8 @@ class Checkers:
                 known = self.durable.jobs[job]
                 if known.phase is not JobPhase.ENDED and (already_ended or known.cancel is None):
                     self.fail(f"I1: the cancel of job {job} is acknowledged and not on disk")
+            case a.Changed() | a.Signalled():
+                pass
             case a.Declined():
                 pass
 

@@ -243,7 +243,7 @@ class Cluster:
         for client in self.clients:
             if client.declined:
                 continue
-            if client.job is None or state.jobs[client.job].spec != client.spec:
+            if client.job is None or state.jobs[client.job].as_submitted != client.spec:
                 raise Violation(f"I1: {client.spec.name} is job {client.job}, which is another")
         for job in state.jobs.values():
             assert job.cause is not None

@@ -32,6 +32,7 @@ from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 
 HELLO_TIMEOUT_S: Final = 5.0
+AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
 _REASON_BYTES_MAX: Final = 120
@@ -48,6 +49,10 @@ class _Connection:
     acks: dict[StreamId, int] = field(default_factory=dict)
     others: list[LogCommand] = field(default_factory=list)
     asked: dict[StreamId, int] = field(default_factory=dict)
+    # What could not be stored: nothing more of it is tried before the time has come.
+    held: set[StreamId] = field(default_factory=set)
+    held_ends: dict[TaskId, int] = field(default_factory=dict)
+    again: asyncio.TimerHandle | None = None
     strangers: set[TaskId] = field(default_factory=set)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -98,15 +103,15 @@ class LogConnections:
             hello = await self._hello(socket)
             connection = _Connection(socket, hello.node)
             writer = self._owner.spawn(_write(connection), name=f"logs-{hello.node}")
-            while (data := await _frame(socket)) is not None:
-                await self._take(connection, data)
+            try:
+                while (data := await _frame(socket)) is not None:
+                    await self._take(connection, data)
+            finally:
+                if connection.again is not None:
+                    connection.again.cancel()
         except (ProtocolError, BadId) as error:
             _log.warning("log_protocol_error", why=str(error), remote=request.remote)
             await _close(socket, WSCloseCode.POLICY_VIOLATION, str(error))
-        except LogStoreError as error:
-            # The agent keeps what was not acknowledged, and comes back with it.
-            _log.error("log_store_failed", why=str(error))
-            await _close(socket, WSCloseCode.TRY_AGAIN_LATER, "logs cannot be written now")
         finally:
             self._sockets.discard(socket)
             if writer is not None:
@@ -157,26 +162,79 @@ class LogConnections:
                 raise ProtocolError("a second hello on the same connection")
             case OpenStream(stream):
                 connection.asked.pop(stream, None)
-                connection.ask(stream, self._store.stream(stream).size)
+                self._ask(connection, stream)
             case EndStream(stream, length):
-                if not self._store.end(stream, length, connection.acknowledge):
-                    connection.ask(stream, self._store.stream(stream).size)
+                self._end_stream(connection, stream, length)
             case TaskLogsEnd(task, streams):
-                if await self._store.end_task(task, streams):
-                    connection.say(TaskLogsStored(task))
-                else:
-                    _log.warning("task_logs_incomplete", task=task, node=connection.node)
+                await self._end_task(connection, task, streams)
             case _:
                 assert_never(message)
 
     def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
-        taken = self._store.append(
-            chunk.stream, chunk.offset, payload, chunk.ts, connection.acknowledge
-        )
+        stream = chunk.stream
+        if stream in connection.held:
+            return
+        try:
+            taken = self._store.append(
+                stream, chunk.offset, payload, chunk.ts, connection.acknowledge
+            )
+        except LogStoreError:
+            self._hold(connection, stream)
+            return
         if taken is None:
-            connection.ask(chunk.stream, self._store.stream(chunk.stream).size)
+            self._ask(connection, stream)
         else:
-            connection.asked.pop(chunk.stream, None)
+            connection.asked.pop(stream, None)
+
+    def _end_stream(self, connection: _Connection, stream: StreamId, length: int) -> None:
+        if stream in connection.held:
+            return
+        try:
+            if not self._store.end(stream, length, connection.acknowledge):
+                self._ask(connection, stream)
+        except LogStoreError:
+            self._hold(connection, stream)
+
+    async def _end_task(self, connection: _Connection, task: TaskId, streams: int) -> None:
+        if any(stream.task == task for stream in connection.held):
+            return  # it will be said again
+        try:
+            stored = await self._store.end_task(task, streams)
+        except LogStoreError:
+            connection.held_ends[task] = streams
+            self._try_later(connection)
+            return
+        if stored:
+            connection.say(TaskLogsStored(task))
+        else:
+            _log.warning("task_logs_incomplete", task=task, node=connection.node)
+
+    def _ask(self, connection: _Connection, stream: StreamId) -> None:
+        try:
+            connection.ask(stream, self._store.size(stream))
+        except LogStoreError:
+            self._hold(connection, stream)
+
+    def _hold(self, connection: _Connection, stream: StreamId) -> None:
+        """Leave a stream with its node for a while; the others go on."""
+        connection.held.add(stream)
+        self._try_later(connection)
+
+    def _try_later(self, connection: _Connection) -> None:
+        if connection.again is None:
+            loop = asyncio.get_running_loop()
+            connection.again = loop.call_later(AGAIN_S, self._try_again, connection)
+
+    def _try_again(self, connection: _Connection) -> None:
+        """Ask for everything that was held back; what cannot be stored now is held again."""
+        connection.again = None
+        held, connection.held = connection.held, set()
+        ends, connection.held_ends = connection.held_ends, {}
+        for stream in held:
+            connection.asked.pop(stream, None)
+            self._ask(connection, stream)
+        for task, streams in ends.items():
+            self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
 
     def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
         """Whether the node has or had this task. What it has not is left with it."""

@@ -11,16 +11,18 @@ Everything here reads files: call it from a thread.
 import heapq
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from orchestrator.shell.logs.index import Entry, IndexFile, incomplete_tail
 from orchestrator.shell.logs.stream import LogStoreError, StreamKey, key_of_file
 
 PIECE_BYTES: Final = 64 * 1024
 _TAIL_BYTES_MAX: Final = 64 << 20
+_FILES_OPEN_MAX: Final = 16
 _HISTORY: Final = re.compile(
     r"h([0-9]{1,18})\.(-?0x[01]\.[0-9a-f]{1,13}p-?[0-9]{1,4})\.([0-9]{1,9})\.([0-9]{1,9})"
     r"\.([a-z]+(?:\.[0-9]{1,9})?)\.([0-9]{1,18})"
@@ -63,8 +65,15 @@ Place = History | Live
 
 
 class Source(NamedTuple):
+    """A stream to be read: only bytes from `offset` on, and only what an agent read at or after
+    `since` (UTC seconds). `last_seq`: its newest arrival.
+    """
+
     key: StreamKey
     path: Path
+    last_seq: int
+    since: float = 0.0
+    offset: int = 0
 
 
 class Piece(NamedTuple):
@@ -91,18 +100,23 @@ def parse_cursor(text: str) -> Place:
 def history(sources: Iterable[Source], boundary: int, after: History | None) -> Iterator[Piece]:
     """What arrived before `boundary`, by time, from `after` on."""
     found = (_by_time(source, boundary, after) for source in sources)
-    for ts, key, _, path, entry in heapq.merge(*found):
-        skip = after.offset if after is not None and (ts, key) == (after.ts, after.stream) else 0
-        for offset, data in _read(path, entry, skip):
-            yield Piece(key, offset, ts, data, History(boundary, ts, key, offset + len(data)))
+    with _Files() as files:
+        for ts, key, _, source, entry in heapq.merge(*found):
+            same = after is not None and (ts, key) == (after.ts, after.stream)
+            skip = after.offset if after is not None and same else 0
+            for offset, data in files.read(source, entry, skip):
+                place = History(boundary, ts, key, offset + len(data))
+                yield Piece(key, offset, ts, data, place)
 
 
 def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
     """What arrived from `after` on and before arrival `until`, in that order."""
-    found = (_by_arrival(source, after.seq, until) for source in sources)
-    for seq, key, path, entry in heapq.merge(*found):
-        for offset, data in _read(path, entry, after.offset if seq == after.seq else 0):
-            yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
+    # Of many streams few have grown since the last look, and each look at an index costs.
+    found = (_by_arrival(s, after.seq, until) for s in sources if s.last_seq >= after.seq)
+    with _Files() as files:
+        for seq, key, source, entry in heapq.merge(*found):
+            for offset, data in files.read(source, entry, after.offset if seq == after.seq else 0):
+                yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
 
 
 def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
@@ -111,20 +125,20 @@ def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History 
     It looks back at most 64 MiB.
     """
     found = (_by_time(source, boundary, None, backward=True) for source in sources)
-    merged = heapq.merge(*found, reverse=True)
     newlines, seen = 0, 0
-    for ts, key, _, path, entry in merged:
-        for offset, data in reversed(list(_read(path, entry, 0))):
-            # The newline that ends the log's last line begins no further one.
-            end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
-            seen += len(data)
-            while (at := data.rfind(b"\n", 0, end)) >= 0:
-                newlines += 1
-                if newlines >= lines:
-                    return History(boundary, ts, key, offset + at + 1)
-                end = at
-            if seen >= _TAIL_BYTES_MAX:
-                return History(boundary, ts, key, offset)
+    with _Files() as files:
+        for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
+            for offset, data in reversed(list(files.read(source, entry, 0))):
+                # The newline that ends the log's last line begins no further one.
+                end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
+                seen += len(data)
+                while (at := data.rfind(b"\n", 0, end)) >= 0:
+                    newlines += 1
+                    if newlines >= lines:
+                        return History(boundary, ts, key, offset + at + 1)
+                    end = at
+                if seen >= _TAIL_BYTES_MAX:
+                    return History(boundary, ts, key, offset)
     return None
 
 
@@ -142,40 +156,65 @@ def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
 
 def _by_time(
     source: Source, boundary: int, after: History | None, *, backward: bool = False
-) -> Iterator[tuple[float, StreamKey, int, Path, Entry]]:
+) -> Iterator[tuple[float, StreamKey, int, Source, Entry]]:
     index = IndexFile(source.path)
     count = index.bisect(len(index), lambda entry: entry.seq >= boundary)
-    first = 0
+    first = _first_wanted(source, index, count)
     if after is not None:
         place = (after.ts, after.stream)
         if source.key == after.stream:
-            first = index.bisect(
+            begin = index.bisect(
                 count, lambda e: e.ts > after.ts or (e.ts == after.ts and e.end > after.offset)
             )
         else:
-            first = index.bisect(count, lambda entry: (entry.ts, source.key) > place)
+            begin = index.bisect(count, lambda entry: (entry.ts, source.key) > place)
+        first = max(first, begin)
     entries = index.backward(first, count) if backward else index.forward(first, count)
-    return ((e.ts, source.key, e.start, source.path, e) for e in entries)
+    return ((e.ts, source.key, e.start, source, e) for e in entries)
 
 
 def _by_arrival(
     source: Source, first_seq: int, until: int
-) -> Iterator[tuple[int, StreamKey, Path, Entry]]:
+) -> Iterator[tuple[int, StreamKey, Source, Entry]]:
     index = IndexFile(source.path)
     count = len(index)
     first = index.bisect(count, lambda entry: entry.seq >= first_seq)
     last = index.bisect(count, lambda entry: entry.seq >= until)
-    return ((e.seq, source.key, source.path, e) for e in index.forward(first, last))
+    first = max(first, _first_wanted(source, index, last))
+    return ((e.seq, source.key, source, e) for e in index.forward(first, last))
 
 
-def _read(path: Path, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a record from offset `skip_to` of the stream, in pieces."""
-    at = max(entry.start, skip_to)
-    if at >= entry.end:
-        return
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
+    """The first record that the source's own bounds let through."""
+    first = 0
+    if source.since > 0:
+        first = index.bisect(count, lambda entry: entry.ts >= source.since)
+    if source.offset > 0:
+        first = max(first, index.bisect(count, lambda entry: entry.end > source.offset))
+    return first
+
+
+class _Files:
+    """Stream files that are being read, a few of them open: records may be a line each."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def read(self, source: Source, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of a record from offset `skip_to` of the stream, in pieces."""
+        at = max(entry.start, skip_to, source.offset)
+        if at >= entry.end:
+            return
         try:
+            fd = self._fd(source.path)
             while at < entry.end:
                 data = os.pread(fd, min(PIECE_BYTES, entry.end - at), at)
                 if not data:
@@ -184,7 +223,14 @@ def _read(path: Path, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]
                     data = data[: len(data) - incomplete_tail(data)]
                 yield at, data
                 at += len(data)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise LogStoreError(f"{path} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise LogStoreError(f"{source.path} cannot be read: {error.strerror}") from error
+
+    def _fd(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if len(self._open) > _FILES_OPEN_MAX:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(path)
+        return fd

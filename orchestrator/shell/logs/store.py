@@ -9,6 +9,7 @@ together, at most 200 ms after they came. What an agent is told to be stored is 
 import asyncio
 import os
 import resource
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
@@ -24,9 +25,11 @@ from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.logs import StreamId
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs.index import index_path
-from orchestrator.shell.logs.stream import LogStoreError, StreamFile, StreamKey, key_of_file
+from orchestrator.shell.logs.removed import Removed, is_mark, read_removed, write_removed
+from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, StreamKey, key_of_file
 
 SYNC_EVERY_S: Final = 0.2
+SYNC_AGAIN_S: Final = 1.0
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _SILENT: Final = "silent"
@@ -45,14 +48,19 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class JobLogs:
-    """All streams of a job. `next_seq` numbers the next arrival."""
+    """All streams of a job. `next_seq` numbers the next arrival; `late` are the streams whose next
+    bytes could not be stored; `removed` is set when retention took the logs away.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.streams: dict[StreamKey, StreamFile] = {}
         self.stored: set[tuple[int, int]] = set()
+        self.late: dict[StreamKey, Late] = {}
+        self.removed = read_removed(root)
         self.next_seq = 1
-        self._load()
+        if self.removed is None:
+            self._load()
 
     def _load(self) -> None:
         for attempt in _numbers(self.root):
@@ -77,12 +85,18 @@ class JobLogs:
 
 
 class LogStore:
-    """Writes what agents deliver. `changes` is bumped at `log_key(job)`; read through `job`."""
+    """Writes what agents deliver. `changes` is bumped at `log_key(job)`; read through `job`.
 
-    def __init__(self, root: Path, changes: Changes, clock: Clock) -> None:
+    It leaves `free_bytes_min` of its disk to others: the journal may be on it.
+    """
+
+    def __init__(
+        self, root: Path, changes: Changes, clock: Clock, *, free_bytes_min: int = 0
+    ) -> None:
         self._root = root
         self._changes = changes
         self._clock = clock
+        self._free_bytes_min = free_bytes_min
         self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -93,8 +107,15 @@ class LogStore:
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
 
+    def prepare(self) -> None:
+        """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            _log.error("log_folder_unusable", path=str(self._root), why=error.strerror)
+
     async def run(self) -> None:
-        """Sync, again and again, until cancelled. Raises LogStoreError."""
+        """Sync, again and again, until cancelled; what cannot be synced is not acknowledged."""
         while True:
             await self._work.wait()
             try:
@@ -102,17 +123,32 @@ class LogStore:
                     await self._hurry.wait()
             except TimeoutError:
                 pass
-            await self.sync()
+            try:
+                await self.sync()
+            except LogStoreError as error:
+                _log.error("log_sync_failed", why=str(error), again_in_s=SYNC_AGAIN_S)
+                await asyncio.sleep(SYNC_AGAIN_S)
 
     async def sync(self) -> None:
-        """Put on disk everything that was appended until now. Raises LogStoreError."""
+        """Put on disk everything that was appended until now. Raises LogStoreError, and then
+        keeps in mind what there was to do.
+        """
         self._work.clear()
         self._hurry.clear()
         dirty, self._dirty = self._dirty, {}
         folders, self._new_folders = self._new_folders, set()
         rounds, self._rounds = self._rounds, []
         sizes = {stream: stream.size for stream in dirty}
-        await asyncio.to_thread(_sync, [stream.path for stream in dirty], folders)
+        try:
+            await asyncio.to_thread(_sync, [stream.path for stream in dirty], folders)
+        except LogStoreError as error:
+            self._dirty = dirty | self._dirty
+            self._new_folders |= folders
+            self._work.set()
+            for future in rounds:
+                if not future.done():
+                    future.set_exception(LogStoreError(str(error)))
+            raise
         for stream, (name, synced) in dirty.items():
             synced(name, sizes[stream])
         for future in rounds:
@@ -121,48 +157,75 @@ class LogStore:
 
     def stream(self, name: StreamId) -> StreamFile:
         """The stream's file, with its folder made. Raises BadId and LogStoreError."""
-        job_id, attempt, node_rank = parse_task_id(name.task)
-        job = self.job(job_id)
-        rank = -1 if name.rank is None else name.rank
-        key = StreamKey(attempt, node_rank, name.kind.value, rank)
+        job, key = self._place(name)
         found = job.streams.get(key)
         if found is not None:
             return found
-        if rank < -1 or sum(1 for k in job.streams if k[:2] == key[:2]) >= STREAMS_PER_TASK_MAX:
+        if key.rank < -1 or sum(1 for k in job.streams if k[:2] == key[:2]) >= STREAMS_PER_TASK_MAX:
             raise LogStoreError(f"task {name.task} has no stream {key.file_name}")
-        path = self._folder(job, attempt, node_rank) / key.file_name
-        found = job.streams[key] = StreamFile(key, path)
+        try:
+            path = self._folder(job, key.attempt, key.node_rank) / key.file_name
+            found = StreamFile(key, path)
+        except OSError as error:
+            self._late(job, key, 0, error.strerror or str(error))
+            raise LogStoreError(f"{job.root} cannot be used: {error.strerror}") from error
+        job.streams[key] = found
         return found
+
+    def size(self, name: StreamId) -> int:
+        """From which offset on bytes are wanted. Raises BadId and LogStoreError."""
+        return 0 if self._place(name)[0].removed is not None else self.stream(name).size
 
     def append(
         self, name: StreamId, offset: int, data: memoryview, ts: float, synced: Synced
     ) -> int | None:
         """Take bytes of a stream; None where bytes before them are missing.
 
-        `synced` is called with the number of bytes on disk when they are there. Raises BadId and
-        LogStoreError.
+        `synced` is called with the number of bytes on disk when they are there. Of logs that were
+        removed everything is taken and nothing kept. Raises BadId and LogStoreError.
         """
-        job_id = parse_task_id(name.task)[0]
+        job, key = self._place(name)
+        if job.removed is not None:
+            synced(name, offset + len(data))
+            return 0
         stream = self.stream(name)
-        job = self.job(job_id)
-        taken = stream.append(offset, data, ts, job.next_seq)
+        if offset + len(data) > stream.size:
+            self._check_room(job, stream, len(data))
+        try:
+            # Whatever becomes of it, no other arrival gets this number.
+            taken = stream.append(offset, data, ts, job.next_seq)
+        except LogStoreError as error:
+            job.take_seq()
+            self._late(job, key, stream.size, str(error.__cause__ or error))
+            raise
         if taken:
             job.take_seq()
-            self._changes.bump([log_key(job_id)])
+            if job.late.pop(key, None) is not None:
+                _log.info("log_store_recovered", path=str(stream.path))
+            self._changes.bump([log_key(job_of(name))])
         if taken is not None:
             self._touched(stream, name, synced)
         return taken
 
     def end(self, name: StreamId, length: int, synced: Synced) -> bool:
-        """Say that the stream has `length` bytes and no more; False where some are missing."""
-        job_id = parse_task_id(name.task)[0]
+        """Say that the stream has `length` bytes and no more; False where some are missing.
+        Raises BadId and LogStoreError.
+        """
+        job, key = self._place(name)
+        if job.removed is not None:
+            return True
         stream = self.stream(name)
         if stream.size < length:
             return False
         if stream.size > length:
             _log.warning("log_longer_than_its_end", path=str(stream.path), length=length)
-        stream.end(stream.last_ts or self._clock.now().wall, self.job(job_id).take_seq())
-        self._changes.bump([log_key(job_id)])
+        try:
+            stream.end(stream.last_ts or self._clock.now().wall, job.take_seq())
+        except LogStoreError as error:
+            self._late(job, key, stream.size, str(error.__cause__ or error))
+            raise
+        job.late.pop(key, None)
+        self._changes.bump([log_key(job_of(name))])
         self._touched(stream, name, synced)
         return True
 
@@ -170,7 +233,7 @@ class LogStore:
         """Make a task's logs complete, on disk; False where streams are missing or go on."""
         job_id, attempt, node_rank = parse_task_id(task)
         job = self.job(job_id)
-        if (attempt, node_rank) in job.stored:
+        if job.removed is not None or (attempt, node_rank) in job.stored:
             return True
         mine = [s for key, s in job.streams.items() if key[:2] == (attempt, node_rank)]
         if len(mine) < streams or not all(stream.ended for stream in mine):
@@ -206,6 +269,30 @@ class LogStore:
         self._jobs.move_to_end(job)
         return found
 
+    def removed(self, job: JobId) -> Removed | None:
+        """The mark of a job whose logs were removed. Raises LogStoreError."""
+        return self.job(job).removed
+
+    async def remove(self, job_id: JobId, why: str) -> None:
+        """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
+        job = self.job(job_id)
+        mark = Removed(self._clock.now().wall, why)
+        gone = list(job.streams.values())
+        try:
+            # The mark is first: what a crash leaves behind it is nobody's any more.
+            await asyncio.to_thread(write_removed, job.root, mark)
+            job.removed = mark
+            job.streams, job.late = {}, {}
+            for stream in gone:
+                stream.release()
+                self._open.pop(stream, None)
+                self._dirty.pop(stream, None)
+            await asyncio.to_thread(_remove_all, job.root)
+        except (FileError, OSError) as error:
+            raise LogStoreError(f"{job.root} cannot be removed: {error}") from error
+        finally:
+            self._changes.bump([log_key(job_id)])
+
     def close(self) -> None:
         """Close the files; call `sync` before."""
         for stream in self._open:
@@ -220,6 +307,34 @@ class LogStore:
         self._hurry.set()
         await future
 
+    def _place(self, name: StreamId) -> tuple[JobLogs, StreamKey]:
+        job_id, attempt, node_rank = parse_task_id(name.task)
+        rank = -1 if name.rank is None else name.rank
+        return self.job(job_id), StreamKey(attempt, node_rank, name.kind.value, rank)
+
+    def _check_room(self, job: JobLogs, stream: StreamFile, count: int) -> None:
+        """Raises LogStoreError where these bytes would take what is left to others."""
+        if not self._free_bytes_min:
+            return
+        try:
+            disk = os.statvfs(self._root)
+        except OSError as error:
+            why = f"{self._root}: {error.strerror}"
+        else:
+            if disk.f_bavail * disk.f_frsize >= self._free_bytes_min + count:
+                return
+            why = f"less than {self._free_bytes_min >> 20} MiB would be left of the log disk"
+        self._late(job, stream.key, stream.size, why)
+        raise LogStoreError(f"{stream.path} is not written: {why}")
+
+    def _late(self, job: JobLogs, key: StreamKey, offset: int, why: str) -> None:
+        if key in job.late:
+            return
+        text = f"the coordinator cannot store more of this now ({why}); the node keeps it"
+        job.late[key] = Late(offset, self._clock.now().wall, text)
+        _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)
+        self._changes.bump([log_key(JobId(int(job.root.name)))])
+
     def _touched(self, stream: StreamFile, name: StreamId, synced: Synced) -> None:
         self._dirty[stream] = (name, synced)
         self._work.set()
@@ -231,11 +346,9 @@ class LogStore:
             oldest.release()
 
     def _folder(self, job: JobLogs, attempt: int, node_rank: int) -> Path:
+        """Raises OSError."""
         folder = job.root / str(attempt) / str(node_rank)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise LogStoreError(f"{folder} cannot be made: {error.strerror}") from error
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._new_folders.update((folder, folder.parent, job.root, self._root))
         return folder
 
@@ -245,6 +358,11 @@ class LogStore:
                 return
             if not any(s.is_open or s in self._dirty for s in job.streams.values()):
                 del self._jobs[name]
+
+
+def job_of(name: StreamId) -> JobId:
+    """Raises BadId."""
+    return parse_task_id(name.task)[0]
 
 
 def log_key(job: JobId) -> Hashable:
@@ -266,9 +384,20 @@ def _sync(files: Iterable[Path], folders: Iterable[Path]) -> None:
                 finally:
                     os.close(fd)
         for folder in folders:
-            sync_directory(folder)
-    except OSError as error:
+            if folder.exists():  # it may have been removed meanwhile
+                sync_directory(folder)
+    except (OSError, FileError) as error:
         raise LogStoreError(f"logs cannot be put on disk: {error}") from error
+
+
+def _remove_all(root: Path) -> None:
+    """Everything of a job's folder but the mark. Raises OSError."""
+    for entry in os.scandir(root):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif not is_mark(entry.name):
+            os.unlink(entry.path)
+    sync_directory(root)
 
 
 def _note_silent(folder: Path, node_rank: int) -> None:

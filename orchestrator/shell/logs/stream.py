@@ -1,5 +1,6 @@
 """One stream's file and its index, written at their end and nowhere else."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +22,16 @@ _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOL
 
 class LogStoreError(DaemonError):
     """Log bytes could not be written or read; the agent still has what was not acknowledged."""
+
+
+class Late(NamedTuple):
+    """Bytes of a stream, from `offset` on, that could not be stored since `since` (UTC seconds).
+    Nothing is lost: the node has them until they are.
+    """
+
+    offset: int
+    since: float
+    why: str
 
 
 class StreamKey(NamedTuple):
@@ -78,7 +89,11 @@ class StreamFile:
         ts = self.last_ts or os.fstat(data).st_mtime
         tail = os.pread(data, 3, max(self._covered, self.size - 3))
         self._pending = b""
-        return self._cover(tail, ts, seq)
+        try:
+            return self._cover(tail, ts, seq)
+        except OSError:
+            self._mend()  # on a full disk; what is appended later takes these bytes along
+            return False
 
     def append(self, offset: int, data: memoryview, ts: float, seq: int) -> int | None:
         """Write what is new of `data`, which begins at `offset`; return how many bytes that is.
@@ -99,6 +114,7 @@ class StreamFile:
                 self.size += count
             self._cover(bytes(new[-3:]), ts, seq)
         except OSError as error:
+            self._mend()
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         return len(new)
 
@@ -113,6 +129,7 @@ class StreamFile:
                 self._record(index, self.size, ts, seq)
             _write(index, pack(Entry(self.size, 0, max(ts, self.last_ts), seq)))
         except OSError as error:
+            self._mend()
             raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
         self.last_seq = seq
         self.ended = True
@@ -123,6 +140,15 @@ class StreamFile:
             for fd in self._fds:
                 os.close(fd)
             self._fds = None
+
+    def _mend(self) -> None:
+        """After a write that failed: no half record in the index, and the tail as it is."""
+        data, index = self._open()
+        whole = os.fstat(index).st_size // RECORD_BYTES
+        with contextlib.suppress(OSError):
+            os.ftruncate(index, whole * RECORD_BYTES)
+        begin = max(self._covered, self.size - 3)
+        self._pending = os.pread(data, self.size - begin, begin)
 
     def _open(self) -> tuple[int, int]:
         if self._fds is None:

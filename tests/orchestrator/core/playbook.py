@@ -122,6 +122,12 @@ class Cluster:
         self.turn(s.CancelReceived(request, JobId(job), "ada", **more))
         return self.answers[request]
 
+    def change(self, job: int, user: str = "ada", **more: Any) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.ChangeReceived(request, JobId(job), user, **more))
+        return self.answers[request]
+
     def report(self, task: TaskId, state: TaskState, **more: Any) -> Turn:
         found = self.state.task(task)
         assert found is not None

@@ -16,13 +16,14 @@ from tests.simulation.mutants.books import _put
 
 def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = count(1)
-    real = commands._warn
+    real = commands.signals
 
-    def warn(*args: Any) -> list[Any]:
+    def signals(*args: Any) -> list[Any]:
         said = real(*args)
         return [SignalTask(it.task, it.signal, next(numbers)) for it in said]  # type: ignore[union-attr]
 
-    monkeypatch.setattr(commands, "_warn", warn)
+    monkeypatch.setattr(commands, "signals", signals)
+    monkeypatch.setattr(follow, "signals", signals)
 
 
 def _told_nobody(*_: object) -> Decision:
@@ -33,7 +34,7 @@ MUTANTS = (
     Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
     Mutant(
         "a warning is noted and nobody is told",
-        _put(follow, "_warned", _told_nobody),
+        _put(follow, "_signalled", _told_nobody),
         ("warn",),
         seed=167,
     ),

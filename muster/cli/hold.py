@@ -1,0 +1,29 @@
+"""`muster hold`: jobs that wait are not to start."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.each_job import find_jobs, for_each
+from muster.cli.text import note, safe
+
+
+@click.command("hold")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster ps`.")
+@connection_options
+def command(*, jobs: tuple[str, ...], reason: str) -> int:
+    """Keep jobs that wait from starting, until `muster release`.
+
+    They keep their place: released, they go before what was submitted after them. A job that runs
+    is not held, but refused: it would have to be stopped.
+    """
+    client = connect()
+
+    def hold(number: int) -> None:
+        answer = client.change(number, {"hold": True, "reason": reason})
+        said = "HELD" if answer.changed else f"was held already by {safe(answer.job.held_by)}"
+        note(f"job {number} {said}")
+
+    return for_each(find_jobs(client, jobs), hold)

@@ -1,0 +1,24 @@
+"""`muster release`: jobs that were held may start."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.each_job import find_jobs, for_each
+from muster.cli.text import note, safe
+
+
+@click.command("release")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@connection_options
+def command(*, jobs: tuple[str, ...]) -> int:
+    """Let jobs go that were held: they wait in their queue again, at their place."""
+    client = connect()
+
+    def release(number: int) -> None:
+        answer = client.change(number, {"hold": False})
+        state = f"{answer.job.state.value}: {safe(answer.job.reason.text)}"
+        note(f"job {number} {'' if answer.changed else 'was released already, '}{state}")
+
+    return for_each(find_jobs(client, jobs), release)

@@ -1,0 +1,49 @@
+"""`muster rerun`: a job once more."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from muster.cli.complaints import DetachedError
+from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import print_json
+from muster.cli.reference import find_job
+from muster.cli.text import note, safe
+
+
+@click.command("rerun")
+@click.argument("job", metavar="JOB")
+@click.option("--exclude", multiple=True, metavar="NODE", help="Keep it off this node.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
+@click.option(
+    "--idempotency-key",
+    "key",
+    metavar="KEY",
+    help="Running it again under the same key gives the same job.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the new job instead of its id.")
+@connection_options
+def command(
+    *, job: str, exclude: tuple[str, ...], sets: tuple[str, ...], key: str | None, as_json: bool
+) -> None:
+    """Submit a job again as it was submitted; the new id, alone, is printed on standard output.
+
+    \b
+    muster rerun 42 --exclude gpu-07 --set time_limit=36h
+    """
+    client = connect()
+    number = find_job(client, job)
+    try:
+        summary = client.rerun(number, key or os.urandom(16).hex(), sets=sets, exclude=exclude)
+    except KeyboardInterrupt:
+        raise DetachedError(
+            "interrupted; the job may have been submitted: muster ps -n 5"
+        ) from None
+    if as_json:
+        print_json(summary)
+    else:
+        print(summary.id, flush=True)
+    said = f"{safe(summary.name)}, job {number} again"
+    note(f"submitted job {summary.id} ({said}), {summary.state.value}")

@@ -1,0 +1,44 @@
+"""`muster set`: change a job that was submitted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.each_job import find_jobs, for_each
+from muster.cli.text import note, safe
+
+_NOTHING: Final = ("none", "")
+
+
+@click.command("set")
+@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True)
+@connection_options
+def command(*, words: tuple[str, ...]) -> int:
+    """Change jobs that have not ended: priority, time_limit, and, while they wait, name.
+
+    \b
+    muster set 42 priority=80          the queue's order changes at once
+    muster set 42 time_limit=36h       of a running job too; `none` for no limit
+    """
+    jobs = [word for word in words if "=" not in word]
+    changes = dict(word.split("=", 1) for word in words if "=" in word)
+    if not jobs:
+        raise click.UsageError("which job? muster set 42 priority=80")
+    if not changes:
+        raise click.UsageError("change what? muster set 42 priority=80")
+    wanted = {
+        key: None if key == "time_limit" and value in _NOTHING else value
+        for key, value in changes.items()
+    }
+    client = connect()
+
+    def change(number: int) -> None:
+        answer = client.change(number, wanted)
+        job = answer.job
+        said = "changed" if answer.changed else "is so already"
+        note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
+
+    return for_each(find_jobs(client, jobs), change)

@@ -1,0 +1,35 @@
+"""`muster signal`: a signal to the ranks of a job that runs."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.reference import find_job
+from muster.cli.text import note, safe
+
+
+@click.command("signal")
+@click.argument("job", metavar="JOB")
+@click.argument("signal", metavar="SIGNAL")
+@click.option("--rank", type=click.IntRange(0), metavar="R", help="Only to this rank.")
+@click.option("--node", metavar="NODE", help="Only to the ranks on this node.")
+@connection_options
+def command(*, job: str, signal: str, rank: int | None, node: str | None) -> None:
+    """Send a signal (USR1, SIGUSR1, 10) to the rank processes on all nodes.
+
+    It stops nothing by itself, but a rank without a handler for it may die of it. To end a job:
+    muster cancel.
+    """
+    client = connect()
+    number = find_job(client, job)
+    answer = client.signal(number, signal, rank=rank, node=node)
+    whom = "its ranks" if rank is None else f"rank {rank}"
+    note(f"job {number}: {answer.signal} to {whom} on {_names(answer.nodes)}")
+    if answer.away:
+        note(f"unreachable now, and told when back: {_names(answer.away)}")
+
+
+def _names(nodes: tuple[str, ...], most: int = 6) -> str:
+    more = f" and {len(nodes) - most} more" if len(nodes) > most else ""
+    return ", ".join(safe(node) for node in nodes[:most]) + more
