@@ -25,6 +25,7 @@ import yarl
 from muster.client import calls
 from muster.client.calls import CHANGE_S, READ_TIMEOUT_S, WATCH_S, Call, Query, Steps
 from muster.client.errors import ClientError
+from muster.client.event_feed import EventFeed
 from muster.client.exchange import (
     BODY_BYTES_MAX,
     CONNECT_TIMEOUT_S,
@@ -34,13 +35,15 @@ from muster.client.exchange import (
     keep_alive,
     target,
 )
+from muster.client.feed import Feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
-from muster.client.tail import Entry, LogQuery, Tail, no_stream
+from muster.client.tail import LogQuery, Tail
 from muster.protocol.http import (
     CancelAnswer,
     ChangeAnswer,
     EventList,
+    EventView,
     JobList,
     JobSummary,
     JobView,
@@ -187,6 +190,11 @@ class AsyncClient:
         """As `Client.events`."""
         return await self._call(calls.events(job, after))
 
+    def follow_events(self, job: int | None = None, after: int = 0) -> AsyncIterator[EventView]:
+        """As `Client.follow_events`."""
+        path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
+        return self._read(EventFeed(after), path, WATCH_S)
+
     async def nodes(self) -> NodeList:
         """As `Client.nodes`."""
         return await self._call(calls.nodes())
@@ -199,34 +207,36 @@ class AsyncClient:
         """As `Client.version`."""
         return await self._call(calls.version())
 
-    async def logs(
+    def logs(
         self, job: int, query: LogQuery | None = None
     ) -> AsyncIterator[LogRecord | LogTrailer]:
         """As `Client.logs`."""
         wanted = query or LogQuery()
-        tail = Tail(wanted)
-        path = f"/v1/jobs/{job}/logs"
+        patience_s = WATCH_S if wanted.follow else CHANGE_S
+        return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
+
+    async def _read(self, feed: Feed[_T], path: str, patience_s: float) -> AsyncGenerator[_T, None]:
         while True:
-            patience_s = WATCH_S if wanted.follow else CHANGE_S
-            lines = self._opened(path, tail.parameters(), patience_s)
+            lines = self._opened(feed, path, patience_s)
             # Closed here and now also where the reader stops early: not when garbage is collected.
-            async with contextlib.aclosing(_entries(lines, tail)) as entries:
-                async for entry in entries:
-                    yield entry
-            if tail.over:
+            async with contextlib.aclosing(_found(lines, feed)) as found:
+                async for item in found:
+                    yield item
+            if feed.over:
                 return
-            await asyncio.sleep(tail.pause_s())
+            await asyncio.sleep(feed.pause_s())
 
     async def _opened(
-        self, path: str, query: Query, patience_s: float
+        self, feed: Feed[_T], path: str, patience_s: float
     ) -> AsyncGenerator[bytes, None]:
         """Lines of a stream, the first of which was waited for with patience."""
+        query = feed.parameters()
 
         async def connect() -> tuple[bytes, AsyncGenerator[bytes, None]]:
             lines = self._transport.lines(path, query)
             first = await anext(lines, None)
             if first is None:
-                raise no_stream()
+                raise feed.nothing()
             return first, lines
 
         first, rest = await self._persist(connect, patience_s)
@@ -267,17 +277,17 @@ class AsyncClient:
         return result
 
 
-async def _entries(lines: AsyncGenerator[bytes, None], tail: Tail) -> AsyncGenerator[Entry, None]:
-    """What one connection brings; that it was cut is for `tail` to judge."""
+async def _found(lines: AsyncGenerator[bytes, None], feed: Feed[_T]) -> AsyncGenerator[_T, None]:
+    """What one connection brings; that it was cut is for `feed` to judge."""
     opened = False
     try:
         async with contextlib.aclosing(lines):
             async for line in lines:
                 opened = True
-                entry = tail.take(line)
-                if entry is not None:
-                    yield entry
-                if tail.over:
+                item = feed.take(line)
+                if item is not None:
+                    yield item
+                if feed.over:
                     return
     except ClientError as error:
         if not opened or not error.passing:

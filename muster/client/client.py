@@ -15,15 +15,18 @@ from typing import Any, Self, TypeVar
 from muster.client import calls
 from muster.client.calls import CHANGE_S, WATCH_S, Call, Steps
 from muster.client.errors import ClientError
+from muster.client.event_feed import EventFeed
 from muster.client.exchange import Exchange
+from muster.client.feed import Feed, read_feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
-from muster.client.tail import LogQuery, read_logs
+from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
 from muster.protocol.http import (
     CancelAnswer,
     ChangeAnswer,
     EventList,
+    EventView,
     JobList,
     JobSummary,
     JobView,
@@ -180,6 +183,15 @@ class Client:
         """
         return self._call(calls.events(job, after))
 
+    def follow_events(self, job: int | None = None, after: int = 0) -> Iterator[EventView]:
+        """The events of a job, or (None) of everything, behind sequence number `after`: those that
+        there are, and then as they come, until the job has ended.
+
+        A stream that is cut goes on where it stopped: none is missing, none comes twice.
+        """
+        path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
+        return self._read(EventFeed(after), path, WATCH_S)
+
     def nodes(self) -> NodeList:
         """All nodes."""
         return self._call(calls.nodes())
@@ -199,10 +211,14 @@ class Client:
         ends by a trailer, or by an error.
         """
         wanted = query or LogQuery()
-        return read_logs(
-            lambda parameters: self._transport.lines(f"/v1/jobs/{job}/logs", parameters),
-            wanted,
-            lambda step: self._persist(step, WATCH_S if wanted.follow else CHANGE_S),
+        patience_s = WATCH_S if wanted.follow else CHANGE_S
+        return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
+
+    def _read(self, feed: Feed[_T], path: str, patience_s: float) -> Iterator[_T]:
+        return read_feed(
+            feed,
+            lambda parameters: self._transport.lines(path, parameters),
+            lambda step: self._persist(step, patience_s),
         )
 
     def _run(self, steps: Steps[_T]) -> _T:

@@ -6,26 +6,17 @@ says that more will come was let go (a restart): both go on at the cursor of the
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
 
 from muster.client.calls import Query
-from muster.client.errors import BadAnswerError, ClientError, UnreachableError
+from muster.client.errors import BadAnswerError
+from muster.client.feed import Feed
 from muster.protocol.http import LogRecord, LogTrailer
 
 Entry: TypeAlias = LogRecord | LogTrailer
-Open: TypeAlias = Callable[[Query], Iterator[bytes]]
-Persist: TypeAlias = Callable[[Callable[[], Iterator[bytes]]], Iterator[bytes]]
-
-_PAUSE_S: Final = 0.05
-_PAUSE_MAX_S: Final = 3.0
-# Connections in a row that open and then bring nothing: that is no restart any more.
-_BARREN_MAX: Final = 20
 
 _record: Final = msgspec.json.Decoder(LogRecord)
 _trailer: Final = msgspec.json.Decoder(LogTrailer)
@@ -65,94 +56,34 @@ class LogQuery:
         }
 
 
-class Tail:
-    """Where a reader of logs is: what the next connection asks for, and what its lines mean.
-
-    `over`: the trailer has come, or, without `follow`, all that there was.
+class Tail(Feed[Entry]):
+    """Where a reader of logs is. `over`: the trailer has come, or, without `follow`, all that there
+    was.
     """
 
+    what = "log stream"
+
     def __init__(self, query: LogQuery) -> None:
-        self.over = False
+        super().__init__()
         self._query = query
         self._cursor: str | None = None
-        self._before: str | None = None
-        self._reason = ""
-        self._barren = 0  # connections in a row that brought no record
 
-    def parameters(self) -> Query:
-        """The query of the next connection."""
-        self._before, self._reason = self._cursor, ""
+    def place(self) -> object:
+        return self._cursor
+
+    def query(self) -> Query:
         return self._query.parameters(self._cursor)
 
     def take(self, line: bytes) -> Entry | None:
-        """What a line means to the reader, None where nothing. Raises BadAnswerError."""
         entry = _entry(line)
         if entry is None:
             return None
         self._cursor = entry.cursor or self._cursor
         if isinstance(entry, LogTrailer):
             self.over = _is_final(entry, self._query)
-            self._reason = entry.reason or ""
+            self.reason = entry.reason or ""
             return entry if self.over else None
         return entry
-
-    def pause_s(self) -> float:
-        """How long to wait before the next connection, now that one has ended.
-
-        Raises BadAnswerError when too many have brought nothing.
-        """
-        self._barren = self._barren + 1 if self._cursor == self._before else 0
-        if self._barren > _BARREN_MAX:
-            why = self._reason or "no word why"
-            raise BadAnswerError(
-                f"the coordinator ends the log stream again and again: {why}",
-                "its own log says why",
-            )
-        if not self._barren:
-            return 0.0
-        limit = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(self._barren, 10))
-        return random.uniform(0, limit)  # noqa: S311 - spreads readers, keeps no secret
-
-
-def read_logs(open_stream: Open, query: LogQuery, persist: Persist) -> Iterator[Entry]:
-    """The records, and the trailer last. `persist` repeats what fails in passing.
-
-    Raises ClientError once the coordinator stays away or answers nonsense.
-    """
-    tail = Tail(query)
-    while True:
-        parameters = tail.parameters()
-        lines = persist(lambda asked=parameters: _opened(open_stream, asked))  # type: ignore[misc]
-        try:
-            for line in lines:
-                entry = tail.take(line)
-                if entry is not None:
-                    yield entry
-                if tail.over:
-                    return
-        except ClientError as error:
-            if not error.passing:
-                raise
-        time.sleep(tail.pause_s())
-
-
-def _opened(open_stream: Open, parameters: Query) -> Iterator[bytes]:
-    """Connect now, so that a failure to connect is met by whoever repeats it, not by the reader."""
-    lines = open_stream(parameters)
-    first = next(lines, None)
-    if first is None:
-        raise no_stream()
-    return _chain(first, lines)
-
-
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
-
-
-def no_stream() -> UnreachableError:
-    """A connection was made and ended without a line."""
-    return UnreachableError("", "the coordinator closed the log stream", "try again")
 
 
 def _entry(line: bytes) -> Entry | None:

@@ -203,6 +203,14 @@ class EventList(msgspec.Struct, frozen=True):
     events: tuple[EventView, ...]
 
 
+class EventsEnd(msgspec.Struct, frozen=True):
+    """The data of the last event (`end`) of a stream of events. `final`: the job has ended, and
+    nothing more will come; else a reader goes on behind the last id it saw."""
+
+    final: bool
+    reason: str = ""
+
+
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bytes of one stream; exactly one of `data` (valid UTF-8) and `data_b64` is there.
 

@@ -4,6 +4,7 @@ from aiohttp import web
 
 from orchestrator.api.access import Access, AccessTable, Route
 from orchestrator.api.cluster import ClusterApi
+from orchestrator.api.event_stream import EventsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
 from orchestrator.api.job_verbs import JobVerbsApi
@@ -36,6 +37,7 @@ def make_app(
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
     verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
+    events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
     admin = Access.ADMIN
     routes = [
@@ -53,9 +55,10 @@ def make_app(
         Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
+        Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
+        Route("GET", "/v1/events", events.of_all, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
-        Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),

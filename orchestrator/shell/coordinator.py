@@ -86,7 +86,8 @@ def replay(records: Iterable[Recorded]) -> State:
 class Coordinator:
     """Owner of `state`. Others read it, after `settled`, and never change it.
 
-    `changes` counts by job id and by node name; it is bumped when what changed is on disk.
+    `changes` counts by job id, by node name and by `events_key`, and is bumped when what changed is
+    on disk.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Coordinator:
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
+        self._committed: set[Hashable] = set()  # whose events are on disk, and not announced
         self._readers: list[asyncio.Future[None]] = []
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
         self._next_request = 1
@@ -221,7 +223,8 @@ class Coordinator:
             self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
         for action in actions:
             self._perform(action)
-        self.changes.bump(_touched(facts))
+        self.changes.bump(_touched(facts) | self._committed)
+        self._committed.clear()
         if self._readers:
             readers, self._readers = self._readers, []
             for reader in readers:
@@ -275,6 +278,8 @@ class Coordinator:
         # Not taken back on an error: nobody may read a state that is not on disk.
         await self._journal.append(staged)
         self._committing = False
+        self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
+        self._committed.add(events_key(None))
 
     def _flush_now(self) -> None:
         self._flush, self._flush_due = None, True
@@ -307,6 +312,11 @@ class Coordinator:
             if not future.done():
                 future.set_exception(_stopped())
         self.changes.close()
+
+
+def events_key(job: int | None) -> Hashable:
+    """What `changes` counts as facts of a job, or (None) any at all, reach the disk."""
+    return ("events", job)
 
 
 def _stopped() -> CoordinatorStoppedError:

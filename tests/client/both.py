@@ -28,9 +28,8 @@ class Awaited:
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if inspect.isasyncgenfunction(found):
-                return self._each(found(*args, **kwargs))
-            return self._runner.run(found(*args, **kwargs))
+            made = found(*args, **kwargs)
+            return self._runner.run(made) if inspect.iscoroutine(made) else self._each(made)
 
         return call
 

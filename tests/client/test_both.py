@@ -35,7 +35,7 @@ def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
         other = awaited[name]
         if signature is not None and other is not None:
             assert signature.parameters == other.parameters, name
-            if not inspect.isasyncgenfunction(vars(AsyncClient)[name]):
+            if name not in {"logs", "follow_events"}:
                 assert signature.return_annotation == other.return_annotation, name
                 assert inspect.iscoroutinefunction(vars(AsyncClient)[name]), name
 

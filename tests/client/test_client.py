@@ -212,7 +212,7 @@ def test_an_address_in_the_clear_is_refused_before_the_token_is_sent(make: MakeC
 def test_a_stream_that_never_brings_anything_is_given_up(
     make: MakeClient, fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.client.tail._PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr("muster.client.feed._PAUSE_MAX_S", 0.0)
     trailer = b'{"end": false, "reason": "the logs cannot be read"}\n'
     fake.script.first_answers = [(200, trailer, "application/x-ndjson")] * 100
     with pytest.raises(BadAnswerError, match="again and again: the logs cannot be read"):
