@@ -21,8 +21,8 @@ from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
+from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError as SpanError
-from muster.spec.units import moment
 
 TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30

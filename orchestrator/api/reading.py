@@ -12,8 +12,8 @@ from msgspec import inspect
 
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
+from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError
-from muster.spec.units import moment
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
