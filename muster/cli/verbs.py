@@ -16,6 +16,7 @@ VERBS: Final = {
     "submit": "Submit a job; prints its id.",
     "ps": "List jobs.",
     "show": "Show one job: state, reason, nodes, timeline.",
+    "explain": "Show why a job waits, per node, and until when.",
     "logs": "Print or follow what a job writes.",
     "attach": "Follow a job's logs; exits with its code.",
     "wait": "Wait for jobs to end; exits with their code.",

@@ -44,6 +44,7 @@ from muster.protocol.http import (
     ChangeAnswer,
     EventList,
     EventView,
+    Explanation,
     JobList,
     JobSummary,
     JobView,
@@ -168,6 +169,10 @@ class AsyncClient:
     async def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
         """As `Client.change`."""
         return await self._call(calls.change(job, wanted))
+
+    async def explain(self, job: int) -> Explanation:
+        """As `Client.explain`."""
+        return await self._call(calls.explain(job))
 
     async def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None

@@ -22,6 +22,7 @@ from muster.protocol.http import (
     CancelRequest,
     ChangeAnswer,
     EventList,
+    Explanation,
     JobList,
     JobSummary,
     JobView,
@@ -115,6 +116,10 @@ def cancel(number: int, reason: str, grace_s: float | None, *, force: bool) -> C
 def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
     body = msgspec.json.encode(wanted)
     return Call(ChangeAnswer, "PATCH", f"/v1/jobs/{number}", body=body, patience_s=CHANGE_S)
+
+
+def explain(number: int) -> Call[Explanation]:
+    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain")
 
 
 def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:

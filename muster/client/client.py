@@ -27,6 +27,7 @@ from muster.protocol.http import (
     ChangeAnswer,
     EventList,
     EventView,
+    Explanation,
     JobList,
     JobSummary,
     JobView,
@@ -154,6 +155,10 @@ class Client:
         job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
         """
         return self._call(calls.change(job, wanted))
+
+    def explain(self, job: int) -> Explanation:
+        """Why the job waits, and for what; or why it ran where it did, and what ended it."""
+        return self._call(calls.explain(job))
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None

@@ -293,6 +293,63 @@ class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     exclude: tuple[str, ...] = ()
 
 
+class NodeVerdict(msgspec.Struct, frozen=True):
+    """Whether a node could be taken for a job now, and why not. `free_by`: the time limit of `job`,
+    which has it, ends that at the latest then; None where it has none.
+    """
+
+    node: str
+    can: bool
+    reason: Reason
+    job: int | None = None
+    free_by: Timestamp | None = None
+
+
+class JobAhead(msgspec.Struct, frozen=True):
+    """One that is before another in its queue."""
+
+    id: int
+    name: str
+    user: str
+    priority: int
+    nodes: int
+
+
+class AttemptStory(msgspec.Struct, frozen=True):
+    """Where an attempt ran and why there; how it ended, and what came of that."""
+
+    number: int
+    nodes: tuple[str, ...]
+    why_there: str
+    network: str
+    ended: str
+    then: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Of `GET /v1/jobs/{id}/explain`: why a job waits, runs where it does, or ended.
+
+    `text` is the whole in a sentence. Of a job that waits: `wanted` and `ready` count nodes,
+    `nodes` has a verdict on each, `place` is its place in the queue from 1 (None: not in it),
+    `ahead` are the first of those before it. `starts_by` is by the time limits of what runs and
+    waits before it, at the latest; `forecast` says so in words, or why it is unknown. `hints` say
+    what would start it sooner.
+    """
+
+    job: JobSummary
+    text: str
+    wanted: int = 0
+    ready: int = 0
+    starts_now: bool = False
+    nodes: tuple[NodeVerdict, ...] = ()
+    place: int | None = None
+    ahead: tuple[JobAhead, ...] = ()
+    starts_by: Timestamp | None = None
+    forecast: str = ""
+    hints: tuple[str, ...] = ()
+    attempts: tuple[AttemptStory, ...] = ()
+
+
 class FieldProblem(msgspec.Struct, frozen=True):
     """One wrong field of a request."""
 

@@ -57,6 +57,7 @@ def make_app(
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
         Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
         Route("GET", "/v1/events", events.of_all, admin),
+        Route("GET", "/v1/jobs/{id}/explain", verbs.explain, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),

@@ -236,7 +236,7 @@ def _apply_attempt(
         _dequeue(state, job)
         _job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes)
-        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at))
+        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
         for name in fact.nodes:
             state.nodes[name].holder = (job.id, fact.attempt)
         return

@@ -128,11 +128,12 @@ class CancelRequested(_Fact, frozen=True):
 
 class AttemptPlaced(_Fact, frozen=True):
     """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on."""
+    on. `why` says in words why these."""
 
     job: JobId
     attempt: int
     nodes: tuple[NodeName, ...]
+    why: str = ""
 
 
 class TaskPrepared(_Fact, frozen=True):

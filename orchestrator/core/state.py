@@ -95,6 +95,7 @@ class Attempt:
     machine_id: str = ""  # whose port that is
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
     network: str = ""  # which one that is, and why
+    why_there: str = ""  # in words, as it was placed
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # the ranks were to be told that the time limit is near
