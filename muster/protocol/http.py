@@ -89,6 +89,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: Timestamp | None = None
     kill_at: Timestamp | None = None
+    max_nodes: int | None = None
+    nodes_now: int | None = None
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
@@ -145,7 +147,22 @@ class JobList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class InterfaceView(msgspec.Struct, frozen=True):
+    """One network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+    running: bool
+    rdma: bool
+    speed_mbps: int
+
+
 class NodeView(msgspec.Struct, frozen=True):
+    """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
+    calls from; `connected_s`: for how long its link stands, None while it does not.
+    """
+
     name: str
     link: str
     state: Reason
@@ -161,6 +178,11 @@ class NodeView(msgspec.Struct, frozen=True):
     last_seen_s: float | None
     version: str
     warnings: tuple[str, ...] = ()
+    hostname: str = ""
+    python: str = ""
+    interfaces: tuple[InterfaceView, ...] = ()
+    peer: str = ""
+    connected_s: float | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True):

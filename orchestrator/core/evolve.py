@@ -133,6 +133,7 @@ def _apply_link(state: State, fact: f.OfLink) -> None:
             node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
             node.ahead_s, node.instance = ahead_s, life
+            node.connected_at = heard_at
             state.sessions[session] = name
         case f.NameClaimed(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)

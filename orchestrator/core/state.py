@@ -31,6 +31,7 @@ class Node:
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
+    connected_at: float = 0.0
     heard_at: float = 0.0
     lease_until: float = 0.0
     ahead_s: float = 0.0  # of its wall clock
