@@ -279,11 +279,12 @@ class LogStore:
     async def remove(self, job_id: JobId, why: str) -> None:
         """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
         job = self.job(job_id)
-        mark = Removed(self._clock.now().wall, why)
         gone = list(job.streams.values())
+        mark = job.removed or Removed(self._clock.now().wall, why)
         try:
             # The mark is first: what a crash leaves behind it is nobody's any more.
-            await asyncio.to_thread(write_removed, job.root, mark)
+            if job.removed is None:
+                await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
             job.streams, job.late = {}, {}
             for stream in gone:
