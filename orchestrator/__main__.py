@@ -1,4 +1,5 @@
-"""`python -m orchestrator --config FILE`: the coordinator as a process.
+"""`python -m orchestrator --config FILE`: the coordinator as a process, and what is done to its
+journal while there is none.
 
 Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
 """
@@ -7,6 +8,7 @@ import argparse
 import asyncio
 import os
 import resource
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,38 +16,117 @@ from pathlib import Path
 import structlog
 
 from muster.daemon import logging as daemon_logging
+from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError, DaemonError, TaskEndedError, TlsError
-from orchestrator.config import load
+from muster.daemon.surroundings import prepare_surroundings
+from muster.daemon.tls import server_context
+from orchestrator.api.token_file import TokenStore
+from orchestrator.config import CoordinatorConfig, load
 from orchestrator.core.decide import VERSION
+from orchestrator.journal.backup import back_up, examined, examined_copy, restore
+from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.serve import serve
+from orchestrator.shell.coordinator import replay
 
 _log = structlog.get_logger("muster.coordinator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="muster coordinator", description="The coordinator of a Muster cluster."
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
-    parser.add_argument("--version", action="version", version=f"muster {VERSION}")
-    arguments = parser.parse_args(argv)
+    prepare_surroundings()
+    arguments = _parser().parse_args(argv)
     try:
         config = load(file=arguments.config, environ=os.environ)
+        if arguments.check:
+            return _check(config)
+        if arguments.backup is not None:
+            return _back_up(config, arguments.backup)
+        if arguments.restore is not None:
+            return _restore(config, arguments.restore)
         daemon_logging.configure(level=config.log.level, fmt=config.log.format)
         _raise_file_limit()
         asyncio.run(serve(config))
     except (ConfigError, TlsError) as error:
-        print(f"muster coordinator: {error}", file=sys.stderr)  # noqa: T201 - for the operator
-        return 2
+        return _complain(str(error), 2)
     except TaskEndedError as error:
         # What is in memory is no longer to be trusted: end now, and begin anew from the disk.
         _log.critical("coordinator_failed", why=str(error), exc_info=error.__cause__)
         sys.stderr.flush()
         os._exit(1)
+    except CorruptJournalError as error:
+        given = (
+            "" if arguments.config is None else f" --config {shlex.quote(str(arguments.config))}"
+        )
+        return _complain(
+            f"{error}; nothing was changed: put a backup in its place with "
+            f"`muster coordinator{given} --restore BACKUP`",
+            1,
+        )
     except DaemonError as error:
-        print(f"muster coordinator: {error}", file=sys.stderr)  # noqa: T201 - for the operator
-        return 1
+        return _complain(str(error), 1)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="muster coordinator", description="The coordinator of a Muster cluster."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
+    parser.add_argument("--version", action="version", version=f"muster {VERSION}")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check", action="store_true", help="look at configuration, tokens and journal, and end"
+    )
+    instead.add_argument(
+        "--backup", type=Path, metavar="FILE", help="copy the journal to a new file; also while "
+        "the coordinator runs"
+    )  # fmt: skip
+    instead.add_argument(
+        "--restore", type=Path, metavar="FILE", help="put a backup in the place of the journal"
+    )
+    return parser
+
+
+def _check(config: CoordinatorConfig) -> int:
+    TokenStore(config.tokens_path, SystemClock())
+    if config.tls is not None:
+        server_context(config.tls.cert, config.tls.key)
+    with examined(config.state_dir) as records:
+        state = replay(records)
+    running = sum(1 for job in state.jobs.values() if job.current is not None)
+    _say(
+        f"well: {config.state_dir} has {len(state.jobs)} jobs, {running} of them on nodes, "
+        f"and is in epoch {state.epoch}"
+    )
+    return 0
+
+
+def _back_up(config: CoordinatorConfig, copy: Path) -> int:
+    back_up(config.state_dir, copy)
+    with examined_copy(copy) as records:
+        state = replay(records)
+    _say(f"wrote {copy}: {len(state.jobs)} jobs, epoch {state.epoch}")
+    return 0
+
+
+def _restore(config: CoordinatorConfig, copy: Path) -> int:
+    with examined_copy(copy) as records:
+        state = replay(records)
+    aside = restore(config.state_dir, copy, state.next_job)
+    _say(
+        f"restored {len(state.jobs)} jobs, the last is {state.next_job - 1}; the journal that was "
+        f"there is {aside}. Tasks that nodes have and this backup does not know are stopped when "
+        "the coordinator starts"
+    )
+    return 0
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"muster coordinator: {' '.join(text.split())}\n")
+    return code
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"muster coordinator: {text}\n")
 
 
 def _raise_file_limit() -> None:

@@ -44,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     pending_connections_per_address_max: Count = 1024
     submits_per_s: Rate = 1000
     refusals_per_s: Rate = 100
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=1 << 20, le=1 << 36)] = 16 << 20
 
 
 class JobLogs(msgspec.Struct, frozen=True, kw_only=True):

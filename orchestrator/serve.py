@@ -1,6 +1,7 @@
 """From a configuration to a coordinator that serves, until it is told to stop."""
 
 import asyncio
+import errno
 import signal
 import socket
 import ssl
@@ -10,12 +11,13 @@ from typing import Final, Never
 import structlog
 from aiohttp import web
 
+from muster.daemon.address import listeners
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.daemon.tls import server_context
-from orchestrator.api.app import make_app
+from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
 from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
@@ -32,8 +34,10 @@ from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.meters import Histogram
 
 _SHUTDOWN_S: Final = 1.0
+_LAG_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -61,16 +65,17 @@ async def serve(config: CoordinatorConfig) -> None:
     tokens = TokenStore(config.tokens_path, clock)
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
     stop = _stop_signal()
-    journal = Journal.open(config.state_dir)
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
-        state = replay(journal)
+        state = replay(journal.replay())
         epoch = journal.begin_epoch()
+        first_job = journal.first_job
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock)
+        parts = _build(config, state, writer, tokens, clock, first_job)
         async with parts.owner:
             server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -87,6 +92,7 @@ def _build(
     writer: JournalWriter,
     tokens: TokenStore,
     clock: Clock,
+    first_job: int,
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
@@ -106,6 +112,7 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
+        first_job=first_job,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
@@ -138,8 +145,12 @@ async def _start(
     parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
+    lag = parts.coordinator.meters.loop_lag
+    parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
+    parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
     await parts.runner.setup()
     try:
         server = await _listen(parts.runner, config, context)
@@ -156,6 +167,15 @@ async def _start(
             _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
         )
     return server
+
+
+async def _measure_lag(lag: Histogram) -> Never:
+    """How late the loop is for what it had a second's notice of."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_EVERY_S
+        await asyncio.sleep(_LAG_EVERY_S)
+        lag.add(max(0.0, loop.time() - due))
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
@@ -203,10 +223,25 @@ async def _listen(
             backlog=1024,
         )
     except OSError as error:
-        raise ListenError(
-            f"listen: {host}:{port} cannot be used ({error.strerror or error}); stop what has "
-            "it, or set another listen.port"
-        ) from error
+        raise ListenError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    where = f"listen: {host}:{port} cannot be used"
+    match error.errno:
+        case errno.EADDRINUSE:
+            who = " and ".join(listeners(port)) or "another program"
+            return f"{where}: {who} listens there; stop it, or set another listen.port"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{where}: this machine has no such address; set listen.host to one that `ip "
+                "address` shows, or to 0.0.0.0 for all of them"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"{where}: this user may not listen there; set listen.port above 1023"
+        case _:
+            why = error.strerror or str(error)
+            return f"{where} ({why}); set another listen.host or listen.port"
 
 
 def _limits(config: CoordinatorConfig) -> Limits:

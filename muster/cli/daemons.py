@@ -8,8 +8,9 @@ import sys
 import click
 
 
-def daemon_command(verb: str, package: str) -> click.Command:
-    """A verb that turns this process into `python -m package` with all of its arguments."""
+def daemon_command(verb: str, package: str, *before: str) -> click.Command:
+    """A verb that turns this process into `python -m package` with `before` and all of its own
+    arguments."""
 
     @click.command(
         verb,
@@ -19,6 +20,6 @@ def daemon_command(verb: str, package: str) -> click.Command:
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(*, arguments: tuple[str, ...]) -> None:
         # -P: a folder of the same name where the user happens to be must not become the daemon.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", package, *arguments])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", package, *before, *arguments])
 
     return command

@@ -15,7 +15,7 @@ import click
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.log_lines import LogPrinter, Look
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
@@ -24,7 +24,7 @@ from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError as SpanError
 
-_TAIL_WHEN_FOLLOWING: Final = 10
+TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
 # What torchrun says of a gang that ends well is noise: the launcher that is first to leave takes
 # the store with it. Its lines are shown with --node, and where no rank said why a job failed.
@@ -77,7 +77,7 @@ class Since(click.ParamType[str]):
 
 
 @click.command("logs")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
 )
@@ -148,7 +148,7 @@ def command(
     """
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
-    lines = _TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
+    lines = TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
     if folder is not None:
         shown = {"--tail": tail, "--since": since, "--grep": grep, "--timestamps": timestamps}
         if wrong := [name for name, given in shown.items() if given]:

@@ -53,7 +53,7 @@ def load_config(
         file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
     tree: dict[str, Any] = {} if file is None else read_yaml(file)
     origin = {"": "the defaults" if file is None else str(file)}
-    _refuse_unknown(kind, tree, str(file))
+    _refuse_unknown(kind, tree, file)
     known = {setting.path: setting for setting in settings(kind, prefix)}
     for setting, text in _from_environ(known, prefix, environ):
         _put(tree, setting, _from_text(setting, text, setting.variable), setting.variable)
@@ -73,7 +73,7 @@ def load_config(
     try:
         return msgspec.convert(tree, kind, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(error, tree, origin)) from error
+        raise ConfigError(_explain(error, tree, origin, file)) from error
 
 
 def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterator[Setting]:
@@ -191,17 +191,21 @@ def _put(tree: dict[str, Any], setting: Setting, value: object, origin: str) -> 
     tree[last] = value
 
 
-def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], origin: str) -> None:
+def _refuse_unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], file: Path | None) -> None:
     unknown = list(_unknown(kind, tree))
     if unknown:
-        raise ConfigError("; ".join(f"{line} (from {origin})" for line in unknown))
+        told = (f"{path}: {why} (from {_place(file, path)})" for path, why in unknown)
+        raise ConfigError("; ".join(told))
 
 
-def _unknown(kind: type[msgspec.Struct], tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _unknown(
+    kind: type[msgspec.Struct], tree: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Path of each setting that there is not, and what is said of it."""
     hints = get_type_hints(kind, include_extras=True)
     for name, value in tree.items():
         if name not in hints:
-            yield f"{above}{name}: no such setting{_did_you_mean(name, hints)}"
+            yield f"{above}{name}", f"no such setting{_did_you_mean(name, hints)}"
             continue
         inner = _struct_in(hints[name])
         if inner is not None and isinstance(value, Mapping):
@@ -213,7 +217,31 @@ def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
     return f", did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
 
 
-def _explain(error: msgspec.ValidationError, tree: object, origin: Mapping[str, str]) -> str:
+def _place(file: Path | None, path: str) -> str:
+    """The file and the line where a setting, or what is nearest to it, stands. The file has been
+    read before; it is read again, as nobody needs lines until something is wrong."""
+    try:
+        with open(file or "") as stream:
+            node = yaml.compose(stream.read(_FILE_BYTES_MAX), _StrictLoader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return str(file)
+    line = None
+    for name in path.split("."):
+        found = [pair for pair in getattr(node, "value", ()) if _is_pair(pair, name)]
+        if not found:
+            break
+        key, node = found[0]
+        line = key.start_mark.line + 1
+    return str(file) if line is None else f"{file}, line {line}"
+
+
+def _is_pair(item: object, name: str) -> bool:
+    return isinstance(item, tuple) and item[0].value == name
+
+
+def _explain(
+    error: msgspec.ValidationError, tree: object, origin: Mapping[str, str], file: Path | None
+) -> str:
     """Msgspec's `Expected int, got str - at $.ports.first`, with the value and its origin."""
     text, _, where = str(error).partition(" - at `$")
     path = re.sub(r"\[\.\.\.\]", "", where.removeprefix(".").rstrip("`"))
@@ -226,7 +254,9 @@ def _explain(error: msgspec.ValidationError, tree: object, origin: Mapping[str, 
     value = tree
     for part in path.split(".") if path else ():
         value = value.get(part) if isinstance(value, dict) else None
-    came_from = origin.get(path, origin[""])
+    came_from = origin.get(path)
+    if came_from is None:
+        came_from = origin[""] if file is None or not path else _place(file, path)
     shown = f", the value is {_show(value)}" if path else ""
     quotes = (
         "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""

@@ -1,5 +1,6 @@
 """Writing files that survive a power cut, and holding a state folder alone."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -97,7 +98,8 @@ def lock_directory(path: Path) -> DirectoryLock:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk nobody learns our number
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
         pid = _read_pid(fd)
         os.close(fd)

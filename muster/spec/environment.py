@@ -115,5 +115,9 @@ def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
     except UnicodeEncodeError:
         raise RefusedError(f"the value of `{name}` is not UTF-8", "set it to UTF-8 text") from None
     if len(name) + 1 + len(encoded) > MAX_STRING_BYTES:
-        raise RefusedError(f"the value of `{name}` is longer than Linux takes", "pass it in a file")
+        raise RefusedError(
+            f"the value of `{name}` is longer than the {MAX_STRING_BYTES // 1024 + 1} KiB that "
+            "Linux takes",
+            "pass it in a file",
+        )
     return text

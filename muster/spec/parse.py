@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from muster.protocol.failures import FailureKind
 from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
@@ -29,9 +31,14 @@ from muster.spec.types import (
     Retry,
     Roles,
     Stop,
+    env_on_node,
+    run_on_node,
 )
 
 MAX_RETRIES: Final = 1000
+# Linux takes 2 MiB of arguments and environment under the usual limit of the stack, 8 MiB, and
+# a message to an agent is 1 MiB: half of that leaves room for what Muster adds.
+MAX_LAUNCH_BYTES: Final = 512 * 1024
 ONE_NODE: Final[tuple[int, int | None]] = (1, None)
 _GIT_URL: Final = re.compile(r"[a-z+]+://|git@")
 _NO_COMMAND: Final = Argv(("",))
@@ -105,7 +112,27 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         placement=_placement(job, nodes, nproc, roles),
     )
     job.finish()
+    _check_size(spec, problems)
     return spec
+
+
+def _check_size(spec: JobSpec, problems: Problems) -> None:
+    """What a node is told of a job is one message, and what it starts gets all of it at once. A
+    node would refuse what is too large; that is known now."""
+    for node_rank, field in ((0, "launcher"), (1, "worker")):
+        env, run = env_on_node(spec, node_rank), run_on_node(spec, node_rank)
+        size = len(msgspec.json.encode((env, run, spec.setup)))
+        if size > MAX_LAUNCH_BYTES:
+            own = getattr(spec.roles, field)
+            where = f"roles.{field}" if own.env or own.run else "env" if env else "run"
+            problems.add(
+                where,
+                None,
+                f"environment, command and set-up are {size // 1024} KiB together, and "
+                f"{MAX_LAUNCH_BYTES // 1024} KiB is the limit",
+                "pass data in files",
+            )
+            return
 
 
 def _name(job: Section, run: Command) -> str:

@@ -62,6 +62,8 @@ def may_join(state: State, fact: Fact) -> bool:
 def next_join(state: State) -> TaskJoined | None:
     """A free node for a running gang that may grow, where nobody waits for nodes of its pool. Stays
     None until a fact after which it `may_join`."""
+    if state.disk_full:
+        return None
     for name in sorted(state.elastic):
         job = state.jobs[name]
         attempt = job.attempts[-1]

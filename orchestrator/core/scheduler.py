@@ -10,13 +10,14 @@ from typing import assert_never
 
 from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
-from orchestrator.core.placement import Waiting, place
+from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
 
 
 def may_place(state: State, fact: f.Fact) -> bool:
     """Whether a gang that could not be placed before this fact may be after it: it frees a node,
-    or changes a queue, a node, its link or the networks. Without such a fact nobody need look.
+    or changes a queue, a node, its link, the networks or the room on the disk. Without such a fact
+    nobody need look.
     """
     match fact:
         case (
@@ -26,6 +27,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobRequeued()
             | f.JobHeld()
@@ -43,6 +45,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             return attempt is not None and not attempt.tasks[fact.rank].present
         case (
             f.NodeHeard()
+            | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.RunTimed()
@@ -54,6 +57,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.TaskJoined()
             | f.TaskPrepared()
             | f.TaskRefused()
@@ -70,18 +74,23 @@ def may_place(state: State, fact: f.Fact) -> bool:
 def next_placement(state: State) -> AttemptPlaced | None:
     """The next gang that can be placed now, if there is one. Stays None until a fact that
     `may_place`."""
+    if state.disk_full:
+        return None
     for queue in state.queues.values():
         if not queue:
             continue
         job = state.jobs[queue[0][1]]
         nodes = place(state, job)
         if not isinstance(nodes, Waiting):
-            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
+            why = why_there(state, job, nodes)
+            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes, why)
     return None
 
 
 def why_waiting(state: State, job: Job) -> str:
     """A sentence on why a queued job has not been placed; the scheduler's own reasons."""
+    if state.disk_full:
+        return f"nothing is started: {state.disk_full}"
     queue = state.queues[job.spec.pool]
     place_in_queue = queue.index((-job.spec.priority, job.id))
     if place_in_queue > 0:

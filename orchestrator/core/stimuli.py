@@ -17,12 +17,13 @@ class CoordinatorStarted:
     """The journal has been replayed; this process is its `epoch`-th owner.
 
     `cluster` is the name it gives to a journal that has none yet, `networks` what its
-    configuration says.
+    configuration says. `first_job`: no new job has a lesser number.
     """
 
     epoch: int
     cluster: str = ""
     networks: tuple[str, ...] = ()
+    first_job: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,13 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceSeen:
+    """Somebody looked at the journal's disk: a sentence where it is full, "" where it is not."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     timer: Timer
 
@@ -108,5 +116,6 @@ Stimulus = (
     | HelloReceived
     | ReportReceived
     | SessionEnded
+    | SpaceSeen
     | TimerFired
 )

@@ -16,7 +16,12 @@ class NewerJournalError(JournalError):
 
 
 class CorruptJournalError(JournalError):
-    """SQLite's own check failed, or a record cannot be read."""
+    """What was written is not there, or not as it was written. A backup is the way out: who knows
+    the command line adds the command."""
+
+
+class JournalFullError(JournalError):
+    """There is no room on its disk to open it."""
 
 
 class JournalWriteError(JournalError):

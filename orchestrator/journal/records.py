@@ -1,15 +1,18 @@
 """One fact of the journal as a row: its spelling on disk, and the way back."""
 
+import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from orchestrator.core.facts import SCHEMA, Durable
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
 
-Row = tuple[float, int, str, int | None, bytes]
-"""at (UTC seconds), schema, kind, job, body: the columns of a fact after its seq."""
+Row = tuple[int, float, int, str, int | None, bytes, int]
+"""seq, at (UTC seconds), schema, kind, job, body, crc: the columns of a fact."""
+
+COLUMNS: Final = "seq, at, schema, kind, job, body, crc"
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final[msgspec.json.Decoder[Durable]] = msgspec.json.Decoder(Durable)
@@ -24,21 +27,36 @@ class Recorded:
     fact: Durable
 
 
-def to_row(fact: Durable, at: float) -> Row:
-    return (at, SCHEMA, type(fact).__name__, getattr(fact, "job", None), _encoder.encode(fact))
+def to_row(seq: int, fact: Durable, at: float) -> Row:
+    kind, job = type(fact).__name__, getattr(fact, "job", None)
+    body = _encoder.encode(fact)
+    return (seq, at, SCHEMA, kind, job, body, _crc(seq, at, SCHEMA, kind, job, body))
 
 
-def from_row(seq: int, at: float, schema: int, body: bytes) -> Recorded:
-    """Read one row. Raises NewerJournalError and CorruptJournalError, which name the record."""
-    if schema > SCHEMA:
+def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc: Any) -> Recorded:
+    """Read one row, of whatever a damaged file holds. Rows of layout 1 have no checksum (None).
+
+    Raises NewerJournalError and CorruptJournalError, which name the record.
+    """
+    if crc is not None and crc != _crc(seq, at, schema, kind, job, body):
+        raise CorruptJournalError(
+            f"record {seq} of the journal is not as it was written (its checksum differs)"
+        )
+    if isinstance(schema, int) and schema > SCHEMA:
         raise NewerJournalError(
             f"record {seq} of the journal has schema {schema} and this Muster reads up to "
             f"{SCHEMA}; start the version that wrote it, or a newer one"
         )
     try:
         return Recorded(seq, at, _decoder.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
         raise CorruptJournalError(
-            f"record {seq} of the journal cannot be read ({error}); restore the state folder "
-            "from a backup"
+            f"record {seq} of the journal cannot be read ({error})"
         ) from error
+
+
+def _crc(seq: object, at: object, schema: object, kind: object, job: object, body: object) -> int:
+    """Of all columns; -1, which no row has, where `body` is not even bytes."""
+    if not isinstance(body, bytes):
+        return -1
+    return zlib.crc32(body, zlib.crc32(f"{seq} {at!r} {schema} {kind} {job} ".encode()))

@@ -5,47 +5,36 @@ and which layout it has (`user_version`), so that neither a stranger's file nor 
 touched.
 """
 
+import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from muster.daemon.files import DirectoryLock, lock_directory
 from orchestrator.core.facts import Durable
 from orchestrator.journal.errors import (
     CorruptJournalError,
-    ForeignJournalError,
     JournalError,
+    JournalFullError,
     JournalWriteError,
-    NewerJournalError,
 )
-from orchestrator.journal.records import Recorded, from_row, to_row
+from orchestrator.journal.opening import FILE_NAME, mark_open, open_database, unmark
+from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
+from orchestrator.journal.space import Space, is_full
 
-FILE_NAME: Final = "journal.sqlite"
-LAYOUT: Final = 1
-_APPLICATION_ID: Final = 0x4D555354  # "MUST"
+_T = TypeVar("_T")
 _EVENTS_MAX: Final = 1000
+# The log is taken into the database when it has about so many pages; SQLite's own default.
+_LOG_PAGES_MAX: Final = 1000
+_PAGE_BYTES: Final = 4096
 
-_MAKE: Final = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE fact (
-    seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
-    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL
-);
-CREATE INDEX fact_job ON fact (job, seq) WHERE job IS NOT NULL;
-CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-INSERT INTO meta VALUES ('epoch', 0);
-PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {LAYOUT};
-COMMIT;
-"""  # noqa: S608 - its parts are the two numbers above
-
-_EVENTS: Final = """
-SELECT seq, at, schema, body FROM fact WHERE seq > :after ORDER BY seq LIMIT :limit
-"""
-_EVENTS_OF_JOB: Final = """
-SELECT seq, at, schema, body FROM fact WHERE job = :job AND seq > :after ORDER BY seq LIMIT :limit
-"""
+_EVENTS: Final = f"""
+SELECT {COLUMNS} FROM fact WHERE seq > :after ORDER BY seq LIMIT :limit
+"""  # noqa: S608 - its part is the constant above
+_EVENTS_OF_JOB: Final = f"""
+SELECT {COLUMNS} FROM fact WHERE job = :job AND seq > :after ORDER BY seq LIMIT :limit
+"""  # noqa: S608
 
 
 class Journal:
@@ -54,37 +43,41 @@ class Journal:
     Its methods wait for the disk, and are to be called from one thread at a time.
     """
 
-    def __init__(self, path: Path, database: sqlite3.Connection, lock: DirectoryLock) -> None:
+    def __init__(
+        self, path: Path, database: sqlite3.Connection, lock: DirectoryLock, space: Space
+    ) -> None:
         self.path = path
         self._database = database
         self._lock = lock
+        self._space = space
+        self._log_pages = 0  # about as many as the log has
         row = database.execute("SELECT coalesce(max(seq), 0) FROM fact").fetchone()
         self._last_seq: int = row[0]
 
     @classmethod
-    def open(cls, state_dir: Path) -> Self:
-        """Lock the folder and open its journal, made where there is none.
+    def open(cls, state_dir: Path, reserve_bytes: int = 0) -> Self:
+        """Lock the folder and open its journal, made where there has never been one.
 
-        Raises DirectoryLockedError (which names the holder), FileError, and JournalError.
+        `reserve_bytes` of its disk are kept for what must be written when that is full. Raises
+        DirectoryLockedError (which names the holder), FileError, and JournalError.
         """
         lock = lock_directory(state_dir)
         try:
             path = state_dir / FILE_NAME
-            database = _connect(path)
+            space = Space(path, reserve_bytes)
             try:
-                _prepare(database, path)
-                return cls(path, database, lock)
-            except sqlite3.OperationalError as error:
-                database.close()
-                raise JournalError(
-                    f"{path} cannot be used ({error}); see that the disk is well and that no "
-                    "other program has the file open"
-                ) from error
+                database = open_database(path)
+                space.keep()
+            except JournalFullError:
+                if not space.release():
+                    raise
+                database = open_database(path)
+                space.claim()
+            try:
+                return cls(path, database, lock, space)
             except sqlite3.Error as error:
                 database.close()
-                raise CorruptJournalError(
-                    f"{path} is damaged ({error}); restore the state folder from a backup"
-                ) from error
+                raise CorruptJournalError(f"{path} is damaged ({error})") from error
             except BaseException:
                 database.close()
                 raise
@@ -92,16 +85,30 @@ class Journal:
             lock.release()
             raise
 
+    @property
+    def first_job(self) -> int:
+        """The least number of a new job, which a restored journal has so that none comes twice."""
+        row = self._database.execute("SELECT value FROM meta WHERE name = 'first_job'").fetchone()
+        return 0 if row is None else int(row[0])
+
     def begin_epoch(self) -> int:
         """Count this process as a new owner and return its number, from 1; durable on return."""
+
+        def count() -> int:
+            execute = self._database.execute
+            execute("UPDATE meta SET value = value + 1 WHERE name = 'epoch'")
+            row = execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+            return int(row[0])
+
+        epoch = self._write(count)
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute("UPDATE meta SET value = value + 1 WHERE name = 'epoch'")
-            row = self._database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._write_error(error) from error
-        epoch: int = row[0]
+            mark_open(self.path)
+        except OSError as error:
+            # It is only a guard against losing a file; on a full disk the journal itself goes on.
+            if not self._space.problem():
+                raise JournalError(
+                    f"{self.path.parent} cannot be written: {error.strerror}"
+                ) from error
         return epoch
 
     def append(self, facts: Sequence[tuple[Durable, float]]) -> range:
@@ -111,33 +118,80 @@ class Journal:
         of it was written: the process is to end, as its state is ahead of the disk.
         """
         first = self._last_seq + 1
-        rows = [(seq, *to_row(fact, at)) for seq, (fact, at) in enumerate(facts, first)]
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._write_error(error) from error
+        rows = [to_row(seq, fact, at) for seq, (fact, at) in enumerate(facts, first)]
+        self._write(
+            lambda: self._database.executemany(
+                "INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", rows
+            )
+        )
         self._last_seq += len(rows)
+        self._log_pages += 4 + sum(2 + len(row[5]) // _PAGE_BYTES for row in rows)
+        if self._log_pages >= _LOG_PAGES_MAX:
+            self._checkpoint()
         return range(first, first + len(rows))
 
     def replay(self) -> Iterator[Recorded]:
         """Every fact from the first on. Raises NewerJournalError and CorruptJournalError."""
-        rows = self._database.execute("SELECT seq, at, schema, body FROM fact ORDER BY seq")
-        for expected, (seq, at, schema, body) in enumerate(rows, 1):
-            if seq != expected:
-                raise CorruptJournalError(
-                    f"{self.path}: record {expected} is missing; restore the state folder from "
-                    "a backup"
-                )
-            yield from_row(seq, at, schema, body)
+        return records(self._database, self.path)
+
+    def problem(self) -> str:
+        """A sentence where the disk is full, "" where it is not."""
+        return self._space.problem()
 
     def close(self) -> None:
         """Let go of the file and of the folder. Safe to call twice."""
+        if self._lock.fileno() < 0:
+            return
+        with contextlib.suppress(sqlite3.Error, OSError):
+            busy, *_ = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if not busy:
+                unmark(self.path)
         self._database.close()
+        if not self.path.with_name(f"{self.path.name}-wal").exists():
+            with contextlib.suppress(OSError):
+                unmark(self.path)
         self._lock.release()
 
+    def _write(self, work: Callable[[], _T]) -> _T:
+        """One transaction, on disk when it returns. Raises JournalWriteError."""
+        try:
+            return self._commit(work)
+        except sqlite3.Error as error:
+            # Room that lacks is the one thing that may be mended: nothing was written. After
+            # anything else, an fsync above all, nobody knows what is on disk.
+            if not is_full(error) or not self._space.spend():
+                raise self._write_error(error) from error
+        try:
+            return self._commit(work)
+        except sqlite3.Error as error:
+            raise self._write_error(error) from error
+
+    def _commit(self, work: Callable[[], _T]) -> _T:
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            done = work()
+            self._database.execute("COMMIT")
+        except sqlite3.Error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+        return done
+
+    def _checkpoint(self) -> None:
+        self._log_pages = 0
+        try:
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            # Where the database finds no room to grow, the log keeps what it has.
+            if not is_full(error):
+                raise self._write_error(error) from error
+
     def _write_error(self, error: sqlite3.Error) -> JournalWriteError:
+        if is_full(error):
+            return JournalWriteError(
+                f"{self.path}: the disk is full, and so is what was kept in reserve ({error}); "
+                f"nothing was acted on: make room on the disk of {self.path.parent}"
+            )
         return JournalWriteError(f"{self.path}: a commit failed ({error}); nothing was acted on")
 
 
@@ -150,55 +204,27 @@ def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[R
     limit = max(0, min(limit, _EVENTS_MAX))
     query = _EVENTS if job is None else _EVENTS_OF_JOB
     try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
+        with contextlib.closing(read_only(path)) as database:
             given = {"job": job, "after": after_seq, "limit": limit}
             rows = database.execute(query, given).fetchall()
-        finally:
-            database.close()
     except sqlite3.Error as error:
         raise JournalError(f"{path} cannot be read ({error})") from error
     return [from_row(*row) for row in rows]
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    try:
-        path.touch(mode=0o600)
-        return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    except (OSError, sqlite3.Error) as error:
-        raise JournalError(
-            f"{path} cannot be opened ({error}); give state_dir to the user of this daemon"
-        ) from error
+def read_only(path: Path) -> sqlite3.Connection:
+    """A second connection, beside that of the coordinator that has the journal open."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def _prepare(database: sqlite3.Connection, path: Path) -> None:
+def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
+    rows = database.execute(f"SELECT {COLUMNS} FROM fact ORDER BY seq")  # noqa: S608
+    expected = 0
     try:
-        (application,) = database.execute("PRAGMA application_id").fetchone()
-        (layout,) = database.execute("PRAGMA user_version").fetchone()
-        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as error:
-        raise ForeignJournalError(
-            f"{path} is no journal of Muster ({error}); move it away, or set another state_dir"
-        ) from error
-    if application != _APPLICATION_ID and (application or layout or tables):
-        raise ForeignJournalError(
-            f"{path} is a database of another program (application id {application:#x}); "
-            "move it away, or set another state_dir"
-        )
-    if layout > LAYOUT:
-        raise NewerJournalError(
-            f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
-            "start the version that wrote it, or a newer one"
-        )
-    database.execute("PRAGMA journal_mode = WAL")
-    database.execute("PRAGMA synchronous = FULL")
-    if application != _APPLICATION_ID:
-        # One transaction: a crash leaves an empty file or a whole journal.
-        database.executescript(_MAKE)
-    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise CorruptJournalError(
-            f"{path} is damaged ({verdict}); restore the state folder from a backup"
-        )
+        for row in rows:
+            expected += 1
+            if row[0] != expected:
+                raise CorruptJournalError(f"{path}: record {expected} is missing")
+            yield from_row(*row)
+    except sqlite3.Error as error:
+        raise CorruptJournalError(f"{path} is damaged after record {expected} ({error})") from error

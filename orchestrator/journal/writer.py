@@ -40,6 +40,13 @@ class JournalWriter:
         self._jobs.put((lambda: self._journal.append(facts), loop, future))
         return await future
 
+    async def problem(self) -> str:
+        """As `Journal.problem`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[str] = loop.create_future()
+        self._jobs.put((self._journal.problem, loop, future))
+        return await future
+
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
         """As `journal.sqlite.events`, beside the writer."""
         return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)

@@ -6,8 +6,9 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol, assert_never
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
 
@@ -21,18 +22,19 @@ from orchestrator.core import facts as f
 from orchestrator.core.evolve import InvalidTransition, apply
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
-from orchestrator.core.stimuli import CoordinatorStarted, Stimulus, TimerFired
+from orchestrator.core.stimuli import CoordinatorStarted, SpaceSeen, Stimulus, TimerFired
 from orchestrator.core.turn import turn
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.meters import Meters
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
+SPACE_EVERY_S: Final = 2.0
 
 _log = structlog.get_logger("muster.coordinator")
 _MILESTONES: Final = (
@@ -69,16 +71,16 @@ class Sessions(Protocol):
     def close(self, session: SessionId, why: str) -> None: ...
 
 
-def replay(journal: Journal) -> State:
+def replay(records: Iterable[Recorded]) -> State:
     """The state that the journal's facts lead to. Raises JournalError."""
     state = State()
-    for recorded in journal.replay():
+    for recorded in records:
         try:
             apply(state, recorded.fact, recorded.at)
         except (InvalidTransition, LookupError, ValueError) as error:
             raise CorruptJournalError(
-                f"{journal.path}: record {recorded.seq} ({type(recorded.fact).__name__}) does not "
-                f"follow from those before it ({error}); restore the state folder from a backup"
+                f"record {recorded.seq} of the journal ({type(recorded.fact).__name__}) does not "
+                f"follow from those before it ({error})"
             ) from error
     return state
 
@@ -86,7 +88,8 @@ def replay(journal: Journal) -> State:
 class Coordinator:
     """Owner of `state`. Others read it, after `settled`, and never change it.
 
-    `changes` counts by job id and by node name; it is bumped when what changed is on disk.
+    `changes` counts by job id, by node name and by `events_key`, and is bumped when what changed is
+    on disk.
     """
 
     def __init__(
@@ -99,13 +102,16 @@ class Coordinator:
         sessions: Sessions,
         changes: Changes,
         networks: tuple[str, ...] = (),
+        first_job: int = 0,
     ) -> None:
         self.state = state
+        self.meters = Meters(state)
         self.changes = changes
         self._journal = journal
         self._clock = clock
         self._limits = limits
         self._networks = networks
+        self._first_job = first_job
         self._sessions = sessions
         self._inbox = Inbox(clock)
         self._timers = Timers(clock, lambda timer: self._inbox.put_now(TimerFired(timer)))
@@ -113,6 +119,7 @@ class Coordinator:
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
+        self._committed: set[Hashable] = set()  # whose events are on disk, and not announced
         self._readers: list[asyncio.Future[None]] = []
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
         self._next_request = 1
@@ -124,13 +131,26 @@ class Coordinator:
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Whatever it raises means that the process must end."""
-        self._inbox.put_now(CoordinatorStarted(epoch, secrets.token_hex(6), self._networks))
+        name = secrets.token_hex(6)
+        self._inbox.put_now(CoordinatorStarted(epoch, name, self._networks, self._first_job))
         try:
             while True:
                 await self._step(await self._inbox.take())
                 self.started.set()
         finally:
             self._stop()
+
+    async def watch_space(self) -> Never:
+        """Look at the room on the journal's disk, again and again: nobody is told of it."""
+        while True:
+            problem = await self._journal.problem()
+            if bool(problem) != bool(self.state.disk_full):
+                if problem:
+                    _log.error("disk_full", why=problem)
+                else:
+                    _log.warning("disk_has_room", why="submits are taken again")
+                await self._inbox.put(SpaceSeen(problem))
+            await asyncio.sleep(SPACE_EVERY_S)
 
     async def put(self, stimulus: Stimulus) -> None:
         """Hand over what happened; waits while too much is waiting already."""
@@ -206,7 +226,8 @@ class Coordinator:
             self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
         for action in actions:
             self._perform(action)
-        self.changes.bump(_touched(facts))
+        self.changes.bump(_touched(facts) | self._committed)
+        self._committed.clear()
         if self._readers:
             readers, self._readers = self._readers, []
             for reader in readers:
@@ -223,6 +244,7 @@ class Coordinator:
     ) -> f.Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
+        began, known = time.perf_counter(), len(facts)
         found: set[f.Durability] = {f.Durability.SYNC} if self._flush_due else set()
         for received in batch:
             decided = turn(self.state, received.stimulus, received.at, self._limits)
@@ -233,6 +255,8 @@ class Coordinator:
                 if durability is not f.Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
                     found.add(durability)
+        self.meters.took_in(self.state, facts[known:])
+        self.meters.turns.add(time.perf_counter() - began)
         for durability in (f.Durability.SYNC, f.Durability.PATIENT):
             if durability in found:
                 return durability
@@ -258,8 +282,13 @@ class Coordinator:
             self._flush = None
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
+        began = time.perf_counter()
         await self._journal.append(staged)
+        self.meters.commits.add(time.perf_counter() - began)
+        self.meters.facts += len(staged)
         self._committing = False
+        self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
+        self._committed.add(events_key(None))
 
     def _flush_now(self) -> None:
         self._flush, self._flush_due = None, True
@@ -292,6 +321,11 @@ class Coordinator:
             if not future.done():
                 future.set_exception(_stopped())
         self.changes.close()
+
+
+def events_key(job: int | None) -> Hashable:
+    """What `changes` counts as facts of a job, or (None) any at all, reach the disk."""
+    return ("events", job)
 
 
 def _stopped() -> CoordinatorStoppedError:

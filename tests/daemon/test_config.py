@@ -143,6 +143,24 @@ def test_a_bad_file_is_answered_in_words(tmp_path: Path, text: str, words: list[
     assert "oven.yaml" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# a\ntrays: 1\n\ndor: {}\n", 4),
+        ("door:\n  label: a\n  widht_mm: 3\n", 3),
+        ("door: {label: a,\n  width_mm: wide}", 2),
+        ("trays: 1\ntags:\n  a: b\n  c: 1\n", 2),
+        ("trays: 1\ndoor: 3\n", 2),
+    ],
+)
+def test_the_line_of_a_wrong_setting_is_told(tmp_path: Path, text: str, line: int) -> None:
+    assert refused(tmp_path, text).endswith(f"(from {tmp_path / 'oven.yaml'}, line {line})")
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path: Path) -> None:
+    assert load(tmp_path, "\ufefftrays: 3\r\nheat_s: 2\r\n").trays == 3
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: no such configuration file"):
         load_config(Oven, prefix=PREFIX, file=tmp_path / "none.yaml", environ={})

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, text = start(tmp_path, listen={"port": port})
     assert code == 1
-    assert f"127.0.0.1:{port} cannot be used" in one_line(text)
+    assert f"127.0.0.1:{port} cannot be used: " in one_line(text)
+    assert f"(process {os.getpid()})" in text, "who has it"
 
 
 def test_a_state_folder_in_use_is_named_with_its_holder(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ class LogStore:
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
+        self.stored_bytes = self.stalls = 0
 
     def prepare(self) -> None:
         """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
@@ -206,6 +207,7 @@ class LogStore:
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
         if taken:
+            self.stored_bytes += taken
             job.take_seq()
             self._unsynced += taken
             job.grew_at = self._clock.now().wall
@@ -340,6 +342,7 @@ class LogStore:
     def _late(self, job: JobLogs, key: StreamKey, offset: int, why: str) -> None:
         if key in job.late:
             return
+        self.stalls += 1
         text = f"the coordinator cannot store more of this now ({why}); the node keeps it"
         job.late[key] = Late(offset, self._clock.now().wall, text)
         _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)

@@ -21,7 +21,8 @@ from orchestrator.journal.errors import (
     JournalWriteError,
     NewerJournalError,
 )
-from orchestrator.journal.sqlite import FILE_NAME, LAYOUT, Journal, events
+from orchestrator.journal.opening import FILE_NAME, LAYOUT
+from orchestrator.journal.sqlite import Journal, events
 
 TREE = Path(__file__).resolve().parents[3]
 SPEC = JobSpec(name="demo", run=Shell("true"), env={"A": "ä\n"})
@@ -132,7 +133,7 @@ def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ("UPDATE fact SET schema = 99 WHERE seq = 2", NewerJournalError, "record 2"),
+        ("UPDATE fact SET schema = 99, crc = NULL WHERE seq = 2", NewerJournalError, "record 2"),
         ("UPDATE fact SET body = '{}' WHERE seq = 3", CorruptJournalError, "record 3"),
         ("DELETE FROM fact WHERE seq = 4", CorruptJournalError, "record 4"),
     ],
@@ -161,7 +162,7 @@ def test_a_damaged_page_is_found_when_it_is_opened(tmp_path: Path) -> None:
     with (tmp_path / FILE_NAME).open("r+b") as file:
         file.seek(3 * 4096)
         file.write(os.urandom(4096))
-    with pytest.raises(CorruptJournalError, match="restore the state folder"):
+    with pytest.raises(CorruptJournalError, match="is damaged"):
         Journal.open(tmp_path)
 
 
@@ -170,7 +171,7 @@ def test_a_failed_commit_leaves_nothing_behind(tmp_path: Path) -> None:
     journal.append([(FACTS[0], 1.0)])
     other = sqlite3.connect(tmp_path / FILE_NAME)
     # The next insert of the batch meets this row: the whole batch is undone.
-    other.execute("INSERT INTO fact VALUES (3, 0, 1, 'x', NULL, '')")
+    other.execute("INSERT INTO fact VALUES (3, 0, 1, 'x', NULL, '', NULL)")
     other.commit()
     with pytest.raises(JournalWriteError, match="nothing was acted on"):
         journal.append([(FACTS[1], 1.0), (FACTS[2], 1.0)])

@@ -78,7 +78,7 @@ class Rig:
         journal = Journal.open(folder)
         self.journal = Recorder(journal, self.happened)
         self.coordinator = Coordinator(
-            state=replay(journal),
+            state=replay(journal.replay()),
             journal=self.journal,
             clock=SystemClock(),
             limits=Limits(),
@@ -210,7 +210,7 @@ def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(tmp_pa
 
     asyncio.run(main())
     journal = Journal.open(tmp_path)
-    assert replay(journal).jobs == {}
+    assert replay(journal.replay()).jobs == {}
     journal.close()
 
 
@@ -223,7 +223,7 @@ def test_replay_leads_to_the_state_that_was(tmp_path: Path) -> None:
 
     rig = with_owner(tmp_path, main)
     journal = Journal.open(tmp_path)
-    assert durable(replay(journal)) == durable(rig.coordinator.state)
+    assert durable(replay(journal.replay())) == durable(rig.coordinator.state)
     journal.close()
 
 

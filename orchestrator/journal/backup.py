@@ -1,0 +1,170 @@
+"""Copies of a journal: made beside a coordinator that runs, looked at, and put in its place."""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from muster.daemon.errors import DirectoryLockedError, FileError
+from muster.daemon.files import lock_directory, sync_directory
+from orchestrator.journal.errors import CorruptJournalError, JournalError
+from orchestrator.journal.opening import FILE_NAME, check, refuse_loss, unmark
+from orchestrator.journal.records import Recorded
+from orchestrator.journal.sqlite import Journal, read_only, records
+
+# Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
+_EPOCHS_LEFT_OUT: Final = 1_000_000
+_JOBS_LEFT_OUT: Final = 1000
+_PARTS: Final = ("", "-wal", "-shm")
+
+
+def back_up(state_dir: Path, copy: Path) -> None:
+    """Write the journal as it is now to the new file `copy`; a running coordinator goes on.
+
+    Raises JournalError and FileError.
+    """
+    if copy.exists():
+        raise FileError(f"{copy} is there already; name a file that is not")
+    try:
+        with contextlib.closing(_existing(state_dir)) as database:
+            temporary = copy.with_name(f".{copy.name}.tmp")
+            temporary.unlink(missing_ok=True)
+            database.execute("VACUUM INTO ?", (str(temporary),))
+            temporary.chmod(0o600)
+            _sync(temporary)
+            os.replace(temporary, copy)
+            sync_directory(copy.parent)
+    except OSError as error:
+        raise FileError(f"{copy} cannot be written: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise JournalError(
+            f"{state_dir / FILE_NAME} cannot be copied to {copy} ({error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def examined(state_dir: Path) -> Iterator[Iterator[Recorded]]:
+    """The records of the journal of a state folder, after the checks of a start; nothing is
+    changed. Raises JournalError."""
+    path = state_dir / FILE_NAME
+    if not path.exists():
+        refuse_loss(path)
+        yield iter(())
+        return
+    try:
+        try:
+            journal = Journal.open(state_dir)
+        except DirectoryLockedError:
+            with contextlib.closing(_existing(state_dir)) as database:
+                check(database, path)
+                yield records(database, path)
+        else:
+            with contextlib.closing(journal):
+                yield journal.replay()
+    except sqlite3.Error as error:
+        raise CorruptJournalError(f"{path} is damaged ({error})") from error
+
+
+@contextlib.contextmanager
+def examined_copy(copy: Path) -> Iterator[Iterator[Recorded]]:
+    """The records of a backup. Raises JournalError."""
+    try:
+        if not copy.is_file():
+            raise JournalError(f"{copy}: there is no such file")
+        with contextlib.closing(_frozen(copy)) as database:
+            check(database, copy)
+            if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+                raise JournalError(f"{copy} is empty, so no backup of a journal")
+            yield records(database, copy)
+    except sqlite3.Error as error:
+        raise CorruptJournalError(f"{copy} is damaged ({error})") from error
+
+
+def restore(state_dir: Path, copy: Path, next_job: int) -> Path:
+    """Put a backup that was examined in the place of the journal; returns what the old one is
+    called now.
+
+    `next_job` follows the last job that the backup knows. Jobs and lives that came after it may
+    have left traces on nodes, so that their numbers are not used again. Raises
+    DirectoryLockedError, FileError and JournalError.
+    """
+    path = state_dir / FILE_NAME
+    with lock_directory(state_dir):
+        try:
+            temporary = state_dir / f".{FILE_NAME}.restored"
+            temporary.unlink(missing_ok=True)
+            shutil.copyfile(copy, temporary)
+            temporary.chmod(0o600)
+            with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
+                _leave_out(database, _last_epoch(path), max(next_job, _after_logs(state_dir)))
+            _sync(temporary)
+            aside = _move_aside(path)
+            unmark(path)
+            os.replace(temporary, path)
+            sync_directory(state_dir)
+        except (OSError, sqlite3.Error) as error:
+            raise FileError(f"{copy} cannot be restored to {path}: {error}") from error
+    return aside
+
+
+def _leave_out(database: sqlite3.Connection, last_epoch: int | None, next_job: int) -> None:
+    (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+    epoch = epoch + _EPOCHS_LEFT_OUT if last_epoch is None else max(epoch, last_epoch)
+    first_job = next_job + _JOBS_LEFT_OUT
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (epoch,))
+    database.execute("INSERT OR REPLACE INTO meta VALUES ('first_job', ?)", (first_job,))
+    database.execute("COMMIT")
+
+
+def _last_epoch(path: Path) -> int | None:
+    """How many lives the journal in place has had; None where nobody can tell any more."""
+    try:
+        with contextlib.closing(read_only(path)) as database:
+            check(database, path)
+            row = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+            return int(row[0])
+    except (sqlite3.Error, JournalError, OSError, TypeError, ValueError):
+        return None
+
+
+def _after_logs(state_dir: Path) -> int:
+    """One more than the last job that has logs: each that was placed has."""
+    try:
+        names = os.listdir(state_dir / "logs")
+    except FileNotFoundError:
+        return 1
+    return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _move_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.replaced-{number}")).exists():
+        number += 1
+    # The log first: a database that stays behind without it is noticed at the next start.
+    for part in reversed(_PARTS):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{part}", f"{aside}{part}")
+    return aside
+
+
+def _existing(state_dir: Path) -> sqlite3.Connection:
+    path = state_dir / FILE_NAME
+    if not path.is_file():
+        raise JournalError(f"{path}: there is no journal in this state folder")
+    return read_only(path)
+
+
+def _frozen(copy: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+
+
+def _sync(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

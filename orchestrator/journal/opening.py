@@ -1,0 +1,200 @@
+"""Opening the database of a journal: is it ours, is it whole, is it of this layout?"""
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from muster.daemon.files import sync_directory
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    ForeignJournalError,
+    JournalError,
+    JournalFullError,
+    NewerJournalError,
+)
+from orchestrator.journal.space import is_full
+
+FILE_NAME: Final = "journal.sqlite"
+LAYOUT: Final = 2
+_APPLICATION_ID: Final = 0x4D555354  # "MUST"
+# There while the write-ahead log may hold what the database does not: without it a log that has
+# been removed would look like one that has been taken in.
+_OPEN_MARK: Final = "journal.open"
+
+_MAKE: Final = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE fact (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
+    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER
+);
+CREATE INDEX fact_job ON fact (job, seq) WHERE job IS NOT NULL;
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+INSERT INTO meta VALUES ('epoch', 0);
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {LAYOUT};
+COMMIT;
+"""  # noqa: S608 - its parts are the two numbers above
+
+# Layout 1 had no checksums; what it holds is read without.
+_TO_LAYOUT_2: Final = """
+BEGIN IMMEDIATE;
+ALTER TABLE fact ADD COLUMN crc INTEGER;
+PRAGMA user_version = 2;
+COMMIT;
+"""
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """The database of the journal at `path`, made where there has never been one, in WAL mode with
+    full sync. Its folder is to be locked. Raises JournalError."""
+    refuse_loss(path)
+    try:
+        path.touch(mode=0o600)
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except (OSError, sqlite3.Error) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise JournalFullError(
+                f"{path} cannot be made: make room on the disk of {path.parent}"
+            ) from error
+        raise JournalError(
+            f"{path} cannot be opened ({error}); give state_dir to the user of this daemon"
+        ) from error
+    try:
+        _prepare(database, path)
+    except sqlite3.OperationalError as error:
+        database.close()
+        if is_full(error):
+            raise JournalFullError(
+                f"{path} cannot be written ({error}): make room on the disk of {path.parent}"
+            ) from error
+        raise JournalError(
+            f"{path} cannot be used ({error}); see that it may be written, that its disk is well "
+            "and that no other program has it open"
+        ) from error
+    except sqlite3.Error as error:
+        database.close()
+        raise CorruptJournalError(f"{path} is damaged ({error})") from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def mark_open(path: Path) -> None:
+    """From now on the log beside `path` must not get lost. Raises OSError."""
+    mark = path.with_name(_OPEN_MARK)
+    if not mark.exists():
+        mark.touch(mode=0o600)
+        sync_directory(mark.parent)
+
+
+def unmark(path: Path) -> None:
+    """All is in the database itself. Raises OSError."""
+    mark = path.with_name(_OPEN_MARK)
+    mark.unlink(missing_ok=True)
+    sync_directory(mark.parent)
+
+
+def check(database: sqlite3.Connection, path: Path) -> None:
+    """Whether this is a whole journal that this Muster knows. Raises JournalError, sqlite3.Error.
+
+    An empty database passes.
+    """
+    try:
+        (application,) = database.execute("PRAGMA application_id").fetchone()
+        (layout,) = database.execute("PRAGMA user_version").fetchone()
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        if _has_our_mark(path):
+            raise CorruptJournalError(f"{path} is damaged ({error})") from error
+        raise ForeignJournalError(
+            f"{path} is no journal of Muster ({error}); move it away, or set another state_dir"
+        ) from error
+    if application != _APPLICATION_ID and (application or layout or tables):
+        raise ForeignJournalError(
+            f"{path} is a database of another program (application id {application:#x}); "
+            "move it away, or set another state_dir"
+        )
+    if layout > LAYOUT:
+        raise NewerJournalError(
+            f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
+            "start the version that wrote it, or a newer one"
+        )
+    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        # What SQLite says may have several lines.
+        raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
+
+
+def refuse_loss(path: Path) -> None:
+    """Never start empty, or with less than there was, without a word."""
+    log = path.with_name(f"{path.name}-wal")
+    marked = path.with_name(_OPEN_MARK).exists()
+    if _size(path) == 0 and _size(log) == 0:
+        if marked or any(_names(path.parent / "logs")):
+            raise CorruptJournalError(
+                f"{path} is missing or empty, and {path.parent} is that of a coordinator that has "
+                "had jobs"
+            )
+    elif marked and not log.exists():
+        raise CorruptJournalError(
+            f"{log} is missing: what was written last before the coordinator ended was in it; "
+            "put it back if it was moved"
+        )
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    check(database, path)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    # Ours to do, so that what goes wrong in it is noticed.
+    database.execute("PRAGMA wal_autocheckpoint = 0")
+    (layout,) = database.execute("PRAGMA user_version").fetchone()
+    # One transaction each: a crash leaves an empty file, the old layout or the new one.
+    if layout == 0:
+        database.executescript(_MAKE)
+    elif layout == 1:
+        _keep_copy(database, path.with_name(f"{path.name}.layout-1"))
+        database.executescript(_TO_LAYOUT_2)
+    try:
+        # After an fsync that failed, a log may be read that is not on disk: written anew it is.
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if not is_full(error):
+            raise
+
+
+def _keep_copy(database: sqlite3.Connection, copy: Path) -> None:
+    copy.unlink(missing_ok=True)  # half of one, of a crash
+    database.execute("VACUUM INTO ?", (str(copy),))
+    copy.chmod(0o600)
+
+
+def _has_our_mark(path: Path) -> bool:
+    """Whether a file that SQLite cannot read says that it is ours (see its file format, 1.3)."""
+    with path.open("rb") as file:
+        head = file.read(100)
+    return head[68:72] == _APPLICATION_ID.to_bytes(4, "big")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be examined ({error.strerror}); give state_dir to the user of this "
+            "daemon"
+        ) from error
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

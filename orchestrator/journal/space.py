@@ -1,0 +1,101 @@
+"""Room for the journal on a disk that is full: cancels and ends are written down all the same.
+
+A reserve file holds the room. When a write fails for want of space, its blocks go to the
+write-ahead log at once, where no other writer of the same disk can take them.
+"""
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+FILE_NAME: Final = "journal.reserve"
+# Not for the log: the index of a longer log grows by 32 KiB, in a file of its own.
+_LEFT_BYTES: Final = 128 << 10
+_SMALLEST_BYTES: Final = 64 << 10
+
+# The kernel's answers to a write that finds no room (EDQUOT and EFBIG are "an I/O error"). None of
+# them comes from an fsync, after which nobody knows what is on disk.
+_NO_ROOM: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
+)
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether it was room that lacked, so that nothing was written and it may be tried again."""
+    return getattr(error, "sqlite_errorcode", None) in _NO_ROOM
+
+
+class Space:
+    """The room on the disk of one journal. `reserve_bytes` 0: none is kept, none is watched."""
+
+    def __init__(self, journal: Path, reserve_bytes: int) -> None:
+        self._journal = journal
+        self._file = journal.with_name(FILE_NAME)
+        self._bytes = reserve_bytes
+        self._kept = False  # whether the reserve is there, and whole
+        self._low = False
+
+    def keep(self) -> bool:
+        """Have the reserve on disk, as far as there is room; whether it is whole."""
+        if self._bytes == 0 or self._kept:
+            return True
+        try:
+            fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, self._bytes)
+            finally:
+                os.close(fd)
+        except OSError:
+            self._file.unlink(missing_ok=True)
+            return False
+        self._kept = True
+        return True
+
+    def spend(self) -> bool:
+        """Give the reserve to the write-ahead log; whether there was one."""
+        if not self.release():
+            return False
+        self.claim()
+        return True
+
+    def release(self) -> bool:
+        """Remove the reserve, be it of an earlier life; whether there was one."""
+        self._kept, self._low = False, True
+        try:
+            self._file.unlink()
+        except OSError:
+            return False
+        return True
+
+    def claim(self) -> None:
+        """Take for the write-ahead log what was in the reserve, or as much of it as there is."""
+        wanted = self._bytes - _LEFT_BYTES
+        try:
+            with open(f"{self._journal}-wal", "r+b") as log:
+                end = log.seek(0, os.SEEK_END)
+                while wanted >= _SMALLEST_BYTES:
+                    try:
+                        # Zeros there are to SQLite what any old log has at its end: nothing.
+                        os.posix_fallocate(log.fileno(), end, wanted)
+                        return
+                    except OSError:
+                        wanted //= 2
+        except OSError:
+            return
+
+    def problem(self) -> str:
+        """A sentence where the disk is full, "" where it is not: then the reserve is there."""
+        if self._bytes == 0:
+            return ""
+        disk = os.statvfs(self._journal.parent)
+        free = disk.f_bavail * disk.f_frsize
+        # It is full when less is free than the reserve, and well again with twice as much.
+        needed = self._bytes * (2 if self._low else 1) + (0 if self._kept else self._bytes)
+        self._low = free < needed or not self.keep()
+        if not self._low:
+            return ""
+        return (
+            f"the disk of the coordinator's state folder {self._journal.parent} is full: "
+            f"{free >> 20} MiB are free, and {max(needed >> 20, 1)} MiB are needed"
+        )

@@ -1,0 +1,203 @@
+"""A journal that is not as it was left: refused with what to do, never read as something else."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.daemon.errors import DirectoryLockedError
+from muster.protocol.ids import JobId
+from muster.spec.types import JobSpec, Shell
+from orchestrator.core import facts as f
+from orchestrator.journal.backup import back_up, examined, examined_copy, restore
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    JournalError,
+    NewerJournalError,
+)
+from orchestrator.journal.opening import FILE_NAME
+from orchestrator.journal.records import Recorded
+from orchestrator.journal.sqlite import Journal
+from orchestrator.shell.coordinator import replay
+
+FACTS: list[tuple[f.Durable, float]] = [
+    (f.EpochStarted(1, "abc"), 1.0),
+    *(
+        (f.JobSubmitted(JobId(n), JobSpec(name=f"job-{n}", run=Shell("true")), "ann"), 2.0)
+        for n in range(1, 60)
+    ),
+]
+
+
+def made(folder: Path, *, closed: bool = True) -> Path:
+    """A state folder with a journal; where not `closed`, as a coordinator that was killed left."""
+    work = folder / "work"
+    journal = Journal.open(work)
+    journal.begin_epoch()
+    journal.append(FACTS[:10])
+    journal.append(FACTS[10:])
+    if closed:
+        journal.close()
+        return work
+    killed = folder / "killed"
+    shutil.copytree(work, killed)
+    journal.close()
+    return killed
+
+
+def read(folder: Path) -> list[Recorded]:
+    journal = Journal.open(folder)
+    try:
+        return list(journal.replay())
+    finally:
+        journal.close()
+
+
+def test_a_log_that_was_not_taken_in_is_read(tmp_path: Path) -> None:
+    assert len(read(made(tmp_path, closed=False))) == len(FACTS)
+
+
+def test_a_lost_log_is_noticed(tmp_path: Path) -> None:
+    folder = made(tmp_path, closed=False)
+    (folder / f"{FILE_NAME}-wal").unlink()
+    for _ in range(2):
+        with pytest.raises(CorruptJournalError, match="-wal is missing"):
+            read(folder)
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "removed after a clean end"])
+def test_a_lost_database_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+    folder = made(tmp_path, closed=how.endswith("end"))
+    for name in folder.glob("journal.sqlite*"):
+        name.unlink()
+    if how == "emptied":
+        (folder / FILE_NAME).touch()
+    if how.endswith("end"):
+        (folder / "logs" / "7").mkdir(parents=True)
+    with pytest.raises(CorruptJournalError, match="is missing or empty"):
+        read(folder)
+
+
+@pytest.mark.parametrize("left", [0.1, 0.5, 0.99])
+def test_a_truncated_database_is_refused(tmp_path: Path, left: float) -> None:
+    file = made(tmp_path) / FILE_NAME
+    size = int(file.stat().st_size * left)
+    with file.open("r+b") as opened:
+        opened.truncate(size)
+    before = file.read_bytes()
+    with pytest.raises(CorruptJournalError, match=r"is damaged|checksum differs"):
+        read(file.parent)
+    assert file.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("whole")) / FILE_NAME
+
+
+@settings(max_examples=150)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_found_or_does_no_harm(
+    place: float, bit: int, whole: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = bytearray(whole.read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    folder = tmp_path_factory.mktemp("flipped")
+    (folder / FILE_NAME).write_bytes(data)
+    found: list[Recorded] | None = None
+    try:
+        found = read(folder)
+    except JournalError:
+        pass
+    assert found is None or [(r.fact, r.at) for r in found] == FACTS
+    shutil.rmtree(folder)
+
+
+def test_a_value_that_was_changed_is_found_by_its_checksum(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    with sqlite3.connect(folder / FILE_NAME) as database:
+        database.execute("UPDATE fact SET body = replace(body, 'job-7', 'job-8') WHERE seq = 8")
+        database.execute("UPDATE fact SET body = CAST(body AS BLOB) WHERE seq = 8")
+    database.close()
+    with pytest.raises(
+        CorruptJournalError, match="record 8 of the journal is not as it was written"
+    ):
+        read(folder)
+
+
+def test_a_journal_without_checksums_is_taken_over_with_a_copy(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    with sqlite3.connect(folder / FILE_NAME) as database:
+        database.execute("ALTER TABLE fact DROP COLUMN crc")
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+    assert len(read(folder)) == len(FACTS)
+    assert len(read(folder)) == len(FACTS)
+    copy = sqlite3.connect(folder / f"{FILE_NAME}.layout-1")
+    assert copy.execute("PRAGMA user_version").fetchone() == (1,)
+    copy.close()
+    journal = Journal.open(folder)
+    journal.append(FACTS[-1:])
+    assert len(list(journal.replay())) == len(FACTS) + 1
+    journal.close()
+
+
+def test_a_backup_is_made_beside_a_running_coordinator(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "state")
+    journal.append(FACTS)
+    back_up(tmp_path / "state", tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_mode & 0o077 == 0
+    with examined(tmp_path / "state") as records:
+        assert len(list(records)) == len(FACTS)
+    with pytest.raises(DirectoryLockedError):
+        restore(tmp_path / "state", tmp_path / "copy", 60)
+    journal.close()
+    with examined_copy(tmp_path / "copy") as records:
+        assert replay(records).next_job == 60
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
+    tmp_path: Path, readable: bool
+) -> None:
+    folder = made(tmp_path)
+    back_up(folder, tmp_path / "copy")
+    journal = Journal.open(folder)
+    last = max(journal.begin_epoch() for _ in range(5))
+    journal.close()
+    (folder / "logs" / "2000").mkdir(parents=True)
+    if not readable:
+        (folder / FILE_NAME).write_bytes(b"nothing that anybody can read" * 1000)
+    aside = restore(folder, tmp_path / "copy", 60)
+    assert aside.exists()
+    journal = Journal.open(folder)
+    assert len(list(journal.replay())) == len(FACTS)
+    assert journal.begin_epoch() > last, "agents serve no coordinator of an earlier life"
+    assert journal.first_job > 2000
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no such file"), (b"", "is empty"), (b"text" * 999, "no journal of Muster")],
+)
+def test_what_is_no_backup_is_not_restored(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    copy = tmp_path / "copy"
+    if content is not None:
+        copy.write_bytes(content)
+    with pytest.raises(JournalError, match=said), examined_copy(copy):
+        pass
+
+
+def test_a_backup_of_a_newer_muster_is_not_restored(tmp_path: Path) -> None:
+    back_up(made(tmp_path), tmp_path / "copy")
+    with sqlite3.connect(tmp_path / "copy") as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(NewerJournalError, match="layout 99"), examined_copy(tmp_path / "copy"):
+        pass

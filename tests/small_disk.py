@@ -1,0 +1,39 @@
+"""A disk that is small enough to be filled, for tests that may mount one."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes at `folder`. Skips where none can be mounted."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path, name: str = "filler") -> Path:
+    """Take all the room there is, to the last byte; returns the file that has it."""
+    file = folder / name
+    with file.open("ab", buffering=0) as out:
+        for piece in (1 << 20, 4096, 1):
+            try:
+                while True:
+                    out.write(b"x" * piece)
+            except OSError:
+                continue
+    return file
