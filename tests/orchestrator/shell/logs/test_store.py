@@ -29,6 +29,7 @@ class Rig:
         self.changes = Changes()
         self.store = LogStore(root, self.changes, SystemClock())
         self.acks: list[tuple[StreamId, int]] = []
+        self.acked = asyncio.Event()
 
     def put(self, offset: int, data: bytes, stream: StreamId = OUT, ts: float = 1.0) -> int | None:
         return self.store.append(stream, offset, memoryview(data), ts, self.synced)
@@ -38,6 +39,7 @@ class Rig:
 
     def synced(self, stream: StreamId, offset: int) -> None:
         self.acks.append((stream, offset))
+        self.acked.set()
 
     def content(self, stream: StreamId = OUT) -> bytes:
         return self.store.stream(stream).path.read_bytes()
@@ -260,8 +262,7 @@ def test_many_bytes_do_not_wait_for_the_next_sync(
     async def main(rig: Rig) -> None:
         for at in range(0, 1 << 20, 1 << 16):
             rig.put(at, bytes(1 << 16))
-        while not rig.acks:
-            await asyncio.sleep(0.001)
+        await rig.acked.wait()
         assert rig.acks == [(OUT, 1 << 20)]
 
     with_store(tmp_path, main)
