@@ -42,9 +42,11 @@ def of_type(hint: Any) -> st.SearchStrategy[Any]:
 
 def struct(kind: type[msgspec.Struct], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Structs of `kind`: each field left at its default, or of its type."""
-    required, optional = {}, {}
+    required: dict[str, st.SearchStrategy[Any]] = {}
+    optional: dict[str, st.SearchStrategy[Any]] = {}
     hints = get_type_hints(kind)
     for field in msgspec.structs.fields(kind):
-        strategy = fixed.get(field.name, st.deferred(lambda h=hints[field.name]: of_type(h)))
+        name = field.name
+        strategy = fixed[name] if name in fixed else of_type(hints[name])
         (required if field.required or field.name in fixed else optional)[field.name] = strategy
     return st.fixed_dictionaries(required, optional=optional).map(lambda given: kind(**given))
