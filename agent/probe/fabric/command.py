@@ -53,8 +53,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return exit_code(found) if verb == "doctor" else 0
 
 
-def asked_by(config: AgentConfig, *, live: bool = True, nccl: str | None = None) -> Asked:
-    """What a probe of this agent's node is told by its configuration."""
+def asked_by(
+    config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
+) -> Asked:
+    """What a probe of this agent's node is told by its configuration; `agent`: by the agent
+    itself."""
     user = user_named(config.run_as) if live and config.run_as is not None else None
     return Asked(
         rules=config.fabric,
@@ -63,6 +66,7 @@ def asked_by(config: AgentConfig, *, live: bool = True, nccl: str | None = None)
         user=user,
         home=_home(user) if live else "root",
         network=config.interface or config.address,
+        agent=agent,
     )
 
 
