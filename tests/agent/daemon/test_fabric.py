@@ -14,7 +14,6 @@ from muster.fabric.rules import Rules
 from muster.protocol.ids import TaskId
 from tests.agent.probe.fabric.trees import Node
 
-
 TASK = TaskId("7.1.0")
 
 
