@@ -64,7 +64,7 @@ def asked_by(
         nccl=nccl,
         python=str(config.python),
         user=user,
-        home=_home(user) if live else "root",
+        home=_home(user) if live else None,
         network=config.interface or config.address,
         agent=agent,
     )
@@ -76,7 +76,7 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     if live and file is None and "MUSTER_AGENT_CONFIG" not in os.environ and _readable(CONFIG):
         file = CONFIG
     if not live and file is None:
-        return Asked(nccl=nccl, home="root")
+        return Asked(nccl=nccl)
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
 
 
@@ -84,7 +84,7 @@ def _readable(file: Path) -> bool:
     return os.access(file, os.R_OK)
 
 
-def _home(user: User | None) -> str | None:
+def _home(user: User | None) -> str:
     return user.home if user is not None else os.path.expanduser("~")
 
 
