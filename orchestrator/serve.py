@@ -17,7 +17,7 @@ from muster.daemon.errors import DaemonError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.daemon.tls import server_context
-from orchestrator.api.app import make_app
+from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
 from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
@@ -150,6 +150,7 @@ async def _start(
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
+    parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
     await parts.runner.setup()
     try:
         server = await _listen(parts.runner, config, context)

@@ -64,13 +64,13 @@ class AccessTable:
                     "see that the token is right before you ask again",
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
-            raise ApiError(
-                401,
-                "unauthorized",
+            raise _unauthorized(
                 "the token is missing, wrong or revoked",
                 "send the header `Authorization: Bearer muster_...`",
-                headers={"WWW-Authenticate": "Bearer"},
             )
+        why = self._tokens.why_not(record)
+        if why:
+            raise _unauthorized(why, "ask whoever runs the coordinator for a new one")
         match needed:
             case Access.ADMIN:
                 class_ = TokenClass.ADMIN
@@ -86,6 +86,11 @@ class AccessTable:
                 f"use a token of class {class_.value}",
             )
         request[TOKEN] = record
+
+
+def _unauthorized(detail: str, hint: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, "unauthorized", detail, hint, headers=headers)
 
 
 def bearer(request: web.Request) -> str:

@@ -1,5 +1,7 @@
 """The web application: its routes, who may use each, and what surrounds every request."""
 
+from typing import Final
+
 from aiohttp import web
 
 from orchestrator.api.access import Access, AccessTable, Route
@@ -11,6 +13,7 @@ from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
+from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.origins import Origins
 from orchestrator.api.surround import add_headers, expectation, surround
 from orchestrator.api.token_file import TokenStore
@@ -19,6 +22,8 @@ from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.store import LogStore
+
+OPEN_REQUESTS: Final = web.AppKey("open_requests", OpenRequests)
 
 
 def make_app(
@@ -60,17 +65,20 @@ def make_app(
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
         Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
         Route("GET", "/v1/events", events.of_all, admin),
+        Route("GET", "/v1/jobs/{id}/explain", verbs.explain, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
     ]
+    open_requests = OpenRequests(tokens)
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
-        middlewares=[surround(access, origins, metrics.http.ended)],
+        middlewares=[surround(access, origins, metrics.http.ended), open_requests.middleware],
         client_max_size=limits.http_body_bytes_max,
     )
+    app[OPEN_REQUESTS] = open_requests
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expectation)
     app.on_response_prepare.append(add_headers)

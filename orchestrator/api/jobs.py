@@ -126,8 +126,8 @@ class JobsApi:
             )
         )
         match result:
-            case Cancelled(job, already_ended):
-                return reply(CancelAnswer(await self._summary(job), already_ended), 202)
+            case Cancelled(job, already_ended, note):
+                return reply(CancelAnswer(await self._summary(job), already_ended, note), 202)
             case Declined():
                 raise declined(result)
             case _:

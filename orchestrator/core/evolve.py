@@ -9,6 +9,7 @@ from msgspec import UNSET, structs
 
 from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
+from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
@@ -41,6 +42,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_cluster(state, fact)
         case (
             f.NodeConnected()
+            | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.NodeHeard()
@@ -69,6 +71,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.AttemptStarted()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.TaskJoined()
             | f.AttemptClosed()
         ):
@@ -107,7 +110,8 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
             state.running.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-                node.heard_at = node.lease_until = 0.0
+                node.heard_at = node.lease_until = node.ahead_s = 0.0
+                node.instance, node.claimed = "", None
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -122,19 +126,23 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
 def _apply_link(state: State, fact: f.OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol):
+        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
             if node.session is not None:
                 state.sessions.pop(node.session, None)
             _link_to(node, LinkState.CONNECTED)
             node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
+            node.ahead_s, node.instance = ahead_s, life
+            node.connected_at = heard_at
             state.sessions[session] = name
+        case f.NameClaimed(_, peer, claimed_at):
+            node.claimed = (peer, claimed_at)
         case f.NodeSynced():
             pass
         case f.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
-        case f.NodeHeard(_, heard_at, lease_until):
-            node.heard_at, node.lease_until = heard_at, lease_until
+        case f.NodeHeard(_, heard_at, lease_until, ahead_s):
+            node.heard_at, node.lease_until, node.ahead_s = heard_at, lease_until, ahead_s
         case f.NodeDisconnected(_, session):
             state.sessions.pop(session, None)
             if node.session == session:
@@ -226,6 +234,7 @@ def _apply_attempt(
     | f.AttemptStarted
     | f.StopRequested
     | f.StopForced
+    | f.GraceShortened
     | f.TaskJoined
     | f.AttemptClosed,
     at: float,
@@ -235,7 +244,7 @@ def _apply_attempt(
         _dequeue(state, job)
         _job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes)
-        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at))
+        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
         for name in fact.nodes:
             state.nodes[name].holder = (job.id, fact.attempt)
         return
@@ -270,6 +279,9 @@ def _apply_attempt(
                 state.suspects.pop(task.id, None)
         case f.StopForced():
             attempt.forced = True
+        case f.GraceShortened(_, _, user, grace_s):
+            attempt.shortened = at, grace_s
+            job.notes.append((at, f"grace cut to {duration_text(grace_s)} by {user}"))
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at

@@ -128,11 +128,12 @@ class CancelRequested(_Fact, frozen=True):
 
 class AttemptPlaced(_Fact, frozen=True):
     """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on."""
+    on. `why` says in words why these."""
 
     job: JobId
     attempt: int
     nodes: tuple[NodeName, ...]
+    why: str = ""
 
 
 class TaskPrepared(_Fact, frozen=True):
@@ -233,6 +234,15 @@ class StopForced(_Fact, frozen=True):
     attempt: int
 
 
+class GraceShortened(_Fact, frozen=True):
+    """A stop that has begun: what is left after `grace_s` from now is killed."""
+
+    job: JobId
+    attempt: int
+    user: str
+    grace_s: float
+
+
 class TaskExited(_Fact, frozen=True):
     job: JobId
     attempt: int
@@ -317,7 +327,9 @@ class RunTimed(_Fact, frozen=True):
 
 
 class NodeConnected(_Fact, frozen=True):
-    """`lease_until` and `heard_at` are this process's monotonic seconds."""
+    """`lease_until` and `heard_at` are this process's monotonic seconds; `ahead_s` is how far the
+    agent's wall clock is ahead of ours, 0 where that is little or not told; `instance` is its life.
+    """
 
     node: NodeName
     session: SessionId
@@ -325,6 +337,17 @@ class NodeConnected(_Fact, frozen=True):
     heard_at: float
     lease_until: float
     protocol: int = 1
+    ahead_s: float = 0.0
+    instance: str = ""
+
+
+class NameClaimed(_Fact, frozen=True):
+    """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
+    process's monotonic seconds."""
+
+    node: NodeName
+    peer: str
+    at: float
 
 
 class NodeSynced(_Fact, frozen=True):
@@ -349,6 +372,7 @@ class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
     lease_until: float
+    ahead_s: float = 0.0
 
 
 class NodeDisconnected(_Fact, frozen=True):
@@ -375,6 +399,7 @@ class SpaceChanged(_Fact, frozen=True):
 
 OfLink = (
     NodeConnected
+    | NameClaimed
     | NodeSynced
     | FailureSuspected
     | NodeHeard
@@ -405,6 +430,7 @@ Durable = (
     | SignalRequested
     | StopRequested
     | StopForced
+    | GraceShortened
     | TaskExited
     | TaskCleaned
     | TaskLost
@@ -423,6 +449,7 @@ _PATIENT: Final = (TaskExited, TaskCleaned)
 _LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
 _EPHEMERAL: Final = (
     NodeConnected,
+    NameClaimed,
     NodeSynced,
     FailureSuspected,
     NodeHeard,

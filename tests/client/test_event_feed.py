@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
+from muster.client.calls import Query
 from muster.client.errors import BadAnswerError, UnreachableError
-from muster.client.event_feed import Parameters, read_events
+from muster.client.event_feed import EventFeed
+from muster.client.feed import read_feed
 from muster.protocol.http import EventsEnd, EventView
 from muster.protocol.timestamp import timestamp
 
@@ -25,9 +27,9 @@ class Script:
 
     def __init__(self, *connections: Sequence[bytes | Exception]) -> None:
         self.connections = list(connections)
-        self.asked: list[Parameters] = []
+        self.asked: list[Query] = []
 
-    def open(self, parameters: Parameters) -> Iterator[bytes]:
+    def open(self, parameters: Query) -> Iterator[bytes]:
         self.asked.append(parameters)
         for line in self.connections.pop(0):
             if isinstance(line, Exception):
@@ -35,7 +37,7 @@ class Script:
             yield line
 
     def read(self, after: int = 0) -> list[int]:
-        events = read_events(self.open, lambda step: step(), lambda _: None, after)
+        events = read_feed(EventFeed(after), self.open, lambda step: step(), lambda _: None)
         return [view.seq for view in events]
 
 

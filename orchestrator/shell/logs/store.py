@@ -48,7 +48,8 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class JobLogs:
-    """All streams of a job. `next_seq` numbers the next arrival; `late` are the streams whose next
+    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
+    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
     bytes could not be stored; `removed` is set when retention took the logs away.
     """
 
@@ -58,6 +59,7 @@ class JobLogs:
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
+        self.grew_at = 0.0
         self.next_seq = 1
         if self.removed is None:
             self._load()
@@ -202,6 +204,7 @@ class LogStore:
         if taken:
             self.stored_bytes += taken
             job.take_seq()
+            job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
             self._changes.bump([log_key(job_of(name))])

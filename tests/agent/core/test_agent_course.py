@@ -168,6 +168,14 @@ def test_a_stop_before_the_shim_speaks_reaches_it_then() -> None:
     assert not told(agent.hear(m.StartTask(TASK)))
 
 
+def test_a_grace_that_is_cut_reaches_a_task_that_is_ending() -> None:
+    agent = Agent()
+    agent.running()
+    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 600.0))) == [ShimStop("SIGTERM", 600.0)]
+    assert told(agent.shim(ShimPhase.STOPPING, running_s=1.0)) == []
+    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 5.0))) == [ShimStop("SIGTERM", 5.0)]
+
+
 def test_force_kills() -> None:
     agent = Agent()
     agent.running()
@@ -298,6 +306,11 @@ def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     agent = Agent()
     agent.running()
     assert told(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
+    some = m.SignalTask(TASK, "SIGUSR2", 2, ranks=(1,), late=False)
+    # Its shim is of a release that would take it for all ranks.
+    assert told(agent.hear(some)) == []
+    agent.shim(ShimPhase.RUNNING, running_s=0.0, v=2)
+    assert told(agent.hear(some)) == [ShimSignal("SIGUSR2", 2, (1,), late=False)]
     agent.hear(m.StopTask(TASK))
     assert told(agent.hear(warn)) == []
     stranger = Agent()
@@ -368,13 +381,13 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.connect()
     assert agent.turn(s.NetworkSeen(ETH0)) == []
-    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1))]
+    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
     assert agent.turn(s.NetworkSeen(ETH1)) == []
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     assert agent.turn(s.NetworkSeen(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)
+    assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
 
 
 def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
