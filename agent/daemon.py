@@ -258,6 +258,7 @@ def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
         inventory=host.inventory(config, interfaces),
         run_as=config.run_as or "",
         allow_root_jobs=config.allow_root_jobs,
+        instance=secrets.token_hex(8),
     )
 
 

@@ -160,7 +160,7 @@ class ControlLink:
         if isinstance(frame.body, Welcome):
             connection.welcomed = True
         elif isinstance(frame.body, Refused):
-            connection.refused = True
+            connection.refused = not frame.body.soon
         self._inbox.post(CommandReceived(frame.body))
         await self._inbox.room()
 

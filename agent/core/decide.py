@@ -88,6 +88,8 @@ def _hello(state: State, now: Instant) -> m.Hello:
         tasks=tuple(report(state, held, now) for held in state.tasks.values()),
         epoch_seen=state.epoch,
         cluster=state.cluster,
+        instance=who.instance,
+        wall_s=now.wall,
     )
 
 
@@ -97,7 +99,7 @@ def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant)
     changed = Decision([f.NetworkChanged(interfaces)])
     # Before the welcome it waits for it: see _welcome.
     if state.welcomed:
-        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces)))
+        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
     return changed
 
 
@@ -124,7 +126,7 @@ def _heartbeat(state: State, now: Instant) -> Decision:
     beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
     if not state.welcomed:
         return Decision([], [beat])
-    return Decision([], [a.SendReport(m.Heartbeat(now.mono)), beat])
+    return Decision([], [a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall)), beat])
 
 
 def _command(state: State, command: m.Command, now: Instant) -> Decision:
@@ -133,8 +135,8 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
     match command:
         case m.Welcome():
             return _welcome(state, command, now)
-        case m.Refused(_, text):
-            return Decision([f.LinkClosed()], [a.CloseLink(text, refused=True)])
+        case m.Refused(_, text, soon):
+            return Decision([f.LinkClosed()], [a.CloseLink(text, refused=not soon)])
         case _ if not state.welcomed:
             return Decision([f.LinkClosed()], [a.CloseLink("a command came before the welcome")])
         case m.HeartbeatAck(sent_s):
@@ -172,7 +174,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     )
     interfaces = state.identity.inventory.interfaces
     if interfaces != state.told:
-        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces)))
+        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

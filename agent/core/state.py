@@ -16,7 +16,7 @@ from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusa
 class Identity:
     """Who this agent is; the same for the whole of its life, but for the network it has.
 
-    `run_as` is the user jobs run as ("" is the agent's own).
+    `run_as` is the user jobs run as ("" is the agent's own), `instance` this life of the agent.
     """
 
     node: NodeName
@@ -26,6 +26,7 @@ class Identity:
     inventory: Inventory
     run_as: str = ""
     allow_root_jobs: bool = False
+    instance: str = ""
 
 
 @dataclass(slots=True)

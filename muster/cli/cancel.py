@@ -7,14 +7,14 @@ import click
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import complain
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note
 from muster.client import Client, ClientError
 from muster.protocol.outcome import EXIT_CLIENT
 
 
 @click.command("cancel")
-@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster show`.")
 @click.option(
     "--grace",

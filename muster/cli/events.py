@@ -7,23 +7,23 @@ from typing import Final
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
-from muster.cli.reference import find_job
+from muster.cli.json_output import json_option, print_json
+from muster.cli.reference import JOB, find_job
 from muster.cli.table import Column, print_table
 from muster.cli.text import moment
 from muster.protocol.http import EventList, EventView
 
 _COLUMNS: Final = (
-    Column("SEQ", right=True),
-    Column("TIME"),
-    Column("EVENT"),
-    Column("WHAT", elastic=True),
+    Column("SEQ", right=True, drop=2),
+    Column("TIME", drop=3),
+    Column("EVENT", drop=1),
+    Column("WHAT", elastic=True, wraps=True),
 )
 
 
 @click.command("events")
-@click.argument("job", metavar="JOB")
-@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives them.")
+@click.argument("job", metavar="JOB", type=JOB)
+@json_option
 @connection_options
 def command(*, job: str, as_json: bool) -> None:
     """List what happened to a job, oldest first."""

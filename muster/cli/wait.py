@@ -11,7 +11,7 @@ import click
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe, span
 from muster.client import Client
 from muster.protocol.http import JobSummary
@@ -20,7 +20,7 @@ from muster.protocol.states import ENDED_STATES
 
 
 @click.command("wait")
-@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
 @click.option(
     "--timeout",
     "timeout_s",

@@ -14,10 +14,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from muster.fabric.affinity import NEAR, card_of, rank
-from muster.fabric.gids import Family, fit_index, flid_index, nccl_index, routable
-from muster.fabric.kinds import group_of, unfit
+from muster.fabric.gids import Family, Range, fit_index, flid_index, nccl_index, routable
+from muster.fabric.kinds import group_of, unfit, unnamable
 from muster.fabric.order import function_order
-from muster.fabric.rules import Rules, naming
+from muster.fabric.rules import Rules, address_range, naming
 from muster.fabric.types import (
     ACTIVE,
     ETHERNET,
@@ -39,13 +39,15 @@ _FAST: Final = ("MT4123", "MT4124", "MT4125", "MT4126", "MT4129", "MT4131", "MT4
 class Choice:
     """The ports with what was decided of each, in the order given.
 
-    `family` is that of the addresses of RoCE. `close`: another class has almost as much bandwidth.
-    `unmatched`: entries of the rules that mean no port.
+    `family` is that of the addresses of RoCE, `within` the network in which they are to be.
+    `close`: another class has almost as much bandwidth. `unmatched`: entries of the rules that mean
+    no port.
     """
 
     hcas: tuple[Hca, ...]
     fabric: Fabric
     family: Family = "AF_INET"
+    within: Range | None = None
     close: bool = False
     unmatched: tuple[str, ...] = ()
 
@@ -91,10 +93,11 @@ def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | Non
         _as_told(left, rules, done)
     else:
         _by_rule(left, affinity, done)
-    family = _one_family(done, forced=bool(rules.include))
-    decided = [_with_index(done.decided[hca.key], family) for hca in found]
+    within = address_range(rules)
+    family = _one_family(done, within, forced=bool(rules.include))
+    decided = [_with_index(done.decided[hca.key], family, within) for hca in found]
     decided = _with_rails(decided)
-    return Choice(tuple(decided), _summary(decided, done), family, done.close, unmatched)
+    return Choice(tuple(decided), _summary(decided, done), family, within, done.close, unmatched)
 
 
 def hindrance(hca: Hca) -> str | None:
@@ -130,7 +133,7 @@ def _as_told(left: Iterable[Hca], rules: Rules, done: _Sorted) -> None:
             done.no(hca, "not among those that the configuration includes")
         elif hca.state is not None and hca.state != ACTIVE:
             done.no(hca, f"included by the configuration, but {hindrance(hca)}", expected=True)
-        elif hca.link_layer is not None and hca.link_layer not in (ETHERNET, INFINIBAND):
+        elif unnamable(hca) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
             done.no(hca, f"included by the configuration, but {unfit(hca)}", expected=True)
         else:
             against = unfit(hca) or hindrance(hca)
@@ -274,8 +277,10 @@ def _why(hca: Hca, nearest: Mapping[str, Affinity]) -> str:
     return ", ".join(parts)
 
 
-def _one_family(done: _Sorted, *, forced: bool) -> Family:
+def _one_family(done: _Sorted, within: Range | None, *, forced: bool) -> Family:
     """IPv4, or IPv6 where more ports have it: NCCL takes one for all. The rest cannot be used."""
+    if within is not None:
+        return "AF_INET" if within.version == 4 else "AF_INET6"
     ports = [hca for hca in done.decided.values() if hca.use and hca.link_layer == ETHERNET]
     known = [hca for hca in ports if hca.gid_slots is not None and not hca.gids_unread]
     fourth = sum(fit_index(hca.gids, hca.gid_slots, "AF_INET") is not None for hca in known)
@@ -289,14 +294,14 @@ def _one_family(done: _Sorted, *, forced: bool) -> Family:
     return family
 
 
-def _with_index(hca: Hca, family: Family) -> Hca:
+def _with_index(hca: Hca, family: Family, within: Range | None) -> Hca:
     if hca.link_layer == INFINIBAND:
         return replace(hca, gid_index=flid_index(hca.gids))
     if hca.link_layer != ETHERNET or hca.gid_slots is None:
         return hca
-    index = fit_index(hca.gids, hca.gid_slots, family)
+    index = fit_index(hca.gids, hca.gid_slots, family, within)
     if index is None and hca.use:
-        index = nccl_index(hca.gids, hca.gid_slots, family)
+        index = nccl_index(hca.gids, hca.gid_slots, family, within)
     return replace(hca, gid_index=index)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.fabric.choice import Choice
-from muster.fabric.gids import fit_indexes, is_sparse
+from muster.fabric.gids import fit_index, fit_indexes, is_sparse
 from muster.fabric.nccl import DYNAMIC, ROBUST, Version
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, Hca
@@ -43,13 +43,25 @@ def environment(
         index, apart = _index(used, choice, version)
         if index is not None:
             values["NCCL_IB_GID_INDEX"] = str(index)
-        elif choice.family == "AF_INET6" and (version is None or version >= DYNAMIC):
-            values["NCCL_IB_ADDR_FAMILY"] = "AF_INET6"
+        elif version is None or version >= DYNAMIC:
+            values |= _addresses(used, choice)
         values["UCX_NET_DEVICES"] = ports
     if sockets:
         values["NCCL_SOCKET_IFNAME"] = f"={','.join(sockets)}"
         values["GLOO_SOCKET_IFNAME"] = ",".join(sockets)
     return Environment(values, index, apart)
+
+
+def _addresses(used: Sequence[Hca], choice: Choice) -> dict[str, str]:
+    """What leads NCCL to the right addresses, where it would take others by itself."""
+    values: dict[str, str] = {}
+    if choice.family == "AF_INET6":
+        values["NCCL_IB_ADDR_FAMILY"] = "AF_INET6"
+    for hca in used:
+        alone = fit_index(hca.gids, hca.gid_slots, choice.family)
+        if choice.within is not None and hca.gid_index not in (None, alone):
+            values["NCCL_IB_ADDR_RANGE"] = str(choice.within)
+    return values
 
 
 def _index(

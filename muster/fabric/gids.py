@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from muster.fabric.types import Gid
 
 Family = Literal["AF_INET", "AF_INET6"]
+
+Range = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ROCE_V1: Final = "IB/RoCE v1"
 ROCE_V2: Final = "RoCE v2"
@@ -20,6 +22,8 @@ ROCE_V2: Final = "RoCE v2"
 _WORD: Final = r"[0-9a-fA-F]{4}"
 _GID: Final = re.compile(rf"{_WORD}(:{_WORD}){{7}}")
 _LINK_LOCAL: Final = 0xFE80 << 48
+EMPTY: Final = (":".join(["0000"] * 8), ":".join(["fe80", *["0000"] * 7]))
+"""How the kernel writes an unused entry: all zero, or on InfiniBand only the subnet's prefix."""
 _MAPPED: Final = 0xFFFF
 
 
@@ -87,25 +91,29 @@ def nccl_index(
     gids: Sequence[Gid],
     slots: int,
     family: Family = "AF_INET",
-    in_range: Callable[[int], bool] = lambda _: True,
+    within: Range | None = None,
 ) -> int:
     """The index that NCCL chooses by itself (NCCL_IB_GID_INDEX=-1) in a table of so many `slots`.
 
-    `in_range` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
+    `within` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
     """
     table = {gid.index: gid for gid in gids}
     numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
     chosen = 0
-    for candidate in sorted(index for index in table if 0 < index < slots):
-        number, before = numbers[candidate], numbers.get(chosen, 0)
-        if family_of(number) != family or not in_range(number):
+    # An empty entry counts as IPv6, and is taken where the one before is IPv4: only index 0 can be.
+    empty = family == "AF_INET6" and family_of(numbers.get(0, 0)) == "AF_INET"
+    for candidate in range(slots) if empty else sorted(table):
+        if not 0 < candidate < slots:
+            continue
+        number, before = numbers.get(candidate, 0), numbers.get(chosen, 0)
+        if family_of(number) != family or not _inside(number, within):
             continue
         if family_of(before) != family:
             chosen = candidate
             continue
         if is_empty(number) or is_link_local(number):
             continue
-        version = version_of(table[candidate].type)
+        version = version_of(table[candidate].type)  # not empty, hence in the table
         known = table.get(chosen)
         differ = version != version_of(known.type if known is not None else None)
         unfit = is_empty(before) or is_link_local(before)
@@ -114,12 +122,22 @@ def nccl_index(
     return chosen
 
 
-def fit_index(gids: Sequence[Gid], slots: int | None, family: Family) -> int | None:
+def fit_index(
+    gids: Sequence[Gid], slots: int | None, family: Family, within: Range | None = None
+) -> int | None:
     """The index that NCCL chooses, if a peer can be reached with it."""
     if slots is None:
         return None
-    index = nccl_index(gids, slots, family)
-    return index if any(gid.index == index for gid in routable(gids, family)) else None
+    index = nccl_index(gids, slots, family, within)
+    fit = (gid for gid in routable(gids, family) if _inside(number_of(gid.gid) or 0, within))
+    return index if any(gid.index == index for gid in fit) else None
+
+
+def _inside(number: int, within: Range | None) -> bool:
+    if within is None:
+        return True
+    address = address_of(number)
+    return address is not None and address.version == within.version and address in within
 
 
 def fit_indexes(gids: Sequence[Gid], family: Family) -> frozenset[int]:

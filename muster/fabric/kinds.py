@@ -97,9 +97,14 @@ def unfit(hca: Hca) -> str | None:
         return f"{what} (node_type {hca.node_type}), not an InfiniBand or RoCE adapter"
     if hca.link_layer is not None and hca.link_layer not in (ETHERNET, INFINIBAND):
         return f"link layer {hca.link_layer}: NCCL takes InfiniBand and Ethernet only"
-    if not _NAME.fullmatch(hca.name):
-        return "its name cannot be written in NCCL_IB_HCA"
-    return None
+    return unnamable(hca)
+
+
+def unnamable(hca: Hca) -> str | None:
+    """Why no list of NCCL's can hold its name; None if one can."""
+    if _NAME.fullmatch(hca.name):
+        return None
+    return "its name cannot be written in NCCL_IB_HCA"
 
 
 def group_of(hca: Hca) -> str:

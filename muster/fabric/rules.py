@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from muster.fabric.gids import Range
 from muster.fabric.types import Hca
 
 
@@ -26,6 +27,18 @@ def naming(entries: Iterable[str], hcas: Sequence[Hca]) -> str | None:
     return next((entry for entry in entries if any(names(entry, hca) for hca in hcas)), None)
 
 
+def address_range(rules: Rules) -> Range | None:
+    """The one network that is included, if nothing else is: its addresses are meant, and not others
+    that the same ports have."""
+    if len(rules.include) != 1:
+        return None
+    try:
+        network = ipaddress.ip_network(rules.include[0], strict=False)
+    except ValueError:
+        return None
+    return network if network.num_addresses > 1 else None
+
+
 def names(entry: str, hca: Hca) -> bool:
     """Whether the entry means this port."""
     if entry in (hca.name, hca.key) or entry in hca.netdevs:
@@ -39,7 +52,7 @@ def names(entry: str, hca: Hca) -> bool:
     return any(_inside(address, network) for address in hca.addresses)
 
 
-def _inside(address: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+def _inside(address: str, network: Range) -> bool:
     try:
         return ipaddress.ip_address(address.partition("/")[0]) in network
     except ValueError:

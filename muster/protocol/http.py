@@ -89,6 +89,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: Timestamp | None = None
     kill_at: Timestamp | None = None
+    max_nodes: int | None = None
+    nodes_now: int | None = None
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
@@ -145,7 +147,22 @@ class JobList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class InterfaceView(msgspec.Struct, frozen=True):
+    """One network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+    running: bool
+    rdma: bool
+    speed_mbps: int
+
+
 class NodeView(msgspec.Struct, frozen=True):
+    """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
+    calls from; `connected_s`: for how long its link stands, None while it does not.
+    """
+
     name: str
     link: str
     state: Reason
@@ -160,6 +177,12 @@ class NodeView(msgspec.Struct, frozen=True):
     attempt: int | None
     last_seen_s: float | None
     version: str
+    warnings: tuple[str, ...] = ()
+    hostname: str = ""
+    python: str = ""
+    interfaces: tuple[InterfaceView, ...] = ()
+    peer: str = ""
+    connected_s: float | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -179,6 +202,14 @@ class EventView(msgspec.Struct, frozen=True):
 
 class EventList(msgspec.Struct, frozen=True):
     events: tuple[EventView, ...]
+
+
+class EventsEnd(msgspec.Struct, frozen=True):
+    """The data of the last event (`end`) of a stream of events. `final`: the job has ended, and
+    nothing more will come; else a reader goes on behind the last id it saw."""
+
+    final: bool
+    reason: str = ""
 
 
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -146,7 +146,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     """The first message of a connection: who speaks, what it has, and every task it still holds.
 
-    `cluster` and `epoch_seen` are those of the coordinator that it served last.
+    `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
+    life of the agent, `wall_s` what its wall clock says.
     """
 
     node: NodeName
@@ -159,16 +160,19 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     cluster: str = ""
     protocol_min: int = PROTOCOL_MIN
     protocol_max: int = PROTOCOL_MAX
+    instance: str = ""
+    wall_s: float | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces` are there where they have changed since Hello.
+    `interfaces` are there where they have changed since Hello; `wall_s` is its wall clock.
     """
 
     sent_s: float
     interfaces: tuple[Interface, ...] | None = None
+    wall_s: float | None = None
 
 
 Report = Hello | TaskReport | Heartbeat
@@ -190,10 +194,14 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
-    """Answers Hello when the agent cannot be let in; the connection is then closed."""
+    """Answers Hello when the agent cannot be let in; the connection is then closed.
+
+    `soon`: it may be in a moment, without anybody's help.
+    """
 
     code: str
     text: str
+    soon: bool = False
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat_ack"):

@@ -41,13 +41,15 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One token of the tokens file. `created` is RFC 3339; `user` whose jobs it submits."""
+    """One token of the tokens file. `created` and `expires` are RFC 3339, and without `expires` it
+    is good until it is taken out; `user` whose jobs it submits."""
 
     id: str
     class_: TokenClass = msgspec.field(name="class")
     sha256: str
     user: str
     created: str = ""
+    expires: str = ""
 
 
 class TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -53,7 +53,7 @@ class AccessTable:
             needed = self._access.get((request.method, resource.canonical), Access.ADMIN)
         if needed is Access.OPEN:
             return
-        record = self._tokens.find(_bearer(request))
+        record = self._tokens.find(bearer(request))
         if record is None:
             wait_s = self._refusals.take(request.remote, request.loop.time())
             if wait_s:
@@ -64,13 +64,13 @@ class AccessTable:
                     "see that the token is right before you ask again",
                     headers={"Retry-After": str(math.ceil(wait_s))},
                 )
-            raise ApiError(
-                401,
-                "unauthorized",
+            raise _unauthorized(
                 "the token is missing, wrong or revoked",
                 "send the header `Authorization: Bearer muster_...`",
-                headers={"WWW-Authenticate": "Bearer"},
             )
+        why = self._tokens.why_not(record)
+        if why:
+            raise _unauthorized(why, "ask whoever runs the coordinator for a new one")
         match needed:
             case Access.ADMIN:
                 class_ = TokenClass.ADMIN
@@ -88,7 +88,13 @@ class AccessTable:
         request[TOKEN] = record
 
 
-def _bearer(request: web.Request) -> str:
+def _unauthorized(detail: str, hint: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, "unauthorized", detail, hint, headers=headers)
+
+
+def bearer(request: web.Request) -> str:
+    """The token that a request brought, empty where it brought none or several."""
     headers = request.headers.getall("Authorization", [])
     if len(headers) != 1:
         return ""

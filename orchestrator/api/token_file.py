@@ -2,6 +2,7 @@
 
 import hmac
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ class TokenStore:
         self._tokens = _read(path)
 
     def find(self, text: str) -> TokenRecord | None:
-        """Whose token `text` is, or None where it is nobody's."""
+        """Whose token `text` is, or None where it is nobody's. Ask `why_not` whether it is good."""
         self._look()
         try:
             token = parse(text)
@@ -49,6 +50,22 @@ class TokenStore:
         if record is None or not same or record.class_ is not token.class_:
             return None
         return record
+
+    def knows(self, record: TokenRecord) -> bool:
+        """Whether the token is in the file, be it good or not."""
+        known = self._tokens.get(record.id)
+        return known is not None and known.sha256 == record.sha256
+
+    def why_not(self, record: TokenRecord) -> str:
+        """A sentence where a token that was good is not any more, "" where it is."""
+        self._look()
+        known = self._tokens.get(record.id)
+        if known is None or not self.knows(record) or known.class_ is not record.class_:
+            return "the token has been revoked"
+        # The one place where the wall clock decides: the file is written by people.
+        if 0.0 < _expiry(known) <= self._clock.now().wall:
+            return f"the token {known.id} has expired ({known.expires})"
+        return ""
 
     def _look(self) -> None:
         now = self._clock.now().mono
@@ -94,5 +111,22 @@ def _read(path: Path) -> dict[str, TokenRecord]:
             raise ConfigError(f"{path}: two tokens have the id {record.id}")
         if len(record.sha256) != len(_UNKNOWN) or not record.sha256.isascii():
             raise ConfigError(f"{path}: token {record.id}: sha256 is not 64 hex digits")
+        try:
+            _expiry(record)
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}: token {record.id}: expires: {record.expires!r} is no moment with its "
+                "time zone, such as 2027-01-31T12:00:00Z"
+            ) from error
         tokens[record.id] = record
     return tokens
+
+
+def _expiry(record: TokenRecord) -> float:
+    """UTC seconds, 0 for never. Raises ValueError."""
+    if not record.expires:
+        return 0.0
+    moment = datetime.fromisoformat(record.expires)
+    if moment.tzinfo is None:
+        raise ValueError("no time zone")
+    return moment.timestamp()

@@ -10,17 +10,14 @@ from typing import assert_never
 
 from msgspec import structs
 
-from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
-from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId, check_node_name
+from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
 from muster.protocol.messages import (
     PROTOCOL_MAX,
-    PROTOCOL_MIN,
     Heartbeat,
     HeartbeatAck,
     Hello,
-    Refused,
     TaskReport,
     Welcome,
 )
@@ -29,17 +26,17 @@ from muster.spec.types import Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.limits import Limits
-from orchestrator.core.node import LinkState
-from orchestrator.core.placement import count, never_fits
+from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
 from orchestrator.core.requests import cancel, change, signal
-from orchestrator.core.state import Node, State, Task
+from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
 
@@ -138,9 +135,11 @@ def _hello(
     now: Instant,
     limits: Limits,
 ) -> Decision:
-    refused = _refuse(state, hello, peer)
+    refused = refuse(state, hello, peer, VERSION)
     if refused is not None:
-        return Decision([], [a.RefuseSession(session, refused)])
+        claimed = refused.code in NAME_CODES and not refused.soon
+        facts: list[f.Fact] = [f.NameClaimed(hello.node, peer, now.mono)] if claimed else []
+        return Decision(facts, [a.RefuseSession(session, refused)])
     node = state.nodes.get(hello.node)
     decision = Decision()
     described = (hello.agent_id, hello.boot_id, hello.version, hello.inventory)
@@ -150,8 +149,10 @@ def _hello(
         decision.actions.append(a.CloseSession(node.session, "the agent has connected anew"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
+    ahead_s = clock_ahead_s(hello.wall_s, now)
+    life = hello.instance
     decision.facts.append(
-        f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol)
+        f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
     keep = []
     for report in hello.tasks:
@@ -191,64 +192,6 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
 
 
-def _refuse(state: State, hello: Hello, peer: str) -> Refused | None:
-    if hello.protocol_max < PROTOCOL_MIN or hello.protocol_min > PROTOCOL_MAX:
-        return Refused(
-            "protocol",
-            f"this coordinator ({VERSION}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
-            f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: "
-            "install the same release on both",
-        )
-    try:
-        check_node_name(hello.node)
-        check_name(hello.node)
-    except (BadId, BadHost) as error:
-        return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
-    unusable = problem(hello.inventory.interfaces)
-    if unusable is not None:
-        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
-    try:
-        check_address(hello.inventory.address)
-    except BadHost as error:
-        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
-    if breaks_line(hello.inventory.hostname):
-        return Refused(
-            "bad_hostname",
-            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
-            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
-        )
-    ours = hello.cluster == state.cluster
-    if hello.tasks and hello.cluster and not ours:
-        return Refused(
-            "other_cluster",
-            f"the agent has {count(len(hello.tasks), 'task')} of cluster {hello.cluster}, and this "
-            f"coordinator is of cluster {state.cluster}: its state folder is empty or another "
-            "one's; start it with the one that it had",
-        )
-    if ours and hello.epoch_seen > state.epoch:
-        return Refused(
-            "old_epoch",
-            f"the agent has served epoch {hello.epoch_seen} and this coordinator is in epoch "
-            f"{state.epoch}: its state folder is older than another one's; restore the newer one",
-        )
-    node = state.nodes.get(hello.node)
-    if node is not None and node.agent_id != hello.agent_id and _name_taken(node):
-        return Refused(
-            "duplicate_name",
-            f"the name {hello.node} is in use by an agent at {node.peer}; this one is at {peer}: "
-            "give each agent its own `node`",
-        )
-    return None
-
-
-def _name_taken(node: Node) -> bool:
-    """Another agent may have the name once this one can be running nothing: a clone of its image
-    that speaks up while it is cut off would else seem to have lost its tasks."""
-    if node.link is LinkState.CONNECTED:
-        return True
-    return node.link is LinkState.SUSPECT and node.holder is not None
-
-
 def _report(
     state: State,
     session: SessionId,
@@ -260,9 +203,9 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces):
+        case Heartbeat(sent_s, interfaces, wall_s):
             until = now.mono + limits.lease_s + limits.lease_margin_s
-            heard = f.NodeHeard(name, now.mono, until)
+            heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed_network(state, name, interfaces)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():

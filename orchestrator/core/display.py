@@ -17,6 +17,7 @@ from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.job import JobPhase
 from orchestrator.core.launch import last_call_s
 from orchestrator.core.node import LinkState
+from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.placement import count
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
@@ -63,6 +64,8 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         failure=_failure(job),
         limit_at=maybe_timestamp(_limit_at(job)),
         kill_at=maybe_timestamp(_kill_at(job)),
+        max_nodes=job.spec.max_nodes if job.spec.elastic else None,
+        nodes_now=len(job.current.present) if job.current is not None else None,
         rerun_of=job.rerun_of,
         held_by=job.hold.user if job.hold is not None else "",
         held_at=timestamp(job.hold.at) if job.hold is not None else None,
@@ -75,7 +78,7 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
     return h.JobView(
         **summary,
         spec=to_mapping(job.spec),
-        attempts=tuple(_attempt_view(attempt) for attempt in job.attempts),
+        attempts=tuple(_attempt_view(state, job, attempt) for attempt in job.attempts),
         timeline=tuple(_timeline(job)),
     )
 
@@ -84,10 +87,11 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
     """One node, as its link, its inventory and its job are known now."""
     job, attempt = node.holder if node.holder is not None else (None, None)
     seen = node.heard_at > 0.0
+    warnings = node_warnings(node, now)
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_node_state(node, now),
+        state=_warned(_node_state(node, now), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -99,7 +103,33 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         attempt=attempt,
         last_seen_s=max(0.0, now.mono - node.heard_at) if seen else None,
         version=node.version,
+        warnings=warnings,
+        hostname=node.inventory.hostname,
+        python=node.inventory.python,
+        interfaces=tuple(
+            h.InterfaceView(
+                name=interface.name,
+                kind=interface.kind.value,
+                addresses=interface.addresses,
+                running=interface.running,
+                rdma=interface.rdma,
+                speed_mbps=interface.speed_mbps,
+            )
+            for interface in node.inventory.interfaces
+        ),
+        peer=node.peer,
+        connected_s=_connected_s(node, now),
     )
+
+
+def _warned(state: h.Reason, warnings: tuple[str, ...]) -> h.Reason:
+    return h.Reason(state.code, "; ".join((state.text, *warnings))) if warnings else state
+
+
+def _connected_s(node: Node, now: Instant) -> float | None:
+    if node.link is not LinkState.CONNECTED:
+        return None
+    return max(0.0, now.mono - node.connected_at)
 
 
 def _failure(job: Job) -> str:
@@ -241,13 +271,16 @@ def _named(tasks: list[Task]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _attempt_view(attempt: Attempt) -> h.AttemptView:
+def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
     master = host_port(attempt.master_addr, attempt.master_port) if attempt.master_port else None
     odd = odd_versions(attempt)
     return h.AttemptView(
         number=attempt.number,
         state=attempt.phase.value,
-        tasks=tuple(_task_view(t, odd.get(t.id)) for t in attempt.tasks),
+        tasks=tuple(
+            _task_view(t, odd.get(t.id), state.nodes[t.node] if attempt is job.current else None)
+            for t in attempt.tasks
+        ),
         cause=attempt.cause,
         master=master,
         placed_at=timestamp(attempt.placed_at),
@@ -262,8 +295,10 @@ def host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _task_view(task: Task, odd: str | None) -> h.TaskView:
+def _task_view(task: Task, odd: str | None, node: Node | None) -> h.TaskView:
+    """`node`: where the task is now, None where that is over."""
     refusal = task.refusal
+    clock = "" if node is None else clock_warning(node)
     return h.TaskView(
         node=task.node,
         node_rank=task.rank,
@@ -273,7 +308,7 @@ def _task_view(task: Task, odd: str | None) -> h.TaskView:
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
-        warnings=task.warnings if odd is None else (*task.warnings, odd),
+        warnings=(*task.warnings, *(said for said in (odd, clock) if said)),
     )
 
 

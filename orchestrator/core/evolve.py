@@ -42,6 +42,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_cluster(state, fact)
         case (
             f.NodeConnected()
+            | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.NodeHeard()
@@ -109,7 +110,8 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
             state.running.clear()
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-                node.heard_at = node.lease_until = 0.0
+                node.heard_at = node.lease_until = node.ahead_s = 0.0
+                node.instance, node.claimed = "", None
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -124,19 +126,23 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
 def _apply_link(state: State, fact: f.OfLink) -> None:
     node = state.nodes[fact.node]
     match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol):
+        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
             if node.session is not None:
                 state.sessions.pop(node.session, None)
             _link_to(node, LinkState.CONNECTED)
             node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
+            node.ahead_s, node.instance = ahead_s, life
+            node.connected_at = heard_at
             state.sessions[session] = name
+        case f.NameClaimed(_, peer, claimed_at):
+            node.claimed = (peer, claimed_at)
         case f.NodeSynced():
             pass
         case f.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
-        case f.NodeHeard(_, heard_at, lease_until):
-            node.heard_at, node.lease_until = heard_at, lease_until
+        case f.NodeHeard(_, heard_at, lease_until, ahead_s):
+            node.heard_at, node.lease_until, node.ahead_s = heard_at, lease_until, ahead_s
         case f.NodeDisconnected(_, session):
             state.sessions.pop(session, None)
             if node.session == session:

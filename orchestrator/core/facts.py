@@ -327,7 +327,9 @@ class RunTimed(_Fact, frozen=True):
 
 
 class NodeConnected(_Fact, frozen=True):
-    """`lease_until` and `heard_at` are this process's monotonic seconds."""
+    """`lease_until` and `heard_at` are this process's monotonic seconds; `ahead_s` is how far the
+    agent's wall clock is ahead of ours, 0 where that is little or not told; `instance` is its life.
+    """
 
     node: NodeName
     session: SessionId
@@ -335,6 +337,17 @@ class NodeConnected(_Fact, frozen=True):
     heard_at: float
     lease_until: float
     protocol: int = 1
+    ahead_s: float = 0.0
+    instance: str = ""
+
+
+class NameClaimed(_Fact, frozen=True):
+    """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
+    process's monotonic seconds."""
+
+    node: NodeName
+    peer: str
+    at: float
 
 
 class NodeSynced(_Fact, frozen=True):
@@ -359,6 +372,7 @@ class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
     lease_until: float
+    ahead_s: float = 0.0
 
 
 class NodeDisconnected(_Fact, frozen=True):
@@ -385,6 +399,7 @@ class SpaceChanged(_Fact, frozen=True):
 
 OfLink = (
     NodeConnected
+    | NameClaimed
     | NodeSynced
     | FailureSuspected
     | NodeHeard
@@ -434,6 +449,7 @@ _PATIENT: Final = (TaskExited, TaskCleaned)
 _LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
 _EPHEMERAL: Final = (
     NodeConnected,
+    NameClaimed,
     NodeSynced,
     FailureSuspected,
     NodeHeard,

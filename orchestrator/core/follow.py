@@ -35,6 +35,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             f.EpochStarted()
             | f.NodeRegistered()
             | f.NodeConnected()
+            | f.NameClaimed()
             | f.NodeHeard()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()

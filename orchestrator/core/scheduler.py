@@ -45,6 +45,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             return attempt is not None and not attempt.tasks[fact.rank].present
         case (
             f.NodeHeard()
+            | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.RunTimed()

@@ -31,8 +31,12 @@ class Node:
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
+    connected_at: float = 0.0
     heard_at: float = 0.0
     lease_until: float = 0.0
+    ahead_s: float = 0.0  # of its wall clock
+    instance: str = ""
+    claimed: tuple[str, float] | None = None  # by another agent: from where, when
     protocol: int = 1  # that we speak with its agent
 
 

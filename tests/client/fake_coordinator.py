@@ -84,6 +84,7 @@ class Script:
     jobs: dict[int, api.JobView] = field(default_factory=dict)
     nodes: tuple[api.NodeView, ...] = ()
     events: tuple[api.EventView, ...] = ()
+    validation: api.Validation | None = None
     logs: list[api.LogRecord] = field(default_factory=list)
     # For each connection to the logs in turn, after how many records it is cut; then never.
     cuts: list[int] = field(default_factory=list)
@@ -213,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._submit()
             case "GET", ["jobs"]:
                 self._list()
+            case "POST", ["jobs:validate"] if script.validation is not None:
+                self._reply(script.validation)
             case "GET", ["jobs", number, *_] if int(number) not in script.jobs:
                 self._refuse(404, "unknown_job", f"there is no job {number}")
             case "GET", ["jobs", number]:
@@ -256,6 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
             for _, job in sorted(self.server.script.jobs.items(), reverse=True)
             if (states == [""] or job.state.value in states)
             and self.query.get("user") in {None, job.user}
+            and self.query.get("pool") in {None, job.pool}
+            and self.query.get("name") in {None, job.name}
             and job.id < int(self.query.get("cursor", 10**9))
         ]
         limit = int(self.query.get("limit", 100))

@@ -83,7 +83,14 @@ class Node:
         self._arranging.clear()
         machine = self.machine
         self.state = State(
-            Identity(self.name, f"id-{self.name}", machine.boot_id, "0.1.0", machine.described()),
+            Identity(
+                self.name,
+                f"id-{self.name}",
+                machine.boot_id,
+                "0.1.0",
+                machine.described(),
+                instance=f"{self.name}-{self._life}",
+            ),
             cluster=self.cluster,
         )
         self.world.log(f"{self.name} agent starts")

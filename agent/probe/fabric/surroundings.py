@@ -169,9 +169,10 @@ def _topology(node: Node) -> Iterator[Problem]:
         pair.distance is AffinityClass.UNKNOWN for pair in node.affinity if pair.hca in used
     )
     if node.flat or unknown:
+        why = "virtual PCI topology" if node.flat else "no NUMA nodes or PCI paths"
         yield warning(
-            "virtual PCI topology: which HCA is near to which GPU is unknown, to NCCL too; it may "
-            "cost most of the bandwidth",
+            f"{why}: which HCA is near to which GPU is unknown, to NCCL too; it may cost most of "
+            "the bandwidth",
             "set NCCL_TOPO_FILE to the provider's file for this kind of machine, in /etc/nccl.conf "
             "or in the jobs' env",
         )

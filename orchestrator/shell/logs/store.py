@@ -48,7 +48,8 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class JobLogs:
-    """All streams of a job. `next_seq` numbers the next arrival; `late` are the streams whose next
+    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
+    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
     bytes could not be stored; `removed` is set when retention took the logs away.
     """
 
@@ -58,6 +59,7 @@ class JobLogs:
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
+        self.grew_at = 0.0
         self.next_seq = 1
         if self.removed is None:
             self._load()
@@ -106,6 +108,7 @@ class LogStore:
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
+        self.stored_bytes = self.stalls = 0
 
     def prepare(self) -> None:
         """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
@@ -199,7 +202,9 @@ class LogStore:
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
         if taken:
+            self.stored_bytes += taken
             job.take_seq()
+            job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
             self._changes.bump([log_key(job_of(name))])
@@ -330,6 +335,7 @@ class LogStore:
     def _late(self, job: JobLogs, key: StreamKey, offset: int, why: str) -> None:
         if key in job.late:
             return
+        self.stalls += 1
         text = f"the coordinator cannot store more of this now ({why}); the node keeps it"
         job.late[key] = Late(offset, self._clock.now().wall, text)
         _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)

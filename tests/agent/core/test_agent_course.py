@@ -381,13 +381,13 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.connect()
     assert agent.turn(s.NetworkSeen(ETH0)) == []
-    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1))]
+    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
     assert agent.turn(s.NetworkSeen(ETH1)) == []
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
     assert agent.turn(s.NetworkSeen(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    assert a.SendReport(m.Heartbeat(100.0, ETH0)) in agent.hear(welcome)
+    assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
 
 
 def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:

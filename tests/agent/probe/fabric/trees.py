@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ def refusing(root: Path, refused: Collection[str], number: int = errno.EINVAL) -
 
     def read(path: str) -> bytes:
         if path in refused:
-            raise OSError(number, "refused", path)
+            raise OSError(number, os.strerror(number), path)
         return tree.bytes_of(path)
 
     return read

@@ -1,0 +1,97 @@
+"""Who is let in as a node: each name once, with nothing that would harm its peers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
+from muster.protocol.ids import BadId, check_node_name
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import problem
+from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
+from orchestrator.core.node import LinkState
+from orchestrator.core.placement import count
+from orchestrator.core.state import Node, State
+
+CLOCK_TOLERANCE_S: Final = 10.0
+NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
+"""Codes of the refusals of a second agent of one name."""
+
+
+def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | None:
+    """Why this agent cannot be let in by a coordinator of `version`; None where it can."""
+    if hello.protocol_max < PROTOCOL_MIN or hello.protocol_min > PROTOCOL_MAX:
+        return Refused(
+            "protocol",
+            f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
+            f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: "
+            "install the same release on both",
+        )
+    try:
+        check_node_name(hello.node)
+        check_name(hello.node)
+    except (BadId, BadHost) as error:
+        return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    unusable = problem(hello.inventory.interfaces)
+    if unusable is not None:
+        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
+    try:
+        check_address(hello.inventory.address)
+    except BadHost as error:
+        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    if breaks_line(hello.inventory.hostname):
+        return Refused(
+            "bad_hostname",
+            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
+            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+        )
+    ours = hello.cluster == state.cluster
+    if hello.tasks and hello.cluster and not ours:
+        return Refused(
+            "other_cluster",
+            f"the agent has {count(len(hello.tasks), 'task')} of cluster {hello.cluster}, and this "
+            f"coordinator is of cluster {state.cluster}: its state folder is empty or another "
+            "one's; start it with the one that it had",
+        )
+    if ours and hello.epoch_seen > state.epoch:
+        return Refused(
+            "old_epoch",
+            f"the agent has served epoch {hello.epoch_seen} and this coordinator is in epoch "
+            f"{state.epoch}: its state folder is older than another one's; restore the newer one",
+        )
+    node = state.nodes.get(hello.node)
+    return None if node is None else _refuse_second(node, hello, peer)
+
+
+def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
+    """Of two agents of one name, the one that is there stays: it may have tasks of which the other
+    knows nothing, and would seem to have lost them."""
+    connected = node.link is LinkState.CONNECTED
+    # Until its lease is over it may be running something, wherever it is.
+    absent = node.link is LinkState.SUSPECT and node.holder is not None
+    both = f"by an agent at {node.peer}; this one is at {peer}"
+    if node.agent_id != hello.agent_id:
+        if connected or absent:
+            text = f"the name {hello.node} is in use {both}: give each agent its own `node`"
+            return Refused("duplicate_name", text)
+        return None
+    elsewhere = node.inventory.machine_id != hello.inventory.machine_id
+    if (connected and node.boot_id != hello.boot_id) or (absent and elsewhere):
+        return Refused(
+            "duplicate_identity",
+            f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
+            "remove the copy, and give each agent its own `node`",
+        )
+    if connected and node.instance and hello.instance and node.instance != hello.instance:
+        # A restarted agent may be back before the end of its last connection has been noticed.
+        text = f"the connection of {hello.node} is still held {both}"
+        return Refused("duplicate_identity", text, soon=True)
+    return None
+
+
+def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
+    """How far an agent's wall clock is ahead of ours (negative: behind), to the second; 0 where
+    that may be the way between the two."""
+    if wall_s is None or abs(wall_s - now.wall) < CLOCK_TOLERANCE_S:
+        return 0.0
+    return float(round(wall_s - now.wall))

@@ -1,0 +1,35 @@
+"""What an operator should see to on a node; none of it ends anything."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.instant import Instant
+from muster.spec.units import duration_text
+from orchestrator.core.state import Node
+
+# An agent that was refused dials again twice a minute.
+_CLAIM_SHOWN_S: Final = 90.0
+
+
+def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
+    """Sentences about a node, as it is known now."""
+    found = [clock_warning(node)]
+    if node.claimed is not None and now.mono - node.claimed[1] < _CLAIM_SHOWN_S:
+        peer, at = node.claimed
+        found.append(
+            f"another agent at {peer} calls itself {node.name} too, and was refused "
+            f"{max(now.mono - at, 0.0):.0f} s ago"
+        )
+    return tuple(filter(None, found))
+
+
+def clock_warning(node: Node) -> str:
+    """A sentence where the node's wall clock and ours differ, else ""."""
+    if not node.ahead_s:
+        return ""
+    way = "ahead of" if node.ahead_s > 0 else "behind"
+    return (
+        f"the clock of {node.name} is {duration_text(abs(node.ahead_s))} {way} the coordinator's: "
+        "set the time of the one that is wrong"
+    )
