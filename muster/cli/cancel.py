@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import complain
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.reference import JOB, find_job
-from muster.cli.text import note
+from muster.cli.each_job import find_jobs
+from muster.cli.reference import JOB
+from muster.cli.text import note, safe
 from muster.client import Client, ClientError
 from muster.protocol.outcome import EXIT_CLIENT
 
@@ -25,17 +28,28 @@ from muster.protocol.outcome import EXIT_CLIENT
 )
 @click.option("--force", is_flag=True, help="SIGKILL at once.")
 @click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
+@click.option("-y", "--yes", is_flag=True, help="Several jobs: do not ask.")
 @connection_options
 def command(
-    *, jobs: tuple[str, ...], reason: str, grace_s: float | None, force: bool, waits: bool
+    *,
+    jobs: tuple[str, ...],
+    reason: str,
+    grace_s: float | None,
+    force: bool,
+    waits: bool,
+    yes: bool,
 ) -> int:
     """Stop jobs that run, and take out of the queue those that wait.
 
-    Cancelling a job that has ended changes nothing and is no error.
+    Cancelling a job that has ended changes nothing and is no error. Of one that is being stopped
+    already --grace cuts what is left of its grace, and --force ends it. At a terminal several jobs
+    are asked about first.
     """
     client = connect()
-    # All names first: what `last` means must not change half-way.
-    numbers = [find_job(client, job) for job in jobs]
+    numbers = find_jobs(client, jobs)
+    if len(numbers) > 1 and not yes and sys.stdin.isatty() and not _sure(client, numbers):
+        note("nothing was cancelled")
+        return EXIT_CLIENT
     stopping, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
     if waits:
         with detaching(*stopping, doing="wait"):
@@ -43,6 +57,14 @@ def command(
                 summary = client.wait(number)
                 note(f"job {number} {summary.state.value}")
     return EXIT_CLIENT if failed else 0
+
+
+def _sure(client: Client, numbers: list[int]) -> bool:
+    """Ask, with the names of the jobs; on stderr, as stdout is for programs."""
+    views = [client.job(number) for number in numbers]
+    for view in views:
+        note(f"job {view.id} {safe(view.name)} of {safe(view.user)}: {view.state.value}")
+    return click.confirm(f"cancel these {len(views)} jobs?", default=False, err=True)
 
 
 def _cancel_each(
@@ -62,6 +84,6 @@ def _cancel_each(
         if answer.already_ended:
             note(f"job {number} had already ended: {state}")
         else:
-            note(f"job {number} {state}")
+            note(f"job {number} {state}" + (f": {safe(answer.note)}" if answer.note else ""))
             stopping.append(number)
     return stopping, failed
