@@ -9,7 +9,7 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import print_json
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.table import Cell, Column, print_table
 from muster.cli.text import moment, safe, span
 from muster.protocol.http import AttemptStory, Explanation, NodeVerdict
@@ -30,7 +30,7 @@ _AHEAD: Final = (
 
 
 @click.command("explain")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives it.")
 @connection_options
 def command(*, job: str, as_json: bool) -> None:

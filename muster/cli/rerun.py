@@ -9,12 +9,12 @@ import click
 from muster.cli.complaints import DetachedError
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import print_json
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 
 
 @click.command("rerun")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.option("--exclude", multiple=True, metavar="NODE", help="Keep it off this node.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 
 
 @click.command("signal")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.argument("signal", metavar="SIGNAL")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Only to this rank.")
 @click.option("--node", metavar="NODE", help="Only to the ranks on this node.")
