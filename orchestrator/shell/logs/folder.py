@@ -74,6 +74,7 @@ def silent_ranks(folder: Path) -> list[int]:
 
 
 def numbered(folder: Path) -> list[int]:
+    """The folders that are named by a number."""
     try:
         return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
     except FileNotFoundError:

@@ -11,7 +11,7 @@ import asyncio
 import os
 import resource
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final
 
