@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import AgentConfig, load
-from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError
+from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError, TlsError
 from muster.daemon.logging import configure
 from muster.daemon.surroundings import prepare_surroundings
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PATH"] = _PATH
         os.umask(0o077)
         asyncio.run(_serve(config))
-    except (ConfigError, DirectoryLockedError) as error:
+    except (ConfigError, TlsError, DirectoryLockedError) as error:
         return _complain(error, EXIT_USAGE)
     except DaemonError as error:
         return _complain(error, EXIT_FAILED)
