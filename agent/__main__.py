@@ -1,4 +1,7 @@
-"""`python -m agent --config FILE`: the agent of this node, until SIGTERM."""
+"""`python -m agent --config FILE`: the agent of this node, until SIGTERM.
+
+`python -m agent probe` and `python -m agent doctor` look at the node and end.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import AgentConfig, load
+from agent.probe.fabric import command
 from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError, TlsError
 from muster.daemon.logging import configure
 from muster.daemon.surroundings import prepare_surroundings
@@ -25,11 +29,17 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent; returns the exit code: 0 stopped, 1 failed, 2 cannot be started like this."""
     prepare_surroundings()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0] in command.VERBS:
+        try:
+            return command.main(given[0], given[1:])
+        except KeyboardInterrupt:
+            return 130
     parser = argparse.ArgumentParser(
         prog="muster agent", description="Runs this node's part of jobs, until SIGTERM."
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML, see configs/agent.yaml")
-    flags = parser.parse_args(arguments)
+    flags = parser.parse_args(given)
     try:
         config = load(file=flags.config, environ=os.environ)
         configure(level=config.log.level, fmt=config.log.format)

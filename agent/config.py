@@ -15,6 +15,7 @@ from muster.daemon.address import is_loopback
 from muster.daemon.config import load_config
 from muster.daemon.errors import InsecureConfigError
 from muster.daemon.settings import Log, Port
+from muster.fabric.rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
 
@@ -70,6 +71,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
     ports: Ports = Ports()
     hosts: Hosts = Hosts()
+    fabric: Rules = Rules()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False

@@ -15,8 +15,9 @@ from examples.rig import certificates
 from examples.rig.machine import Machine, pid_inside
 from examples.rig.rig import Rig
 from muster.client import Client, load_settings
+from muster.client.exchange import CONNECT_TIMEOUT_S, Exchange
 from muster.client.settings import Settings
-from muster.client.transport import CONNECT_TIMEOUT_S, Transport
+from muster.client.transport import Transport
 
 COORDINATOR = 2
 PORT = 7077
@@ -117,18 +118,19 @@ class _RigClient(Client):
     """A client that stands on the rig's network."""
 
     def __init__(self, settings: Settings, rig: Rig) -> None:
-        super().__init__(settings.url, settings.token, settings.ca)
-        self._transport = _RigTransport(settings, rig)
+        self._begin(settings, None)
+        self._transport = _RigTransport(self._exchange, rig)
 
 
 class _RigTransport(Transport):
-    def __init__(self, settings: Settings, rig: Rig) -> None:
-        super().__init__(settings.url, settings.token, settings.ca)
+    def __init__(self, exchange: Exchange, rig: Rig) -> None:
+        super().__init__(exchange)
         self._rig = rig
 
     def _connection(self) -> http.client.HTTPConnection:
-        assert self._tls is not None
-        return _RigConnection(self._rig, self._url.hostname or "", self._tls)
+        exchange = self.exchange
+        assert exchange.tls is not None
+        return _RigConnection(self._rig, exchange.parts.hostname or "", exchange.tls)
 
 
 class _RigConnection(http.client.HTTPSConnection):

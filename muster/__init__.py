@@ -1,1 +1,20 @@
-"""What users type and import, and what both daemons share. Imports neither daemon."""
+"""What users type and import, and what both daemons share. Imports neither daemon.
+
+`from muster import Client, AsyncClient`: docs/client.md.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muster.client import AsyncClient, Client
+
+__all__ = ["AsyncClient", "Client"]
+
+
+def __getattr__(name: str) -> Any:
+    """The clients when they are asked for: everything else in here is to start without them."""
+    if name in __all__:
+        import muster.client
+
+        return getattr(muster.client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

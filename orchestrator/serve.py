@@ -34,8 +34,10 @@ from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.meters import Histogram
 
 _SHUTDOWN_S: Final = 1.0
+_LAG_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -143,6 +145,8 @@ async def _start(
     parts.store.prepare()
     parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
     parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
+    lag = parts.coordinator.meters.loop_lag
+    parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
@@ -163,6 +167,15 @@ async def _start(
             _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
         )
     return server
+
+
+async def _measure_lag(lag: Histogram) -> Never:
+    """How late the loop is for what it had a second's notice of."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_EVERY_S
+        await asyncio.sleep(_LAG_EVERY_S)
+        lag.add(max(0.0, loop.time() - due))
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:

@@ -27,6 +27,8 @@ from muster.protocol.states import TaskState
 STOPPABLE: Final = frozenset(
     {ShimPhase.NEW, ShimPhase.PREPARING, ShimPhase.PREPARED, ShimPhase.RUNNING}
 )
+SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
+"""A shim whose task is ending keeps the deadline that comes first."""
 LEASE_S_MIN: Final = 0.001
 
 
@@ -67,7 +69,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             held = state.tasks[task]
             return [*_say(state, held, now), *_tidy(held)]
         case f.StopTaken(task, _):
-            return _stop(state.tasks[task])
+            return _stop(state.tasks[task], SHORTENABLE)
         case f.ShimSeen(task) | f.TaskAdopted(task):
             held = state.tasks[task]
             return [
@@ -90,7 +92,7 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
     if held.status is None:
         return []
     if held.stop is not None:
-        return _stop(held)
+        return _stop(held, STOPPABLE)
     if held.status.phase is not ShimPhase.NEW:
         return []
     if held.prepare is None or held.paths is None:
@@ -157,12 +159,12 @@ def _restore(held: HeldTask) -> list[a.Action]:
     return [a.RestoreNetwork(held.id)]
 
 
-def _stop(held: HeldTask) -> list[a.Action]:
+def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Action]:
     if held.stop is None or held.status is None:
         return []
     if held.stop.force:
         return [a.TellShim(held.id, ShimKill())]
-    if held.status.phase not in STOPPABLE:
+    if held.status.phase not in phases:
         return []
     return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
 

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.probe import netlink
+from agent.probe.fabric.tree import Tree, Unread
 from agent.probe.netlink import Link, Network
 from muster.protocol.interfaces import (
     ADDRESSES_MAX,
@@ -93,13 +94,14 @@ def pin(
 
 def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, ...]:
     """What the kernel's links and addresses and the sysfs under `root` amount to."""
+    tree = Tree(root)
     by_index = {link.index: link for link in network.links}
     addresses: dict[int, list[str]] = {}
     for entry in sorted(network.addresses, key=lambda entry: entry.secondary):
         if usable_address(entry.address):
             addresses.setdefault(entry.index, []).append(entry.address)
     found = [
-        _interface(by_index[index], by_index, tuple(own[:ADDRESSES_MAX]), root)
+        _interface(by_index[index], by_index, tuple(own[:ADDRESSES_MAX]), tree)
         for index, own in sorted(addresses.items())
         if index in by_index and usable_name(by_index[index].name)
     ]
@@ -109,20 +111,21 @@ def interfaces_of(network: Network, root: Path = Path("/")) -> tuple[Interface, 
 
 
 def _interface(
-    link: Link, links: dict[int, Link], addresses: tuple[str, ...], root: Path
+    link: Link, links: dict[int, Link], addresses: tuple[str, ...], tree: Tree
 ) -> Interface:
     return Interface(
         name=link.name,
-        kind=_kind(link, links, root),
+        kind=kind_of(link, links, tree),
         addresses=addresses,
         running=link.flags & (_UP | _RUNNING) == _UP | _RUNNING,
-        rdma=_rdma(link, links, root),
+        rdma=_rdma(link, links, tree),
         mtu=link.mtu,
-        speed_mbps=_speed(link, root),
+        speed_mbps=_speed(link, tree),
     )
 
 
-def _kind(link: Link, links: dict[int, Link], root: Path) -> InterfaceKind:
+def kind_of(link: Link, links: dict[int, Link], tree: Tree) -> InterfaceKind:
+    """What a link leads to; `links` are all of its namespace, by index."""
     if link.hardware_type == _LOOPBACK:
         return InterfaceKind.LOOPBACK
     if link.hardware_type == _INFINIBAND:
@@ -130,17 +133,17 @@ def _kind(link: Link, links: dict[int, Link], root: Path) -> InterfaceKind:
     if link.hardware_type != _ETHERNET:
         return InterfaceKind.TUNNEL
     if link.kind == "bridge":
-        reaches = any(_reaches_out(port, links, root) for port in _below(link, links))
+        reaches = any(_reaches_out(port, links, tree) for port in _below(link, links))
         return InterfaceKind.BRIDGE if reaches else InterfaceKind.VIRTUAL
     if link.kind in _KINDS:
         return _KINDS[link.kind]
-    hardware = not link.kind or _sysfs(link, root, "device") is not None
+    hardware = not link.kind or _sysfs(link, tree, "device") is not None
     return InterfaceKind.ETHERNET if hardware else InterfaceKind.VIRTUAL
 
 
-def _reaches_out(port: Link, links: dict[int, Link], root: Path) -> bool:
+def _reaches_out(port: Link, links: dict[int, Link], tree: Tree) -> bool:
     """Whether a bridge's port leads off this machine: containers and virtual machines do not."""
-    return _kind(port, links, root) in (
+    return kind_of(port, links, tree) in (
         InterfaceKind.ETHERNET,
         InterfaceKind.BOND,
         InterfaceKind.VLAN,
@@ -156,35 +159,41 @@ def _below(link: Link, links: dict[int, Link]) -> list[Link]:
     return below
 
 
-def _rdma(link: Link, links: dict[int, Link], root: Path, depth: int = 0) -> bool:
+def _rdma(link: Link, links: dict[int, Link], tree: Tree, depth: int = 0) -> bool:
     if link.hardware_type == _INFINIBAND:
         return True
-    device = _sysfs(link, root, "device")
-    if device is not None and (device / "infiniband").is_dir():
+    device = _sysfs(link, tree, "device")
+    if device is not None and tree.exists(f"{device}/infiniband"):
         return True
     return depth < _DEPTH_MAX and any(
-        _rdma(other, links, root, depth + 1) for other in _below(link, links)
+        _rdma(other, links, tree, depth + 1) for other in _below(link, links)
     )
 
 
-def _speed(link: Link, root: Path) -> int:
+def _speed(link: Link, tree: Tree) -> int:
     """Mbit/s; 0 where the driver has none to tell."""
-    path = _sysfs(link, root, "speed")
+    path = _sysfs(link, tree, "speed")
+    return 0 if path is None else (speed_at(tree, path) or 0)
+
+
+def speed_at(tree: Tree, path: str) -> int | None:
+    """Mbit/s, of a `speed` file; None where the driver has none to tell."""
+    speed = _integer(tree.text(path))
+    return speed if speed is not None and 0 < speed <= _SPEED_MBPS_MAX else None
+
+
+def _integer(text: str | Unread) -> int | None:
     try:
-        speed = int(path.read_text()) if path is not None else 0
-    except (OSError, ValueError):
-        return 0
-    return speed if 0 < speed <= _SPEED_MBPS_MAX else 0
+        return None if isinstance(text, Unread) else int(text)
+    except ValueError:
+        return None
 
 
-def _sysfs(link: Link, root: Path, name: str) -> Path | None:
+def _sysfs(link: Link, tree: Tree, name: str) -> str | None:
     """A file of the interface, if there is one and it is this interface's: sysfs may show another
     namespace, in which another one has its name."""
-    folder = root / "sys/class/net" / link.name
-    try:
-        if int((folder / "ifindex").read_text()) != link.index:
-            return None
-    except (OSError, ValueError):
+    folder = f"sys/class/net/{link.name}"
+    if _integer(tree.text(f"{folder}/ifindex")) != link.index:
         return None
-    path = folder / name
-    return path if path.exists() else None
+    path = f"{folder}/{name}"
+    return path if tree.exists(path) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.cli.text import safe
@@ -74,11 +75,30 @@ def _unexpected(error: Exception) -> Complaint:
         case _:
             pass
     said = safe(str(error)) or "no further words"
+    details = _write_details(error)
+    where = "MUSTER_DEBUG=1 shows where" if details is None else f"the details are in {details}"
     return Complaint(
-        f"unexpected {type(error).__name__}: {said}\n"
-        "  this is a mistake in muster; MUSTER_DEBUG=1 shows where",
+        f"unexpected {type(error).__name__}: {said}\n  this is a mistake in muster; {where}",
         EXIT_CLIENT,
     )
+
+
+def _write_details(error: Exception) -> str | None:
+    """Where the traceback of `error` was written, for whoever mends it; None if nowhere."""
+    import tempfile
+    import traceback
+
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    for folder in (os.path.join(state, "muster"), tempfile.gettempdir()):
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            number, path = tempfile.mkstemp(".txt", "muster-error-", folder)
+            with os.fdopen(number, "w", errors="backslashreplace") as file:
+                file.write("".join(traceback.format_exception(error)))
+        except OSError:
+            continue
+        return safe(path)
+    return None
 
 
 def _with_hint(said: str, hint: str, indent: str = "  ") -> str:

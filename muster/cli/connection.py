@@ -11,11 +11,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from muster.cli.complaints import DetachedError
+from muster.cli.layout import NO_COLOUR
 from muster.cli.text import note, safe, span
 from muster.client import Client, ClientError, load_settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _URL: Final = "muster.url"
+_CONFIG: Final = "muster.config"
 _TOKEN_FILE: Final = "muster.token_file"  # noqa: S105 - the name of a setting
 
 # A shorter outage is over before anyone has read about it.
@@ -23,7 +25,9 @@ _WORTH_A_NOTE_S: Final = 5.0
 
 
 def connection_options(command: _F) -> _F:
-    """Give a verb `--url` and `--token-file`, which `connect` reads."""
+    """Give a verb the options that say where the coordinator is, which `connect` reads, and
+    `--no-color`.
+    """
 
     def keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
         def callback(context: click.Context, _parameter: click.Parameter, value: Any) -> None:
@@ -31,27 +35,49 @@ def connection_options(command: _F) -> _F:
 
         return callback
 
-    command = click.option(
-        "--token-file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        expose_value=False,
-        callback=keep(_TOKEN_FILE),
-        help="File with your token, instead of MUSTER_TOKEN.",
-    )(command)
-    return click.option(
-        "--url",
-        metavar="URL",
-        expose_value=False,
-        callback=keep(_URL),
-        help="The coordinator, instead of MUSTER_URL.",
-    )(command)
+    file = click.Path(path_type=Path)
+    for option in (
+        click.option(
+            "--no-color",
+            is_flag=True,
+            expose_value=False,
+            callback=keep(NO_COLOUR),
+            help="No colours, as with NO_COLOR.",
+        ),
+        click.option(
+            "--config",
+            type=file,
+            metavar="FILE",
+            expose_value=False,
+            callback=keep(_CONFIG),
+            help="The client's file, instead of MUSTER_CONFIG.",
+        ),
+        click.option(
+            "--token-file",
+            type=file,
+            metavar="FILE",
+            expose_value=False,
+            callback=keep(_TOKEN_FILE),
+            help="File with your token, instead of MUSTER_TOKEN.",
+        ),
+        click.option(
+            "--url",
+            metavar="URL",
+            expose_value=False,
+            callback=keep(_URL),
+            help="The coordinator, instead of MUSTER_URL.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def connect() -> Client:
     """The client that the running verb's options, the environment and the file describe."""
     meta = click.get_current_context().meta
-    settings = load_settings(os.environ, url=meta.get(_URL), token_file=meta.get(_TOKEN_FILE))
+    settings = load_settings(
+        os.environ, url=meta.get(_URL), token_file=meta.get(_TOKEN_FILE), config=meta.get(_CONFIG)
+    )
     for warning in settings.warnings:
         note(safe(warning))
     return Client.of(settings, on_trouble=_trouble)

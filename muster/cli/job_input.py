@@ -16,16 +16,23 @@ from muster.spec.scalars import MAX_BYTES, Document, read_yaml
 from muster.spec.types import JobSpec
 
 STDIN: Final = "-"
+_NCCL_DEBUG: Final = "NCCL_DEBUG"
+# The level that names networks and transports, and the one above it.
+_NCCL_TALKATIVE: Final = ("INFO", "TRACE")
 
 
 class Typed(NamedTuple):
-    """What the command line holds. `options` maps paths of the job file to their text."""
+    """What the command line holds. `options` maps paths of the job file to their text; `sbatch` is
+    a Slurm script in place of the job file.
+    """
 
     file: str | None
     command: tuple[str, ...]
     sets: tuple[str, ...]
     env: tuple[str, ...]
     options: Mapping[str, str]
+    sbatch: str | None = None
+    nccl_debug: bool = False
 
 
 class Job(NamedTuple):
@@ -41,13 +48,29 @@ class Job(NamedTuple):
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     """Read, override and check. Raises SpecError with every problem, RefusedError for the file."""
-    document = Document({}) if typed.file is None else read_yaml(_text(typed.file))
-    tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
     notes: list[str] = []
+    document = _document(typed, notes)
+    tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
     if typed.command:
         tree, document = _with_command(tree, document, typed, notes)
+    if typed.sbatch is not None:
+        tree, document = _in_this_folder(tree, document, notes)
     spec = parse_document(document, environ)
+    if typed.nccl_debug and spec.env.get(_NCCL_DEBUG, "").upper() not in _NCCL_TALKATIVE:
+        tree, document = override_document(document, env=[f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"])
+        spec = parse_document(document, environ)
     return Job(spec, _filled(tree, spec), tuple(notes))
+
+
+def _document(typed: Typed, notes: list[str]) -> Document:
+    """What the job begins as: a job file, a batch script, or nothing."""
+    if typed.sbatch is not None:
+        from muster.spec.sbatch import from_sbatch
+
+        made = from_sbatch(_text(typed.sbatch))
+        notes += made.notes
+        return Document(made.mapping)
+    return Document({}) if typed.file is None else read_yaml(_text(typed.file))
 
 
 def _filled(tree: dict[str, object], spec: JobSpec) -> dict[str, object]:
@@ -67,17 +90,30 @@ def _filled(tree: dict[str, object], spec: JobSpec) -> dict[str, object]:
 def _with_command(
     tree: dict[str, object], document: Document, typed: Typed, notes: list[str]
 ) -> tuple[dict[str, object], Document]:
+    if "run" in tree:
+        where = typed.sbatch if typed.file is None else typed.file
+        notes.append(f"the command after -- takes the place of `run` in {where}")
     launcher = tree.get("launcher")
     made = from_command(typed.command, launcher if isinstance(launcher, str) else None)
     if made.note:
         notes.append(made.note)
     changed = {**tree, **made.mapping}
-    if typed.file is None and "workdir" not in changed:
-        changed["workdir"] = str(Path.cwd())
-        notes.append(f"workdir: {changed['workdir']} (this folder, which the nodes must have too)")
     gone = set(made.mapping)
     lines = {path: line for path, line in document.lines.items() if path not in gone}
-    return changed, Document(changed, lines, document.problems)
+    document = Document(changed, lines, document.problems)
+    return _in_this_folder(changed, document, notes) if typed.file is None else (changed, document)
+
+
+def _in_this_folder(
+    tree: dict[str, object], document: Document, notes: list[str]
+) -> tuple[dict[str, object], Document]:
+    """What is typed here, and says no folder, runs in the folder of the same name."""
+    if "workdir" in tree:
+        return tree, document
+    here = str(Path.cwd())
+    notes.append(f"workdir: {here} (this folder, which the nodes must have too)")
+    changed = {**tree, "workdir": here}
+    return changed, Document(changed, document.lines, document.problems)
 
 
 def _text(file: str) -> str:

@@ -1,10 +1,25 @@
-"""Machine-readable output: the API's own objects, one document on stdout."""
+"""Machine-readable output: the API's own objects on stdout, and nothing else there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
 import msgspec
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+json_option: Final[Callable[[_F], _F]] = click.option(
+    "--json", "as_json", is_flag=True, help="JSON on stdout, as the coordinator's API has it."
+)
 
 
 def print_json(value: object) -> None:
-    """Print `value` as indented JSON."""
+    """Print `value` as one indented document."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_json_line(value: object) -> None:
+    """Print `value` as one line: for documents that follow each other."""
+    print(msgspec.json.encode(value).decode(), flush=True)

@@ -50,7 +50,8 @@ class LogPrinter:
     """Writes records to `out` and, of all streams but stdout, to `err`.
 
     `alone`: there is one rank only, whose bytes are passed through. The launcher's and the set-up's
-    own lines always have their `[node launcher]`.
+    own lines always have their `[node launcher]`. `missing` is what the trailer said of bytes that
+    did not come, if it did.
     """
 
     def __init__(self, out: BinaryIO, err: BinaryIO, *, alone: bool, look: Look) -> None:
@@ -64,6 +65,7 @@ class LogPrinter:
         self._open_line: BinaryIO | None = None  # a terminal on which a line has not ended
         self._updating: tuple[BinaryIO, _Source] | None = None  # whose line has only had a \r
         self._coloured = False
+        self.missing = ""
 
     def write(self, record: LogRecord) -> None:
         """Write what can be written now. Raises OSError as the streams do."""

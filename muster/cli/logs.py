@@ -15,16 +15,16 @@ import click
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.log_lines import LogPrinter, Look
-from muster.cli.reference import find_job
+from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
+from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError as SpanError
-from muster.spec.units import moment
 
-_TAIL_WHEN_FOLLOWING: Final = 10
+TAIL_WHEN_FOLLOWING: Final = 10
 _TAIL_OF_ERRORS: Final = 30
 # What torchrun says of a gang that ends well is noise: the launcher that is first to leave takes
 # the store with it. Its lines are shown with --node, and where no rank said why a job failed.
@@ -77,7 +77,7 @@ class Since(click.ParamType[str]):
 
 
 @click.command("logs")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", type=JOB)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
 )
@@ -148,7 +148,7 @@ def command(
     """
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
-    lines = _TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
+    lines = TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
     if folder is not None:
         shown = {"--tail": tail, "--since": since, "--grep": grep, "--timestamps": timestamps}
         if wrong := [name for name, given in shown.items() if given]:
@@ -167,7 +167,14 @@ def command(
         code = _download(client, number, query, folder)
     else:
         look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
-        code = show_logs(client, number, query, look=look, others=rank is None and node is None)
+        code = show_logs(
+            client,
+            number,
+            query,
+            look=look,
+            others=rank is None and node is None,
+            strict=not exit_status,
+        )
     if not exit_status:
         return 0
     if code is None:
@@ -201,11 +208,18 @@ def _download(client: Client, job: int, query: LogQuery, folder: Path) -> int | 
 
 
 def show_logs(
-    client: Client, job: int, query: LogQuery, *, look: Look | None = None, others: bool = True
+    client: Client,
+    job: int,
+    query: LogQuery,
+    *,
+    look: Look | None = None,
+    others: bool = True,
+    strict: bool = False,
 ) -> int | None:
     """Print the logs that `query` asks for, and with `others` the errors of the rank that ended
     the job if it is another. Returns the job's exit code, None if it has not ended; Ctrl-C while
-    following raises DetachedError.
+    following raises DetachedError. Where not all could be had, a note says so, and with `strict`
+    RefusedError does.
     """
     view = client.job(job)
     if query.follow and view.state in _NOT_SOON:
@@ -222,9 +236,13 @@ def show_logs(
     if not query.follow:
         # Without an attempt the coordinator gives all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
-        return _print_all(client, job, query, printer, look or Look(), others=others)
-    with detaching(job):
-        return _print_all(client, job, query, printer, look or Look(), others=others)
+        code = _print_all(client, job, query, printer, look or Look(), others=others)
+    else:
+        with detaching(job):
+            code = _print_all(client, job, query, printer, look or Look(), others=others)
+    if strict and printer.missing:
+        raise RefusedError(f"the logs of job {job} are not complete: {printer.missing}")
+    return code
 
 
 def _printer(look: Look, *, alone: bool = False) -> LogPrinter:
@@ -269,8 +287,9 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
     try:
         for entry in client.logs(job, query):
             if isinstance(entry, LogTrailer):
+                printer.missing = safe(entry.reason or "")
                 if entry.reason:
-                    note(safe(entry.reason))
+                    note(printer.missing)
                 continue
             if entry.gap is not None:
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")

@@ -5,50 +5,73 @@ from __future__ import annotations
 from typing import Final
 
 import click
+import msgspec
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
-from muster.cli.table import Column, print_table
-from muster.cli.text import gib, note, span
-from muster.protocol.http import NodeView
+from muster.cli.json_output import json_option, print_json, print_json_line
+from muster.cli.table import Cell, Column, print_table
+from muster.cli.text import gib, note, painted, span
+from muster.cli.watch import View, watch
+from muster.protocol.http import NodeList, NodeView
 
 _COLUMNS: Final = (
-    Column("NAME"),
-    Column("LINK"),
-    Column("SEEN", right=True),
-    Column("ADDRESS"),
-    Column("POOL"),
-    Column("GPUS", right=True),
-    Column("CPUS", right=True),
-    Column("MEMORY", right=True),
-    Column("STATE", elastic=True),
+    Column("NAME", name=True),
+    Column("LINK", drop=1),
+    Column("SEEN", right=True, drop=4),
+    Column("ADDRESS", drop=6),
+    Column("POOL", name=True, drop=3),
+    Column("GPUS", right=True, drop=2),
+    Column("CPUS", right=True, drop=5),
+    Column("MEMORY", right=True, drop=7),
+    Column("STATE", elastic=True, wraps=True),
 )
+_COLOURS: Final = {"connected": "green", "suspect": "yellow", "lost": "red"}
 
 
 @click.command("nodes")
-@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives them.")
+@click.option("-w", "--watch", "watched", is_flag=True, help="Go on showing them, until Ctrl-C.")
+@json_option
 @connection_options
-def command(*, as_json: bool) -> None:
-    """List the nodes. SEEN is how long ago one was last heard of."""
-    found = connect().nodes()
-    if as_json:
-        print_json(found)
-    elif found.nodes:
+def command(*, watched: bool, as_json: bool) -> None:
+    """List the nodes. SEEN is how long ago one was last heard of.
+
+    With -w in a pipe they are printed when something has changed; with --json, a line each time.
+    """
+    client = connect()
+    if watched:
+        show = print_json_line if as_json else _show
+        watch(View(client.nodes, show, _without_ages))
+    elif as_json:
+        print_json(client.nodes())
+    else:
+        _show(client.nodes())
+
+
+def _show(found: NodeList) -> None:
+    if found.nodes:
         print_table(_COLUMNS, [_row(node) for node in found.nodes])
     else:
         note("no node has joined; run `muster agent` on each")
 
 
-def _row(node: NodeView) -> list[str]:
-    gpus = f"{node.gpus} {node.gpu_model}".rstrip() if node.gpus else "0"
+def _without_ages(found: NodeList) -> object:
+    return [msgspec.structs.replace(node, last_seen_s=None) for node in found.nodes]
+
+
+def _row(node: NodeView) -> list[str | Cell]:
     return [
         node.name,
-        node.link,
+        Cell(node.link, painted(_COLOURS.get(node.link))),
         "-" if node.last_seen_s is None else span(node.last_seen_s),
         node.address,
         node.pool,
-        gpus,
+        gpus_of(node),
         str(node.cpus),
         gib(node.memory_bytes),
         node.state.text or node.state.code,
     ]
+
+
+def gpus_of(node: NodeView) -> str:
+    """`8 H100`, or `0`."""
+    return f"{node.gpus} {node.gpu_model}".rstrip() if node.gpus else "0"

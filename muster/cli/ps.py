@@ -8,24 +8,23 @@ from typing import Final
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
+from muster.cli.json_output import json_option, print_json, print_json_line
 from muster.cli.table import Cell, Column, print_table
 from muster.cli.text import coloured, note, span
-from muster.client import Client
+from muster.cli.watch import View, watch
 from muster.protocol.http import JobList, JobSummary
 from muster.protocol.states import ENDED_STATES, JobState
 
 _DEFAULT_COUNT: Final = 100
-_PAGE: Final = 1000
 _OPEN_STATES: Final = tuple(state for state in JobState if state not in ENDED_STATES)
 _COLUMNS: Final = (
     Column("ID", right=True),
-    Column("NAME"),
-    Column("USER"),
+    Column("NAME", name=True),
+    Column("USER", name=True, drop=3),
     Column("STATE"),
-    Column("NODES", right=True),
-    Column("TIME", right=True),
-    Column("REASON", elastic=True),
+    Column("NODES", right=True, drop=2),
+    Column("TIME", right=True, drop=1),
+    Column("REASON", elastic=True, drop=4),
 )
 
 
@@ -35,6 +34,7 @@ _COLUMNS: Final = (
     "-n", "count", type=click.IntRange(1), help="The newest N jobs, ended ones too (with -a: 100)."
 )
 @click.option("--user", metavar="NAME", help="Only the jobs of this user.")
+@click.option("--pool", metavar="POOL", help="Only jobs in the queue of this pool.")
 @click.option(
     "--state",
     "states",
@@ -42,44 +42,59 @@ _COLUMNS: Final = (
     type=click.Choice([state.value for state in JobState], case_sensitive=False),
     help="Only jobs in this state; may be given several times.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives them.")
+@click.option(
+    "-w",
+    "--watch",
+    "watched",
+    is_flag=True,
+    help="Go on showing them, until none of them waits or runs any more, or Ctrl-C.",
+)
+@json_option
 @connection_options
 def command(
-    *, everything: bool, count: int | None, user: str | None, states: tuple[str, ...], as_json: bool
+    *,
+    everything: bool,
+    count: int | None,
+    user: str | None,
+    pool: str | None,
+    states: tuple[str, ...],
+    watched: bool,
+    as_json: bool,
 ) -> None:
     """List jobs: without options those that wait or run.
 
-    TIME is how long a job waits, runs, or ran.
+    TIME is how long a job waits, runs, or ran. NODES of an elastic job is how many it has now, of
+    how many it can use.
+
+    With -w in a pipe they are printed when something has changed; with --json, a line each time.
     """
     client = connect()
     wanted = tuple(JobState(state) for state in states)
     if not wanted and not everything and count is None:
         wanted = _OPEN_STATES
     limit = count if count is not None or not everything else _DEFAULT_COUNT
-    found = _fetch(client, wanted, user, limit)
-    if as_json:
-        print_json(found)
-    elif found.jobs:
-        now = client.server_time
-        print_table(_COLUMNS, [_row(job, now) for job in found.jobs])
-        if everything and count is None and found.cursor is not None:
-            note(f"these are the newest {limit}; -n N lists more")
-    elif not (states or everything or count or user):
-        note("no job waits or runs; `muster ps -a` lists those that ended")
+
+    def fetch() -> JobList:
+        return client.all_jobs(states=wanted, user=user, pool=pool, limit=limit)
+
+    def show(found: JobList) -> None:
+        if found.jobs:
+            print_table(_COLUMNS, [_row(job, client.server_time) for job in found.jobs])
+            if everything and count is None and found.cursor is not None:
+                note(f"these are the newest {limit}; -n N lists more")
+        elif not (states or everything or count or user or pool):
+            note("no job waits or runs; `muster ps -a` lists those that ended")
+
+    if watched:
+        watch(View(fetch, print_json_line if as_json else show, lambda found: found, _over))
+    elif as_json:
+        print_json(fetch())
+    else:
+        show(fetch())
 
 
-def _fetch(
-    client: Client, states: tuple[JobState, ...], user: str | None, limit: int | None
-) -> JobList:
-    jobs: list[JobSummary] = []
-    cursor: str | None = None
-    while True:
-        left = _PAGE if limit is None else min(limit - len(jobs), _PAGE)
-        page = client.jobs(states=states, user=user, limit=left, cursor=cursor)
-        jobs += page.jobs
-        cursor = page.cursor
-        if cursor is None or len(jobs) == limit:
-            return JobList(tuple(jobs), cursor)
+def _over(found: JobList) -> bool:
+    return all(job.state in ENDED_STATES for job in found.jobs)
 
 
 def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
@@ -88,10 +103,18 @@ def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
         job.name,
         job.user,
         Cell(job.state.value, lambda text: coloured(job.state, text)),
-        str(job.nodes),
+        nodes_of(job),
         time_of(job, now),
         job.reason.text,
     ]
+
+
+def nodes_of(job: JobSummary) -> str:
+    """`4`; of an elastic job `3 of 2..4`, or `2..4` where it has none."""
+    if job.max_nodes is None:
+        return str(job.nodes)
+    bounds = f"{job.nodes}..{job.max_nodes}"
+    return bounds if job.nodes_now is None else f"{job.nodes_now} of {bounds}"
 
 
 def time_of(job: JobSummary, now: datetime | None) -> str:

@@ -1,47 +1,72 @@
-"""What a user may call a job: its id, its name, or `last`."""
+"""What a user may call a job or a node: an id, a name, or `last`; and what the shell may offer."""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from muster.client import Client, NoSuchJobError
-from muster.protocol.http import JobSummary
+import click
 
-_PAGE: Final = 500
-_PAGES: Final = 4
-_LAST: Final = frozenset({"last", "-"})
-_ID_DIGITS_MAX: Final = 18
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from muster.client import Client
+
+_OFFERED = 50
 
 
 def find_job(client: Client, text: str) -> int:
-    """The id meant by `text`; names and `last` are looked up among the caller's own jobs only, so
-    that nobody cancels another's job by its name. Raises NoSuchJobError.
-    """
-    if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX:
-        return int(text)
+    """The id meant by `text`. Raises NoSuchJobError."""
+    return client.find_job(text)
+
+
+class _Reference(click.ParamType[str]):
+    """A text, completed by asking the coordinator: quickly or not at all."""
+
+    def __init__(self, name: str, offer: Callable[[Client, str], list[tuple[str, str]]]) -> None:
+        self.name = name
+        self._offer = offer
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,  # noqa: ARG002 - click's signature
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> str:
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from muster.client import Client, load_settings
+
+        try:
+            found = self._offer(Client.of(load_settings(os.environ)), incomplete)
+        except Exception:  # noqa: BLE001 - somebody is typing: no completion is better than a word
+            return []
+        return [CompletionItem(text, help=about) for text, about in found]
+
+
+def _jobs(client: Client, typed: str) -> list[tuple[str, str]]:
     user = client.version().user or None
-    if text in _LAST:
-        newest = client.jobs(user=user, limit=1).jobs
-        if newest:
-            return newest[0].id
-        raise NoSuchJobError("you have submitted no job yet", "muster submit -- python train.py")
-    found = _newest_named(client, user, text)
-    if found is None:
-        raise NoSuchJobError(
-            f"none of your last {_PAGE * _PAGES} jobs is named {text!r}",
-            "`muster ps -a` lists jobs and their ids",
-        )
-    return found.id
+    jobs = client.jobs(user=user, limit=_OFFERED).jobs
+    by_id = [(str(job.id), f"{job.name} {job.state.value}") for job in jobs]
+    by_name = {job.name: f"{job.id} {job.state.value}" for job in reversed(jobs)}
+    names = [*by_name.items(), ("last", "your newest job")]
+    # Names only once a letter is typed: both lists at once say everything twice.
+    return [item for item in (names if typed[:1].isalpha() else by_id) if item[0].startswith(typed)]
 
 
-def _newest_named(client: Client, user: str | None, name: str) -> JobSummary | None:
-    cursor: str | None = None
-    for _ in range(_PAGES):
-        page = client.jobs(user=user, limit=_PAGE, cursor=cursor)
-        for job in page.jobs:
-            if job.name == name:
-                return job
-        cursor = page.cursor
-        if cursor is None:
-            break
-    return None
+def _nodes(client: Client, typed: str) -> list[tuple[str, str]]:
+    nodes = client.nodes().nodes
+    return [(node.name, node.state.text) for node in nodes if node.name.startswith(typed)]
+
+
+JOB = _Reference("job", _jobs)
+NODE = _Reference("node", _nodes)

@@ -9,70 +9,91 @@ from typing import Any, Final
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
-from muster.cli.reference import find_job
+from muster.cli.json_output import json_option, print_json
+from muster.cli.layout import paragraph, terminal_width, use_colour
+from muster.cli.reference import JOB, find_job
 from muster.cli.table import Column, print_table
-from muster.cli.text import length, moment, safe, span
+from muster.cli.text import coloured, length, moment, safe, span
 from muster.protocol.http import AttemptView, JobView, TaskView
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import ENDED_STATES
 
 _TASKS: Final = (
-    Column("NODE"),
-    Column("RANK", right=True),
-    Column("ROLE"),
+    Column("NODE", name=True),
+    Column("RANK", right=True, drop=1),
+    Column("ROLE", drop=2),
     Column("STATE"),
     Column("RANKS"),
     Column("EXIT"),
-    Column("REFUSED OR LEFT", elastic=True),
+    Column("REFUSED OR LEFT", elastic=True, wraps=True),
 )
 _RANKS_NAMED: Final = 6
 _TAIL_LINES: Final = 20
 _RUN_CHARS: Final = 200
+# From here on a timeline has the date too; a sentence up to there may be said twice.
+_WIDE: Final = 70
+_SHORT: Final = 40
 
 
 @click.command("show")
-@click.argument("job", metavar="JOB")
-@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives it.")
+@click.argument("job", metavar="JOB", type=JOB)
+@json_option
 @connection_options
 def command(*, job: str, as_json: bool) -> None:
-    """Show one job: its state and the reason, its attempts and nodes, and what happened when."""
+    """Show one job: its state and the reason, its attempts and nodes, and what happened when.
+
+    EXIT of a node is the code of its first rank that failed; where no rank says why, it is that of
+    what started the ranks, and is marked so.
+    """
     client = connect()
     view = client.job(find_job(client, job))
     if as_json:
         print_json(view)
         return
     _print_head(view, client.server_time)
+    told = {view.reason.text}
     for attempt in view.attempts:
-        _print_attempt(attempt)
+        _print_attempt(attempt, str(view.spec.get("launcher", "")), told)
         if attempt is view.attempts[-1] and attempt.cause is not None:
             _print_tail(attempt.cause)
-    _print_timeline(view)
+    _print_timeline(view, told)
 
 
 def _print_head(view: JobView, now: datetime | None) -> None:
     code = f", exit code {view.exit_code}" if view.exit_code is not None else ""
-    print(f"job {view.id}  {safe(view.name)}  {view.state.value}{code}")
+    state = view.state.value + code
+    state = coloured(view.state, state) if use_colour() else state
+    print(f"job {view.id}  {safe(view.name)}  {state}")
     if view.reason.text:
-        print(f"  {safe(view.reason.text)}")
-    print(
-        f"  user {safe(view.user)}, pool {safe(view.pool)}, priority {view.priority}, "
-        f"{view.spec.get('nodes', view.nodes)} node{'s' if view.nodes != 1 else ''}"
+        _line(view.reason.text)
+    nodes = str(view.spec.get("nodes", view.nodes))
+    _line(
+        f"user {view.user}, pool {view.pool}, priority {view.priority}, "
+        f"{nodes} node{'' if nodes == '1' else 's'}"
     )
-    for line in _what(view.spec):
-        print(f"  {line}")
-    print(f"  submitted {moment(view.submitted_at)}{_waited(view, now)}")
+    if view.rerun_of is not None:
+        _line(f"another run of job {view.rerun_of}")
+    if view.held_at is not None:
+        _line(f"held since {moment(view.held_at)} by {view.held_by}: muster release {view.id}")
+    for label, text in _what(view.spec):
+        _line(text, f"{label:<10}")
+    _line(moment(view.submitted_at) + _waited(view, now), "submitted ")
     if view.started_at is not None:
         end = view.ended_at if view.ended_at is not None else now
         ran = "" if end is None else f", {_ran(view)} {length(end - view.started_at)}"
-        print(f"  started   {moment(view.started_at)}{ran}")
+        _line(moment(view.started_at) + ran, "started   ")
     if view.ended_at is not None:
-        print(f"  ended     {moment(view.ended_at)}")
-    for line in _countdowns(view, now):
-        print(f"  {line}")
+        _line(moment(view.ended_at), "ended     ")
+    for text in _countdowns(view, now):
+        _line(text)
 
 
-def _what(spec: dict[str, Any]) -> list[str]:
+def _line(text: str, label: str = "") -> None:
+    """A line below a heading, in as many as it takes."""
+    print(paragraph(safe(text), first=f"  {label}"))
+
+
+def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
     """What it runs, as in its job file; a long command is cut."""
     run = spec.get("run")
     text = shlex.join(map(str, run)) if isinstance(run, list) else " ".join(str(run).split())
@@ -80,9 +101,9 @@ def _what(spec: dict[str, Any]) -> list[str]:
         return []
     if len(text) > _RUN_CHARS:
         text = f"{text[:_RUN_CHARS]}…"
-    lines = [f"runs      {safe(str(spec.get('launcher', '')))}: {safe(text)}"]
+    lines = [("runs", f"{spec.get('launcher', '')}: {text}")]
     if spec.get("workdir"):
-        lines.append(f"in        {safe(str(spec['workdir']))}")
+        lines.append(("in", str(spec["workdir"])))
     return lines
 
 
@@ -114,18 +135,23 @@ def _waited(view: JobView, now: datetime | None) -> str:
     return ""
 
 
-def _print_attempt(attempt: AttemptView) -> None:
+def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
+    """`told` are the sentences that stand above already."""
     master = f", master {safe(attempt.master)}" if attempt.master else ""
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
     if attempt.network:
-        print(f"  network {safe(attempt.network)}")
-    if attempt.cause is not None:
-        print(f"  first cause: {safe(attempt.cause.text)}")  # it names the rank and the node
+        _line(f"network {attempt.network}")
+    cause = attempt.cause
+    if cause is not None and cause.text not in told:
+        _line(cause.text, "first cause: ")  # it names the rank and the node
+        told.add(cause.text)
     if attempt.tasks:
-        print_table(_TASKS, [_task_row(task) for task in attempt.tasks])
+        rows = [_task_row(task, launcher) for task in attempt.tasks]
+        columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
+        print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
     for task in attempt.tasks:
         for warning in task.warnings:
-            print(f"  warning: {safe(task.node)}: {safe(warning)}")
+            _line(f"{task.node}: {warning}", "warning: ")
 
 
 def _print_tail(cause: Cause) -> None:
@@ -141,16 +167,32 @@ def _print_tail(cause: Cause) -> None:
         print(f"    {safe(line.expandtabs())}")
 
 
-def _task_row(task: TaskView) -> list[str]:
+def _task_row(task: TaskView, launcher: str) -> list[str]:
     return [
         task.node,
         str(task.node_rank),
         task.role,
         task.state.value,
         _ranks(task),
-        "-" if task.exit is None else exit_text(task.exit),
+        _exit(task, launcher),
         _why_not(task),
     ]
+
+
+def _exit(task: TaskView, launcher: str) -> str:
+    """The code of the node's first rank that failed by itself.
+
+    torchrun's own is 1 whatever its ranks returned, so it is named where nothing better is known.
+    """
+    if task.exit is None:
+        return "-"
+    failed = [r.exit for r in task.ranks if r.exit and not r.exit.ok and not r.stopped]
+    if failed:
+        return exit_text(failed[0])
+    if task.exit.ok or launcher != "torchrun":
+        return exit_text(task.exit)
+    stopped = any(rank.stopped for rank in task.ranks)
+    return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"
 
 
 def _why_not(task: TaskView) -> str:
@@ -188,11 +230,19 @@ def exit_text(status: ExitStatus) -> str:
     return "-" if status.code is None else str(status.code)
 
 
-def _print_timeline(view: JobView) -> None:
+def _print_timeline(view: JobView, told: set[str]) -> None:
+    """What stands above in full is not said again."""
     if not view.timeline:
         return
     print("\ntimeline")
+    width = terminal_width()
+    wide = width is None or width >= _WIDE
     before = view.timeline[0].at
     for step in view.timeline:
-        print(f"  {moment(step.at)}  {'+' + length(step.at - before):>7}  {safe(step.text)}")
+        text = safe(step.text)
+        for sentence in told:
+            if len(sentence) > _SHORT and text.endswith(safe(sentence)):
+                text = text.removesuffix(safe(sentence)) + "as above"
+        at = moment(step.at) if wide else moment(step.at)[11:-1]
+        print(paragraph(text, first=f"  {at}  {'+' + length(step.at - before):>7}  "))
         before = step.at

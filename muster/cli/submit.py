@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
-from muster.cli.complaints import DetachedError
+from muster.cli.complaints import EXIT_USAGE, DetachedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.job_input import Job, Typed, looks_like_a_file, read_job
 from muster.cli.json_output import print_json
 from muster.cli.logs import show_logs
 from muster.cli.text import note, safe
 from muster.cli.wait import wait_for_all
-from muster.client import Client, LogQuery
+from muster.client import ApiError, Client, ClientError, LogQuery
 from muster.protocol.http import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.spec.render import to_mapping
 
+# Answers that are about the job, and not about the coordinator or the way to it.
+_REFUSED: Final = frozenset({400, 413, 422})
+
 
 @click.command("submit", context_settings={"allow_interspersed_args": False})
 @click.option("-f", "--file", metavar="FILE", help="The job file; - reads standard input.")
+@click.option(
+    "--from-sbatch",
+    "sbatch",
+    metavar="FILE",
+    help="A batch script of Slurm instead; what is not taken over is named.",
+)
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(
     "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable, or pass on yours."
@@ -31,6 +42,11 @@ from muster.spec.render import to_mapping
 @click.option("--time-limit", metavar="TIME", help="Stop it after this long (24h, 90m).")
 @click.option("--priority", metavar="0-100", help="Higher starts first.")
 @click.option("--pool", metavar="POOL", help="The pool of nodes.")
+@click.option(
+    "--nccl-debug",
+    is_flag=True,
+    help="Raise NCCL_DEBUG to INFO: which network NCCL chose, and why.",
+)
 @click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit with its code.")
 @click.option("--follow", is_flag=True, help="As --wait, and print its logs.")
 @click.option(
@@ -39,15 +55,26 @@ from muster.spec.render import to_mapping
     metavar="KEY",
     help="Submitting again under the same key gives the same job.",
 )
-@click.option("--dry-run", is_flag=True, help="Only check it, and print it with its defaults.")
-@click.option("--json", "as_json", is_flag=True, help="Print the job instead of its id.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only check it, print it with its defaults, and say whether it fits the nodes.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON instead of the id: the job; with --wait, as it has ended.",
+)
 @connection_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(
     *,
     file: str | None,
+    sbatch: str | None,
     sets: tuple[str, ...],
     env: tuple[str, ...],
+    nccl_debug: bool,
     waits: bool,
     follow: bool,
     key: str | None,
@@ -61,32 +88,61 @@ def command(
     \b
     muster submit -f job.yaml --set nodes=4
     muster submit --nodes 2 -- python train.py --lr 1e-5
+    muster submit --from-sbatch job.sh --dry-run
     id=$(muster submit -f job.yaml)
     """
-    _check_usage(file, command)
+    _check_usage(file, sbatch, command)
+    if as_json and follow:
+        raise click.UsageError("--follow prints the logs on stdout, where --json wants to be alone")
     given = {name: text for name, text in options.items() if text is not None}
-    job = read_job(Typed(file, command, sets, env, given), os.environ)
+    job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
     for said in job.notes:
         note(safe(said))
     if dry_run:
-        _print_job(job, as_json=as_json)
-        return 0
+        return _check_only(job, as_json=as_json)
     client = connect()
     summary = _hand_over(client, job, key)
-    if as_json:
-        print_json(summary)
-    else:
+    if not as_json:
         print(summary.id, flush=True)
-    return _stay(client, summary, waits=waits, follow=follow)
+    elif not waits:
+        print_json(summary)
+    code = _stay(client, summary, waits=waits, follow=follow)
+    if as_json and waits:
+        print_json(client.job(summary.id))
+    return code
 
 
-def _check_usage(file: str | None, command: tuple[str, ...]) -> None:
-    if file is None and not command:
+def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...]) -> None:
+    if file is not None and sbatch is not None:
+        raise click.UsageError("-f and --from-sbatch are both the job: give one of them")
+    if file is not None or sbatch is not None:
+        return
+    if not command:
         raise click.UsageError("there is no job: give -f FILE, or a command after --")
-    if file is None and looks_like_a_file(command):
+    if looks_like_a_file(command):
         raise click.UsageError(f"{command[0]} is a job file: muster submit -f {command[0]}")
-    if file is None and command[0].startswith("-") and command[0] != "-m":
+    if command[0].startswith("-") and command[0] != "-m":
         raise click.UsageError(f"the command begins with an option: {command[0]}")
+
+
+def _check_only(job: Job, *, as_json: bool) -> int:
+    """Print the job as it would be. It is checked here, and by the coordinator if there is one."""
+    try:
+        found = connect().validate(job.mapping)
+    except ClientError as error:
+        if isinstance(error, ApiError) and error.status in _REFUSED:
+            raise
+        _print_job(to_mapping(job.spec), as_json=as_json)
+        note(f"checked here only, not against the nodes: {safe(str(error))}")
+        return 0
+    _print_job(found.spec, as_json=as_json)
+    for warning in found.warnings:
+        note(safe(warning))
+    if not found.fits:
+        note(f"it does not fit the nodes that are known: {safe(found.unfit or 'no word why')}")
+        return EXIT_USAGE
+    note("it fits the nodes that are known")
+    return 0
 
 
 def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
@@ -110,11 +166,10 @@ def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> 
     return 0
 
 
-def _print_job(job: Job, *, as_json: bool) -> None:
-    mapping = to_mapping(job.spec)
+def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(mapping)
         return
     import yaml
 
-    print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True), end="")
+    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True), end="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -61,9 +62,14 @@ def gib(size: int) -> str:
 
 
 def coloured(state: JobState, text: str) -> str:
-    """`text` in the colour of a state; `show` takes it away again where none is wanted."""
+    """`text` in the colour of a state, for where colour is wanted."""
     if state in _GOOD:
         return click.style(text, fg="green")
     if state in _BAD:
         return click.style(text, fg="red")
     return click.style(text, dim=True) if state in ENDED_STATES else click.style(text, fg="yellow")
+
+
+def painted(colour: str | None) -> Callable[[str], str] | None:
+    """What makes a text of that colour; None where it stays plain."""
+    return None if colour is None else lambda text: click.style(text, fg=colour)

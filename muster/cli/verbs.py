@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Final
 
 import click
+
+from muster.cli.exit_codes import EXIT_CODES
 
 # Name -> what `--help` says of it. The command is `command` in the module `muster.cli.<name>`.
 VERBS: Final = {
     "submit": "Submit a job; prints its id.",
     "ps": "List jobs.",
     "show": "Show one job: state, reason, nodes, timeline.",
+    "explain": "Show why a job waits, per node, and until when.",
     "logs": "Print or follow what a job writes.",
+    "attach": "Follow a job's logs; exits with its code.",
     "wait": "Wait for jobs to end; exits with their code.",
     "cancel": "Stop jobs, or take them out of the queue.",
-    "hold": "Keep jobs that wait from starting.",
     "signal": "Signal the ranks of a running job.",
-    "rerun": "Submit a job again, changed or not; prints its id.",
+    "hold": "Keep jobs that wait from starting.",
     "release": "Let held jobs go.",
     "set": "Change priority, time limit or name of a job.",
+    "rerun": "Submit a job again, changed or not; prints its id.",
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
+    "node": "Show one node.",
+    "whoami": "Print the user that your token stands for.",
     "version": "Show the versions of client and coordinator.",
+    "schema": "Print the JSON Schema of the job file.",
+    "completion": "Print the completion of bash, zsh or fish.",
     "init": "Write the configuration and tokens of a new cluster.",
     "coordinator": "Run the coordinator.",
     "agent": "Run a node's agent.",
+    "probe": "Show this node's HCAs, GPUs, and what its jobs will use of them.",
+    "doctor": "Say what is wrong with this node's fabric, and how to mend it.",
 }
-
-EXIT_CODES: Final = (
-    ("0", "done"),
-    (
-        "the job's own",
-        "code of the first failing rank (128+N: signal N): wait, submit --wait, logs --exit-status",
-    ),
-    ("2", "usage, or a job that was refused"),
-    ("121", "the job was cancelled"),
-    ("122", "infrastructure: a node was lost, a check failed"),
-    ("123", "the job never started"),
-    ("124", "the job's time limit"),
-    ("125", "client or coordinator error"),
-    ("130", "detached by Ctrl-C"),
-)
 
 
 class Verbs(click.Group):
@@ -95,12 +91,17 @@ def muster() -> None:
     A job is named by its id, by its name (your newest job of that name), or by `last` or `-`
     (your newest job). The coordinator and your token are found by --url and --token-file, else
     MUSTER_URL, MUSTER_TOKEN and MUSTER_CA, else in ~/.config/muster/client.yaml, for which
-    MUSTER_CONFIG names another file.
+    --config or MUSTER_CONFIG names another file.
     """
 
 
 def invoke(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code. Raises what the verb raises."""
+    instruction = os.environ.get("_MUSTER_COMPLETE")
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(muster, {}, "muster", "_MUSTER_COMPLETE", instruction)
     try:
         with muster.make_context("muster", list(arguments)) as context:
             code = muster.invoke(context)

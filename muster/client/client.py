@@ -1,133 +1,143 @@
 """The coordinator's API as Python calls.
 
-Calls that may be made twice without harm (reads, cancels, changes, submits with a key) are simply
-made again, for a bounded time, when they meet a coordinator in the middle of a restart.
+`AsyncClient` in `muster.client.aio` has the same methods; a test compares the two. What a call asks
+and how its answer is read is in `muster.client.calls`, for both.
 """
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Self, TypeVar
 
-import msgspec
-
-from muster.client.errors import BadAnswerError, ClientError
-from muster.client.settings import Settings
-from muster.client.tail import LogQuery, read_logs
-from muster.client.transport import READ_TIMEOUT_S, Query, Transport
+from muster.client import calls
+from muster.client.calls import CHANGE_S, WATCH_S, Call, Steps
+from muster.client.errors import ClientError
+from muster.client.event_feed import EventFeed
+from muster.client.exchange import Exchange
+from muster.client.feed import Feed, read_feed
+from muster.client.patience import OnTrouble, Patience
+from muster.client.settings import Settings, given_settings
+from muster.client.tail import LogQuery, Tail
+from muster.client.transport import Transport
 from muster.protocol.http import (
     CancelAnswer,
-    CancelRequest,
     ChangeAnswer,
     EventList,
+    EventView,
+    Explanation,
     JobList,
     JobSummary,
     JobView,
     LogRecord,
     LogTrailer,
     NodeList,
-    RerunRequest,
+    NodeView,
     SignalAnswer,
-    SignalRequest,
+    Validation,
     VersionView,
 )
-from muster.protocol.states import ENDED_STATES, JobState
+from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
-
-# How long a call keeps trying, in seconds. A question is asked by someone who waits for the
-# answer; a submit outlasts a restart; who waits for a job outlasts an upgrade of the machine.
-ASK_S: Final = 3.0
-CHANGE_S: Final = 30.0
-WATCH_S: Final = 900.0
-LONG_POLL_S: Final = 30.0
 
 
 class Client:
     """Calls one coordinator, synchronously; safe to use from several threads.
 
-    `on_trouble(error, patience_s)` is told once for each outage that a call tries to outlast.
+    Without arguments it finds the coordinator and the token as `muster` does: MUSTER_URL,
+    MUSTER_TOKEN and MUSTER_CA, else the client's file. `ca` is a PEM file. Raises SettingsError.
+
+    Every call raises a ClientError: ApiError where the coordinator refuses, UnreachableError where
+    it does not answer for as long as the call is worth waiting for (3 s for a question, 30 s for a
+    change, 15 min for `wait` and logs that are followed). `on_trouble(error, patience_s)` is told
+    once for each outage that a call tries to outlast.
     """
 
     def __init__(
         self,
-        url: str,
-        token: str,
+        url: str | None = None,
+        token: str | None = None,
         ca: Path | None = None,
         *,
-        on_trouble: Callable[[ClientError, float], None] | None = None,
+        on_trouble: OnTrouble | None = None,
     ) -> None:
-        self._transport = Transport(url, token, ca)
-        self._on_trouble = on_trouble
-        self._reached = False
+        self._begin(given_settings(os.environ, url, token, ca), on_trouble)
 
     @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        on_trouble: Callable[[ClientError, float], None] | None = None,
-    ) -> Client:
+    def of(cls, settings: Settings, on_trouble: OnTrouble | None = None) -> Self:
         """The client that `settings` describe."""
-        return cls(settings.url, settings.token, settings.ca, on_trouble=on_trouble)
+        client = cls.__new__(cls)
+        client._begin(settings, on_trouble)
+        return client
+
+    def _begin(self, settings: Settings, on_trouble: OnTrouble | None) -> None:
+        self._exchange = Exchange(settings)
+        self._transport = Transport(self._exchange)
+        self._patience = Patience(on_trouble)
 
     @property
     def url(self) -> str:
         """Where the coordinator is."""
-        return self._transport.url
+        return self._exchange.url
 
     @property
     def server_time(self) -> datetime | None:
         """The coordinator's clock at its last answer: ages are measured by it."""
-        return self._transport.server_time
+        return self._exchange.server_time
 
-    def submit(self, job: Mapping[str, Any], key: str) -> JobSummary:
+    def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:
         """Submit a job file's mapping. Under the same `key` it is submitted once, however often
-        this is called. Raises ApiError (422 names the fields).
+        this is called; without one, each call is a job. Raises ApiError (422 names the fields).
         """
-        body = msgspec.json.encode(job)
-        headers = {"Idempotency-Key": key}
-        return self._call(CHANGE_S, JobSummary, "POST", "/v1/jobs", body=body, headers=headers)
+        return self._call(calls.submit(job, key or os.urandom(16).hex()))
+
+    def validate(self, job: Mapping[str, Any]) -> Validation:
+        """What `submit` would make of it, without submitting: does it fit the nodes, and why not?
+
+        Raises ApiError (422 names the fields).
+        """
+        return self._call(calls.validate(job))
 
     def job(self, job: int) -> JobView:
         """Everything about one job."""
-        return self._call(ASK_S, JobView, "GET", f"/v1/jobs/{job}")
+        return self._call(calls.job(job))
+
+    def find_job(self, name: str) -> int:
+        """The id of a job that is named as on the command line: an id, the name of your newest job
+        of that name, or `last`. Raises NoSuchJobError.
+        """
+        return self._run(calls.find_job(name))
 
     def jobs(
         self,
         *,
         states: Sequence[JobState] = (),
         user: str | None = None,
+        pool: str | None = None,
+        name: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobList:
         """One page of jobs, newest first; `states` empty means any."""
-        query = {
-            "state": ",".join(state.value for state in states) or None,
-            "user": user,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._call(ASK_S, JobList, "GET", "/v1/jobs", query)
+        return self._call(calls.jobs(states, user, pool, name, limit, cursor))
+
+    def all_jobs(
+        self,
+        *,
+        states: Sequence[JobState] = (),
+        user: str | None = None,
+        pool: str | None = None,
+        limit: int | None = None,
+    ) -> JobList:
+        """The newest `limit` jobs, or all, over as many pages as it takes."""
+        return self._run(calls.all_jobs(states, user, pool, limit))
 
     def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
         """The job once it has ended, or as it is after `timeout_s` seconds."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = LONG_POLL_S if deadline is None else deadline - time.monotonic()
-            poll_s = round(min(max(left, 0.0), LONG_POLL_S), 3)
-            summary = self._call(
-                WATCH_S,
-                JobSummary,
-                "GET",
-                f"/v1/jobs/{job}/wait",
-                {"timeout_s": poll_s},
-                timeout_s=poll_s + READ_TIMEOUT_S,
-            )
-            if summary.state in ENDED_STATES or (deadline is not None and left <= LONG_POLL_S):
-                return summary
+        return self._run(calls.wait(job, timeout_s))
 
     def cancel(
         self,
@@ -137,16 +147,18 @@ class Client:
         grace_s: float | None = None,
         force: bool = False,
     ) -> CancelAnswer:
-        """Ask for the job to be stopped; returns before it is."""
-        body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
-        return self._call(CHANGE_S, CancelAnswer, "POST", f"/v1/jobs/{job}/cancel", body=body)
+        """Ask for the job to be stopped; returns before it is. `grace_s` replaces the job's own."""
+        return self._call(calls.cancel(job, reason, grace_s, force=force))
 
     def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
         """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
         job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
         """
-        body = msgspec.json.encode(wanted)
-        return self._call(CHANGE_S, ChangeAnswer, "PATCH", f"/v1/jobs/{job}", body=body)
+        return self._call(calls.change(job, wanted))
+
+    def explain(self, job: int) -> Explanation:
+        """Why the job waits, and for what; or why it ran where it did, and what ended it."""
+        return self._call(calls.explain(job))
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
@@ -155,33 +167,47 @@ class Client:
 
         Not made again where the answer is lost: the ranks may have it.
         """
-        body = msgspec.json.encode(SignalRequest(signal, rank, node))
-        return self._call(None, SignalAnswer, "POST", f"/v1/jobs/{job}/signal", body=body)
+        return self._call(calls.signal(job, signal, rank, node))
 
     def rerun(
-        self, job: int, key: str, *, sets: Sequence[str] = (), exclude: Sequence[str] = ()
+        self,
+        job: int,
+        key: str | None = None,
+        *,
+        sets: Sequence[str] = (),
+        exclude: Sequence[str] = (),
     ) -> JobSummary:
         """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
         nodes `exclude`. As `submit`, once under the same `key`.
         """
-        body = msgspec.json.encode(RerunRequest(tuple(sets), tuple(exclude)))
-        headers = {"Idempotency-Key": key}
-        path = f"/v1/jobs/{job}/rerun"
-        return self._call(CHANGE_S, JobSummary, "POST", path, body=body, headers=headers)
+        return self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
     def events(self, job: int, after: int = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
         empty when there are no more.
         """
-        return self._call(ASK_S, EventList, "GET", f"/v1/jobs/{job}/events", {"after": after})
+        return self._call(calls.events(job, after))
+
+    def follow_events(self, job: int | None = None, after: int = 0) -> Iterator[EventView]:
+        """The events of a job, or (None) of everything, behind sequence number `after`: those that
+        there are, and then as they come, until the job has ended.
+
+        A stream that is cut goes on where it stopped: none is missing, none comes twice.
+        """
+        path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
+        return self._read(EventFeed(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
         """All nodes."""
-        return self._call(ASK_S, NodeList, "GET", "/v1/nodes")
+        return self._call(calls.nodes())
+
+    def node(self, name: str) -> NodeView:
+        """The node of that name. Raises NoSuchNodeError."""
+        return self._run(calls.node(name))
 
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""
-        return self._call(ASK_S, VersionView, "GET", "/v1/version")
+        return self._call(calls.version())
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """The records of a job's logs, and its trailer last.
@@ -190,60 +216,42 @@ class Client:
         ends by a trailer, or by an error.
         """
         wanted = query or LogQuery()
-        return read_logs(
-            lambda parameters: self._transport.lines(f"/v1/jobs/{job}/logs", parameters),
-            wanted,
-            lambda step: self.persist(step, WATCH_S if wanted.follow else CHANGE_S),
+        patience_s = WATCH_S if wanted.follow else CHANGE_S
+        return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
+
+    def _read(self, feed: Feed[_T], path: str, patience_s: float) -> Iterator[_T]:
+        return read_feed(
+            feed,
+            lambda parameters: self._transport.lines(path, parameters),
+            lambda step: self._persist(step, patience_s),
         )
 
-    def persist(self, step: Callable[[], _T], patience_s: float) -> _T:
-        """Do `step` again while it fails in passing, for `patience_s` seconds (fewer as long as
-        the coordinator was never reached: then the address is probably wrong).
-        """
+    def _run(self, steps: Steps[_T]) -> _T:
+        """Make the calls of a procedure, and return what it does."""
         try:
-            return self._done(step())
+            call = next(steps)
+            while True:
+                call = steps.send(self._call(call))
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    def _call(self, call: Call[_T]) -> _T:
+        def step() -> bytes:
+            return self._transport.request(call)
+
+        patience_s = call.patience_s
+        body = step() if patience_s is None else self._persist(step, patience_s)
+        return self._exchange.decode(call, body)
+
+    def _persist(self, step: Callable[[], _T], patience_s: float) -> _T:
+        """Do `step` again while it fails in passing, for `patience_s` seconds."""
+        try:
+            result = step()
         except ClientError as error:
-            if not error.passing:
-                raise
-            first = error
-        # Loaded only now: a call that succeeds does not pay for it.
-        import tenacity
+            rules = self._patience.rules(error, patience_s)
+            import tenacity
 
-        patience_s = patience_s if self._reached else min(patience_s, CHANGE_S)
-        if self._on_trouble is not None:
-            self._on_trouble(first, patience_s)
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, ClientError) and e.passing),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=3),
-            stop=tenacity.stop_after_delay(patience_s),
-            reraise=True,
-        )
-        return self._done(again(step))
-
-    def _done(self, result: _T) -> _T:
-        self._reached = True
+            result = tenacity.Retrying(**rules)(step)
+        self._patience.reached = True
         return result
-
-    def _call(
-        self,
-        patience_s: float | None,
-        kind: type[_T],
-        method: str,
-        path: str,
-        query: Query | None = None,
-        *,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = READ_TIMEOUT_S,
-    ) -> _T:
-        def ask() -> bytes:
-            return self._transport.request(method, path, query, body, headers, timeout_s)
-
-        data = ask() if patience_s is None else self.persist(ask, patience_s)
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadAnswerError(
-                f"the answer of {self.url} to {method} {path} cannot be read: {error}",
-                "compare `muster version` on both sides",
-            ) from error

@@ -6,6 +6,7 @@ ClientError                 `str(error)` is complete; `hint` is what to do, or e
   BadAnswerError                 an answer that this version cannot read
   ApiError                  the coordinator refused; `problem` is its answer
   NoSuchJobError                 a name, or `last`, that stands for no job
+  NoSuchNodeError                a name that no node has
 """
 
 from __future__ import annotations
@@ -60,3 +61,7 @@ class ApiError(ClientError):
 
 class NoSuchJobError(ClientError):
     """Nothing goes by that name."""
+
+
+class NoSuchNodeError(ClientError):
+    """No node goes by that name."""

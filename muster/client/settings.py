@@ -10,7 +10,7 @@ import ipaddress
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -38,12 +38,16 @@ class ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything needed to call the coordinator. `warnings` are sentences for the user."""
+    """Everything needed to call the coordinator. `warnings` are sentences for the user; `url_from`
+    and `token_from` say where each was found (`MUSTER_URL`, a file), empty for the caller's own.
+    """
 
     url: str
     token: str = field(repr=False)
     ca: Path | None = None
     warnings: tuple[str, ...] = ()
+    url_from: str = ""
+    token_from: str = ""
 
 
 def client_file_path(environ: Mapping[str, str]) -> Path:
@@ -54,25 +58,89 @@ def client_file_path(environ: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "muster" / "client.yaml"
 
 
+def given_settings(
+    environ: Mapping[str, str], url: str | None, token: str | None, ca: Path | None
+) -> Settings:
+    """As `load_settings`, where a program may have some of it already. Raises SettingsError."""
+    if url is None or token is None:
+        found = load_settings(environ, url=url, token=token)
+        return replace(found, ca=ca or found.ca)
+    check_url(url)
+    return Settings(url.rstrip("/"), _checked(token, "the token given"), ca)
+
+
 def load_settings(
     environ: Mapping[str, str],
     *,
     url: str | None = None,
     token_file: Path | None = None,
+    config: Path | None = None,
+    token: str | None = None,
 ) -> Settings:
-    """Put the settings together; `url` and `token_file` are the flags. Raises SettingsError."""
+    """Put the settings together; `url`, `token_file` and `config`, the client's file, are the
+    flags, and `token` is one that is known already. Raises SettingsError.
+    """
     warnings: list[str] = []
-    path = client_file_path(environ)
-    file = _read_client_file(path, warnings, must_exist=bool(environ.get("MUSTER_CONFIG")))
-    chosen = url or environ.get("MUSTER_URL") or file.url or DEFAULT_URL
+    path = config or client_file_path(environ)
+    named = "--config" if config else "MUSTER_CONFIG" if environ.get("MUSTER_CONFIG") else ""
+    file = _read_client_file(path, warnings, named)
+    chosen, url_from = _url(environ, url, file, path)
     check_url(chosen)
-    token = _given_token(environ, token_file, warnings)
-    if token is None:
-        token = _file_token(file, path, chosen, warnings)
-    if token is None:
-        raise SettingsError("there is no token to identify you with", _HOW_TO_GET_ONE)
+    if token is not None:
+        token, token_from = _checked(token, "the token given"), ""
+    else:
+        token, token_from = _token(environ, token_file, file, path, chosen, warnings)
     ca = environ.get("MUSTER_CA") or file.ca
-    return Settings(chosen.rstrip("/"), token, Path(ca) if ca else None, tuple(warnings))
+    return Settings(
+        chosen.rstrip("/"),
+        token,
+        Path(ca) if ca else None,
+        tuple(warnings),
+        url_from=url_from,
+        token_from=token_from,
+    )
+
+
+def _url(
+    environ: Mapping[str, str], flag: str | None, file: ClientFile, path: Path
+) -> tuple[str, str]:
+    """The address, and where it is from."""
+    if flag:
+        return flag, "--url"
+    if environ.get("MUSTER_URL"):
+        return environ["MUSTER_URL"], "MUSTER_URL"
+    if file.url:
+        return file.url, str(path)
+    return DEFAULT_URL, f"nowhere, so it is the default: neither MUSTER_URL nor {path} has one"
+
+
+def _token(
+    environ: Mapping[str, str],
+    token_file: Path | None,
+    file: ClientFile,
+    path: Path,
+    url: str,
+    warnings: list[str],
+) -> tuple[str, str]:
+    """The token, and where it is from. Raises SettingsError."""
+    if token_file is not None:
+        return _checked(_read_token(token_file, warnings), str(token_file)), str(token_file)
+    if environ.get("MUSTER_TOKEN"):
+        return _checked(environ["MUSTER_TOKEN"], "MUSTER_TOKEN"), "MUSTER_TOKEN"
+    if file.token is None and file.token_file is None:
+        raise SettingsError(
+            f"there is no token to identify you with: neither MUSTER_TOKEN nor {path} has one",
+            _HOW_TO_GET_ONE,
+        )
+    if file.url is not None and file.url.rstrip("/") != url.rstrip("/"):
+        raise SettingsError(
+            f"the token in {path} is for {file.url} and is not sent to {url}",
+            "name a token for it with --token-file or MUSTER_TOKEN",
+        )
+    if file.token is not None:
+        return _checked(file.token, str(path)), str(path)
+    other = path.parent / Path(file.token_file or "").expanduser()
+    return _checked(_read_token(other, warnings), str(other)), str(other)
 
 
 def check_url(text: str) -> SplitResult:
@@ -107,30 +175,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _given_token(
-    environ: Mapping[str, str], token_file: Path | None, warnings: list[str]
-) -> str | None:
-    if token_file is not None:
-        return _checked(_read_token(token_file, warnings), str(token_file))
-    if environ.get("MUSTER_TOKEN"):
-        return _checked(environ["MUSTER_TOKEN"], "MUSTER_TOKEN")
-    return None
-
-
-def _file_token(file: ClientFile, path: Path, url: str, warnings: list[str]) -> str | None:
-    if file.token is None and file.token_file is None:
-        return None
-    if file.url is not None and file.url.rstrip("/") != url.rstrip("/"):
-        raise SettingsError(
-            f"the token in {path} is for {file.url} and is not sent to {url}",
-            "name a token for it with --token-file or MUSTER_TOKEN",
-        )
-    if file.token is not None:
-        return _checked(file.token, str(path))
-    other = path.parent / Path(file.token_file or "").expanduser()
-    return _checked(_read_token(other, warnings), str(other))
-
-
 def _checked(text: str, origin: str) -> str:
     token = text.strip()
     # It becomes a header: anything but visible ASCII would be an error there, or an injection.
@@ -142,12 +186,12 @@ def _checked(text: str, origin: str) -> str:
     return token
 
 
-def _read_client_file(path: Path, warnings: list[str], *, must_exist: bool) -> ClientFile:
+def _read_client_file(path: Path, warnings: list[str], named: str) -> ClientFile:
     try:
         raw = _read_private(path, warnings)
     except FileNotFoundError:
-        if must_exist:
-            raise SettingsError(f"{path}, named by MUSTER_CONFIG, does not exist") from None
+        if named:
+            raise SettingsError(f"{path}, named by {named}, does not exist") from None
         return ClientFile()
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error

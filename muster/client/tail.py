@@ -6,26 +6,17 @@ says that more will come was let go (a restart): both go on at the cursor of the
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
 
-from muster.client.errors import BadAnswerError, ClientError, UnreachableError
-from muster.client.transport import Query
+from muster.client.calls import Query
+from muster.client.errors import BadAnswerError
+from muster.client.feed import Feed
 from muster.protocol.http import LogRecord, LogTrailer
 
 Entry: TypeAlias = LogRecord | LogTrailer
-Open: TypeAlias = Callable[[Query], Iterator[bytes]]
-Persist: TypeAlias = Callable[[Callable[[], Iterator[bytes]]], Iterator[bytes]]
-
-_PAUSE_S: Final = 0.05
-_PAUSE_MAX_S: Final = 3.0
-# Connections in a row that open and then bring nothing: that is no restart any more.
-_BARREN_MAX: Final = 20
 
 _record: Final = msgspec.json.Decoder(LogRecord)
 _trailer: Final = msgspec.json.Decoder(LogTrailer)
@@ -65,53 +56,34 @@ class LogQuery:
         }
 
 
-def read_logs(open_stream: Open, query: LogQuery, persist: Persist) -> Iterator[Entry]:
-    """The records, and the trailer last. `persist` repeats what fails in passing.
-
-    Raises ClientError once the coordinator stays away or answers nonsense.
+class Tail(Feed[Entry]):
+    """Where a reader of logs is. `over`: the trailer has come, or, without `follow`, all that there
+    was.
     """
-    cursor: str | None = None
-    barren = 0  # connections in a row that brought no record
-    while True:
-        before, reason = cursor, ""
-        lines = persist(lambda at=cursor: _opened(open_stream, query.parameters(at)))  # type: ignore[misc]
-        try:
-            for line in lines:
-                entry = _entry(line)
-                if entry is None:
-                    continue
-                cursor = entry.cursor or cursor
-                if isinstance(entry, LogRecord):
-                    yield entry
-                elif _is_final(entry, query):
-                    yield entry
-                    return
-                else:
-                    reason = entry.reason or ""
-        except ClientError as error:
-            if not error.passing:
-                raise
-        barren = barren + 1 if cursor == before else 0
-        if barren > _BARREN_MAX:
-            raise BadAnswerError(
-                f"the coordinator ends the log stream again and again: {reason or 'no word why'}",
-                "its own log says why",
-            )
-        _pause(barren)
 
+    what = "log stream"
 
-def _opened(open_stream: Open, parameters: Query) -> Iterator[bytes]:
-    """Connect now, so that a failure to connect is met by whoever repeats it, not by the reader."""
-    lines = open_stream(parameters)
-    first = next(lines, None)
-    if first is None:
-        raise UnreachableError("", "the coordinator closed the log stream", "try again")
-    return _chain(first, lines)
+    def __init__(self, query: LogQuery) -> None:
+        super().__init__()
+        self._query = query
+        self._cursor: str | None = None
 
+    def place(self) -> object:
+        return self._cursor
 
-def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from rest
+    def query(self) -> Query:
+        return self._query.parameters(self._cursor)
+
+    def take(self, line: bytes) -> Entry | None:
+        entry = _entry(line)
+        if entry is None:
+            return None
+        self._cursor = entry.cursor or self._cursor
+        if isinstance(entry, LogTrailer):
+            self.over = _is_final(entry, self._query)
+            self.reason = entry.reason or ""
+            return entry if self.over else None
+        return entry
 
 
 def _entry(line: bytes) -> Entry | None:
@@ -134,9 +106,3 @@ def _entry(line: bytes) -> Entry | None:
 def _is_final(trailer: LogTrailer, query: LogQuery) -> bool:
     """Whether all that was asked for came. A server that restarts gives a reason, no state."""
     return trailer.end or (not query.follow and trailer.state is not None)
-
-
-def _pause(barren: int) -> None:
-    if barren:
-        limit = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(barren, 10))
-        time.sleep(random.uniform(0, limit))  # noqa: S311 - spreads readers, keeps no secret

@@ -89,6 +89,8 @@ class JobSummary(msgspec.Struct, frozen=True):
     failure: str = ""
     limit_at: Timestamp | None = None
     kill_at: Timestamp | None = None
+    max_nodes: int | None = None
+    nodes_now: int | None = None
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
@@ -145,7 +147,22 @@ class JobList(msgspec.Struct, frozen=True):
     cursor: str | None = None
 
 
+class InterfaceView(msgspec.Struct, frozen=True):
+    """One network interface of a node; `kind` as in `muster.protocol.interfaces`."""
+
+    name: str
+    kind: str
+    addresses: tuple[str, ...]
+    running: bool
+    rdma: bool
+    speed_mbps: int
+
+
 class NodeView(msgspec.Struct, frozen=True):
+    """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
+    calls from; `connected_s`: for how long its link stands, None while it does not.
+    """
+
     name: str
     link: str
     state: Reason
@@ -161,6 +178,11 @@ class NodeView(msgspec.Struct, frozen=True):
     last_seen_s: float | None
     version: str
     warnings: tuple[str, ...] = ()
+    hostname: str = ""
+    python: str = ""
+    interfaces: tuple[InterfaceView, ...] = ()
+    peer: str = ""
+    connected_s: float | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -180,6 +202,14 @@ class EventView(msgspec.Struct, frozen=True):
 
 class EventList(msgspec.Struct, frozen=True):
     events: tuple[EventView, ...]
+
+
+class EventsEnd(msgspec.Struct, frozen=True):
+    """The data of the last event (`end`) of a stream of events. `final`: the job has ended, and
+    nothing more will come; else a reader goes on behind the last id it saw."""
+
+    final: bool
+    reason: str = ""
 
 
 class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -224,10 +254,13 @@ class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CancelAnswer(msgspec.Struct, frozen=True):
-    """`already_ended`: the job had ended before; nothing was changed."""
+    """`already_ended`: the job had ended before; nothing was changed. `note`: what became of the
+    grace asked for, where the job was being stopped already.
+    """
 
     job: JobSummary
     already_ended: bool
+    note: str = ""
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):
@@ -262,6 +295,63 @@ class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     set: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+
+
+class NodeVerdict(msgspec.Struct, frozen=True):
+    """Whether a node could be taken for a job now, and why not. `free_by`: the time limit of `job`,
+    which has it, ends that at the latest then; None where it has none.
+    """
+
+    node: str
+    can: bool
+    reason: Reason
+    job: int | None = None
+    free_by: Timestamp | None = None
+
+
+class JobAhead(msgspec.Struct, frozen=True):
+    """One that is before another in its queue."""
+
+    id: int
+    name: str
+    user: str
+    priority: int
+    nodes: int
+
+
+class AttemptStory(msgspec.Struct, frozen=True):
+    """Where an attempt ran and why there; how it ended, and what came of that."""
+
+    number: int
+    nodes: tuple[str, ...]
+    why_there: str
+    network: str
+    ended: str
+    then: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Of `GET /v1/jobs/{id}/explain`: why a job waits, runs where it does, or ended.
+
+    `text` is the whole in a sentence. Of a job that waits: `wanted` and `ready` count nodes,
+    `nodes` has a verdict on each, `place` is its place in the queue from 1 (None: not in it),
+    `ahead` are the first of those before it. `starts_by` is by the time limits of what runs and
+    waits before it, at the latest; `forecast` says so in words, or why it is unknown. `hints` say
+    what would start it sooner.
+    """
+
+    job: JobSummary
+    text: str
+    wanted: int = 0
+    ready: int = 0
+    starts_now: bool = False
+    nodes: tuple[NodeVerdict, ...] = ()
+    place: int | None = None
+    ahead: tuple[JobAhead, ...] = ()
+    starts_by: Timestamp | None = None
+    forecast: str = ""
+    hints: tuple[str, ...] = ()
+    attempts: tuple[AttemptStory, ...] = ()
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

@@ -35,6 +35,36 @@ class InterfaceKind(enum.Enum):
     LOOPBACK = "loopback"
 
 
+class NetworkRank(enum.IntEnum):
+    """How good a network is for a gang: the lower, the better. NEVER: it is none of its own."""
+
+    INFINIBAND = 0
+    ROCE = 1
+    ETHERNET = 2
+    VETH = 3
+    TUNNEL = 4
+    NEVER = 5
+
+
+_RANKS: Final = {
+    InterfaceKind.INFINIBAND: NetworkRank.INFINIBAND,
+    InterfaceKind.ETHERNET: NetworkRank.ETHERNET,
+    InterfaceKind.BOND: NetworkRank.ETHERNET,
+    InterfaceKind.VLAN: NetworkRank.ETHERNET,
+    InterfaceKind.BRIDGE: NetworkRank.ETHERNET,
+    InterfaceKind.VETH: NetworkRank.VETH,
+    InterfaceKind.TUNNEL: NetworkRank.TUNNEL,
+    InterfaceKind.VIRTUAL: NetworkRank.NEVER,
+    InterfaceKind.LOOPBACK: NetworkRank.NEVER,
+}
+
+
+def rank_of(kind: InterfaceKind, *, rdma: bool) -> NetworkRank:
+    """The rank of an interface's network; `rdma`: an RDMA device stands behind it."""
+    rank = _RANKS[kind]
+    return NetworkRank.ROCE if rdma and rank is NetworkRank.ETHERNET else rank
+
+
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
     """One interface that has an address.
 

@@ -10,9 +10,13 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from muster.spec.problems import RefusedError
+from muster.spec.units import duration
+
 Timestamp: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 """Always aware: msgspec refuses a text without its zone, and writes UTC as `Z`."""
 
+_MOMENT_HINT: Final = "write `10m`, `2h`, or `2026-11-22T01:30:00Z`"
 _FIRST_S: Final = datetime.min.replace(tzinfo=UTC).timestamp()
 _LAST_S: Final = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
@@ -27,3 +31,20 @@ def timestamp(seconds: float) -> Timestamp:
 def maybe_timestamp(seconds: float | None) -> Timestamp | None:
     """As `timestamp`; None is what has not happened."""
     return None if seconds is None else timestamp(seconds)
+
+
+def moment(text: str, now: float) -> float:
+    """UTC seconds of a time in RFC 3339 (`2026-11-22T01:30:00Z`), or of a duration before `now`.
+
+    Raises RefusedError, which says how to write it.
+    """
+    typed = text.strip()
+    if "T" not in typed.upper() and ":" not in typed and "-" not in typed:
+        return now - duration(typed)
+    try:
+        found = datetime.fromisoformat(typed)
+    except ValueError:
+        raise RefusedError("is neither a duration nor a time", _MOMENT_HINT) from None
+    if found.tzinfo is None:
+        raise RefusedError("is a time without its zone", f"{_MOMENT_HINT} (Z is UTC)")
+    return found.timestamp()

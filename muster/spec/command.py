@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.spec import later
 from muster.spec.environment import MAX_STRING_BYTES
@@ -198,9 +198,25 @@ def _module_words(words: list[str]) -> list[str]:
     return words
 
 
-def _torchrun_refused(words: list[str]) -> RefusedError:
-    """The correction of `torchrun WORDS`: what to write in `run` and in the keys of the job."""
-    keys: list[str] = []
+class Torchrun(NamedTuple):
+    """A torchrun line: what it is to start, and its options that take a value."""
+
+    rest: list[str]
+    options: dict[str, str]
+
+
+def torchrun_words(words: Sequence[str]) -> Torchrun | None:
+    """`torchrun ...` or `python -m torch.distributed.run ...` taken apart; None if neither."""
+    if words and base_name(words[0]) == "torchrun":
+        return _torchrun(words[1:])
+    rest = python_words(words) if words else None
+    if rest is not None and rest[:1] == ["-m"] and rest[1:2] and rest[1] in _TORCHRUN_MODULES:
+        return _torchrun(rest[2:])
+    return None
+
+
+def _torchrun(words: Sequence[str]) -> Torchrun:
+    options: dict[str, str] = {}
     at, module = 0, False
     while at < len(words) and words[at].startswith("-"):
         option, equals, value = words[at].partition("=")
@@ -212,13 +228,22 @@ def _torchrun_refused(words: list[str]) -> RefusedError:
         if not equals:
             value = words[at] if at < len(words) else ""
             at += 1
-        key = _TORCHRUN_KEYS.get(option)
-        if key and value.isdecimal():
-            keys.append(f"`{key}: {int(value)}`")
-    rest = [*(["-m"] if module else []), *words[at:]]
+        options[option] = value
+    rest = list(words[at:])
+    return Torchrun(["-m", *rest] if module and rest else rest, options)
+
+
+def _torchrun_refused(words: list[str]) -> RefusedError:
+    """The correction of `torchrun WORDS`: what to write in `run` and in the keys of the job."""
+    rest, options = _torchrun(words)
     said = "Muster writes the torchrun line itself"
-    if at >= len(words):
+    if not rest:
         return RefusedError(said, "write what torchrun is to start: `run: train.py`")
+    keys = [
+        f"`{_TORCHRUN_KEYS[option]}: {int(value)}`"
+        for option, value in options.items()
+        if option in _TORCHRUN_KEYS and value.isdecimal()
+    ]
     return RefusedError(said, " and ".join([f"write `run: {shlex.join(rest)}`", *keys]))
 
 

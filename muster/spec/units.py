@@ -7,7 +7,6 @@ minutes to the next. All functions are pure and raise `RefusedError` with a hint
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from typing import Final
 
 from muster.spec.problems import Kind, RefusedError
@@ -64,7 +63,6 @@ SIGNALS: Final = {
 }
 _SIGNAL_OF_NUMBER: Final = {str(number): name for name, number in SIGNALS.items()}
 
-_MOMENT_HINT: Final = "write `10m`, `2h`, or `2026-11-22T01:30:00Z`"
 _DURATION_HINT: Final = "write `24h`, `90m`, `1d12h`, `1-00:00:00` or `HH:MM:SS`"
 
 
@@ -80,20 +78,6 @@ def duration(text: str) -> float:
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
         return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
     return _sum_of_parts(typed)
-
-
-def moment(text: str, now: float) -> float:
-    """UTC seconds of a time in RFC 3339 (`2026-11-22T01:30:00Z`), or of a duration before `now`."""
-    typed = text.strip()
-    if "T" not in typed.upper() and ":" not in typed and "-" not in typed:
-        return now - duration(typed)
-    try:
-        found = datetime.fromisoformat(typed)
-    except ValueError:
-        raise RefusedError("is neither a duration nor a time", _MOMENT_HINT) from None
-    if found.tzinfo is None:
-        raise RefusedError("is a time without its zone", f"{_MOMENT_HINT} (Z is UTC)")
-    return found.timestamp()
 
 
 def _sum_of_parts(typed: str) -> float:

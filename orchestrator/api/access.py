@@ -53,7 +53,7 @@ class AccessTable:
             needed = self._access.get((request.method, resource.canonical), Access.ADMIN)
         if needed is Access.OPEN:
             return
-        record = self._tokens.find(_bearer(request))
+        record = self._tokens.find(bearer(request))
         if record is None:
             wait_s = self._refusals.take(request.remote, request.loop.time())
             if wait_s:
@@ -93,7 +93,8 @@ def _unauthorized(detail: str, hint: str) -> ApiError:
     return ApiError(401, "unauthorized", detail, hint, headers=headers)
 
 
-def _bearer(request: web.Request) -> str:
+def bearer(request: web.Request) -> str:
+    """The token that a request brought, empty where it brought none or several."""
     headers = request.headers.getall("Authorization", [])
     if len(headers) != 1:
         return ""

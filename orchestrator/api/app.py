@@ -6,11 +6,13 @@ from aiohttp import web
 
 from orchestrator.api.access import Access, AccessTable, Route
 from orchestrator.api.cluster import ClusterApi
+from orchestrator.api.event_stream import EventsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
 from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
+from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.origins import Origins
 from orchestrator.api.surround import add_headers, expectation, surround
@@ -41,11 +43,14 @@ def make_app(
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
     verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
+    events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
+    metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     admin = Access.ADMIN
     routes = [
         Route("GET", "/healthz", cluster.healthz, Access.OPEN),
         Route("GET", "/readyz", cluster.readyz, Access.OPEN),
+        Route("GET", "/metrics", metrics.show, admin),
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),
         Route("GET", "/v1/nodes/{id}", cluster.node, admin),
@@ -58,9 +63,11 @@ def make_app(
         Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),
+        Route("GET", "/v1/jobs/{id}/events", events.of_job, admin),
+        Route("GET", "/v1/events", events.of_all, admin),
+        Route("GET", "/v1/jobs/{id}/explain", verbs.explain, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
-        Route("GET", "/v1/jobs/{id}/events", jobs.events, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
@@ -68,7 +75,7 @@ def make_app(
     open_requests = OpenRequests(tokens)
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
-        middlewares=[surround(access, origins, lambda *_: None), open_requests.middleware],
+        middlewares=[surround(access, origins, metrics.http.ended), open_requests.middleware],
         client_max_size=limits.http_body_bytes_max,
     )
     app[OPEN_REQUESTS] = open_requests

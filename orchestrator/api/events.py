@@ -8,6 +8,7 @@ from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
+from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
 from orchestrator.core.state import State
@@ -59,6 +60,7 @@ def _text(state: State, fact: f.Durable) -> str:
             | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.AttemptClosed()
         ):
             return f"attempt {fact.attempt}: {_attempt_text(fact)}"
@@ -89,6 +91,7 @@ def _attempt_text(
     | f.SignalRequested
     | f.StopRequested
     | f.StopForced
+    | f.GraceShortened
     | f.AttemptClosed,
 ) -> str:
     match fact:
@@ -105,6 +108,8 @@ def _attempt_text(
             return f"{fact.text} by {user}"
         case f.StopRequested(_, _, cause):
             return f"stopping: {cause.text}"
+        case f.GraceShortened(_, _, user, grace_s):
+            return f"grace cut to {duration_text(grace_s)} by {user}"
         case f.StopForced():
             return "grace is over, killing"
         case f.AttemptClosed():

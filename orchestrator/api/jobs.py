@@ -11,15 +11,13 @@ from aiohttp import web
 from muster.protocol.http import (
     CancelAnswer,
     CancelRequest,
-    EventList,
     JobSummary,
 )
 from muster.protocol.ids import JobId
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
-from orchestrator.api.events import event_view
-from orchestrator.api.parameters import WAIT_S_MAX, EventsQuery, NoQuery, WaitQuery
+from orchestrator.api.parameters import WAIT_S_MAX, NoQuery, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
@@ -128,19 +126,12 @@ class JobsApi:
             )
         )
         match result:
-            case Cancelled(job, already_ended):
-                return reply(CancelAnswer(await self._summary(job), already_ended), 202)
+            case Cancelled(job, already_ended, note):
+                return reply(CancelAnswer(await self._summary(job), already_ended, note), 202)
             case Declined():
                 raise declined(result)
             case _:
                 raise AssertionError(f"a cancel was answered with {result}")
-
-    async def events(self, request: web.Request) -> web.Response:
-        query = read_query(request, EventsQuery)
-        _, job = await find_job(self._coordinator, job_id(request))
-        found = await self._coordinator.events(job=job.id, after_seq=query.after, limit=query.limit)
-        state = self._coordinator.state
-        return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
 
     def check_rate(self, request: web.Request) -> None:
         """Raises ApiError (429)."""

@@ -31,10 +31,11 @@ from orchestrator.shell.logs.merge import (
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream import Late, LogStoreError, StreamKey
 
-# How long after its job has ended a node may take to deliver the rest of its logs.
+# How long after its job has ended, or since the last byte came, the next may take to come.
 DELIVERY_S: Final = 5.0
 _LOOK_EVERY_S: Final = 10.0  # whether the reader is still there
-_BATCH_BYTES: Final = 256 * 1024
+# A batch is in memory up to three times while its reader takes it, and there may be many readers.
+_BATCH_BYTES: Final = 64 * 1024
 
 _log = structlog.get_logger("muster.logs")
 
@@ -108,7 +109,9 @@ class LogReader:
                 state_name, exit_code, ended_at, missing = self._ending()
                 after = await self._live(response, after)
                 await self._tell_of_late(response, after)
-                waited = self._coordinator.now().wall - (ended_at or 0.0)
+                # A storm may take a while to arrive: what counts is when the last of it did.
+                grew_at = self._store.job(self._name).grew_at
+                waited = self._coordinator.now().wall - max(ended_at or 0.0, grew_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
                 # Of a job that has ended the last bytes may be on their way to us.
                 complete = final if follow or ended_at is not None else True

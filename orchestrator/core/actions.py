@@ -76,8 +76,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
+    """`note`: what became of the grace asked for, where the job was being stopped already."""
+
     job: JobId
     already_ended: bool
+    note: str = ""
 
 
 CHANGED: Final = "changed"

@@ -82,8 +82,8 @@ def tasks_on(state: State, name: NodeName) -> list[Task]:
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
     """End this task as its job wants it."""
-    grace_s, force = _grace(job, attempt)
-    return StopTask(task.id, job.spec.stop.signal, grace_s, force)
+    force = _forced(job, attempt)
+    return StopTask(task.id, job.spec.stop.signal, grace_now_s(attempt), force)
 
 
 def stop_grace_s(job: Job, attempt: Attempt) -> float | None:
@@ -91,13 +91,22 @@ def stop_grace_s(job: Job, attempt: Attempt) -> float | None:
     where they end by themselves."""
     if _ends_by_itself(attempt):
         return None
-    grace_s, force = _grace(job, attempt)
-    return 0.0 if force else grace_s
+    if _forced(job, attempt):
+        return 0.0
+    if attempt.shortened is None or attempt.stopping_at is None:
+        return attempt.grace_s
+    at, grace_s = attempt.shortened
+    return min(attempt.grace_s, max(0.0, at - attempt.stopping_at) + grace_s)
 
 
-def _grace(job: Job, attempt: Attempt) -> tuple[float, bool]:
-    """Nodes have heard of the grace when the stop began: only force ends it sooner."""
-    return attempt.grace_s, attempt.forced or (job.cancel is not None and job.cancel[3])
+def grace_now_s(attempt: Attempt) -> float:
+    """What a node is told of the grace, which it counts from there, but for what it was told
+    before: it only ever gets shorter."""
+    return attempt.grace_s if attempt.shortened is None else attempt.shortened[1]
+
+
+def _forced(job: Job, attempt: Attempt) -> bool:
+    return attempt.forced or (job.cancel is not None and job.cancel[3])
 
 
 def signals(task: Task, given: list[Signal]) -> list[Command]:

@@ -32,12 +32,10 @@ from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
-from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.placement import never_fits
-from orchestrator.core.policy import cancelled
 from orchestrator.core.reports import news
-from orchestrator.core.requests import change, signal, unknown_job
+from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
@@ -54,7 +52,7 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SubmitReceived():
             return _submit(state, stimulus)
         case s.CancelReceived():
-            return _cancel(state, stimulus)
+            return cancel(state, stimulus)
         case s.ChangeReceived():
             return change(state, stimulus, now)
         case s.SignalReceived():
@@ -127,29 +125,6 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
     )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
-
-
-def _cancel(state: State, stimulus: s.CancelReceived) -> Decision:
-    job = state.jobs.get(stimulus.job)
-    if job is None:
-        return Decision([], [a.Answer(stimulus.request, unknown_job(stimulus.job))])
-    if job.phase is JobPhase.ENDED:
-        return Decision([], [a.Answer(stimulus.request, a.Cancelled(job.id, already_ended=True))])
-    decision = Decision([], [a.Answer(stimulus.request, a.Cancelled(job.id, already_ended=False))])
-    asked = (stimulus.user, stimulus.reason, stimulus.grace_s, stimulus.force)
-    if job.cancel is None or (stimulus.force and not job.cancel[3]):
-        decision.facts.append(
-            f.CancelRequested(job.id, asked[0], asked[1], asked[2], stimulus.force)
-        )
-    attempt = job.current
-    if attempt is None:
-        decision.facts.append(f.JobEnded(job.id, cancelled(stimulus.user, stimulus.reason)))
-    elif attempt.phase is not AttemptPhase.STOPPING:
-        cause = cancelled(stimulus.user, stimulus.reason)
-        decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
-    elif stimulus.force and not attempt.forced:
-        decision.facts.append(f.StopForced(job.id, attempt.number))
-    return decision
 
 
 def _hello(

@@ -64,6 +64,8 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         failure=_failure(job),
         limit_at=maybe_timestamp(_limit_at(job)),
         kill_at=maybe_timestamp(_kill_at(job)),
+        max_nodes=job.spec.max_nodes if job.spec.elastic else None,
+        nodes_now=len(job.current.present) if job.current is not None else None,
         rerun_of=job.rerun_of,
         held_by=job.hold.user if job.hold is not None else "",
         held_at=timestamp(job.hold.at) if job.hold is not None else None,
@@ -102,11 +104,32 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         last_seen_s=max(0.0, now.mono - node.heard_at) if seen else None,
         version=node.version,
         warnings=warnings,
+        hostname=node.inventory.hostname,
+        python=node.inventory.python,
+        interfaces=tuple(
+            h.InterfaceView(
+                name=interface.name,
+                kind=interface.kind.value,
+                addresses=interface.addresses,
+                running=interface.running,
+                rdma=interface.rdma,
+                speed_mbps=interface.speed_mbps,
+            )
+            for interface in node.inventory.interfaces
+        ),
+        peer=node.peer,
+        connected_s=_connected_s(node, now),
     )
 
 
 def _warned(state: h.Reason, warnings: tuple[str, ...]) -> h.Reason:
     return h.Reason(state.code, "; ".join((state.text, *warnings))) if warnings else state
+
+
+def _connected_s(node: Node, now: Instant) -> float | None:
+    if node.link is not LinkState.CONNECTED:
+        return None
+    return max(0.0, now.mono - node.connected_at)
 
 
 def _failure(job: Job) -> str:

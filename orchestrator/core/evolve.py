@@ -9,6 +9,7 @@ from msgspec import UNSET, structs
 
 from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
+from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
@@ -70,6 +71,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.AttemptStarted()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.TaskJoined()
             | f.AttemptClosed()
         ):
@@ -131,6 +133,7 @@ def _apply_link(state: State, fact: f.OfLink) -> None:
             node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
             node.ahead_s, node.instance = ahead_s, life
+            node.connected_at = heard_at
             state.sessions[session] = name
         case f.NameClaimed(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
@@ -231,6 +234,7 @@ def _apply_attempt(
     | f.AttemptStarted
     | f.StopRequested
     | f.StopForced
+    | f.GraceShortened
     | f.TaskJoined
     | f.AttemptClosed,
     at: float,
@@ -240,7 +244,7 @@ def _apply_attempt(
         _dequeue(state, job)
         _job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes)
-        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at))
+        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
         for name in fact.nodes:
             state.nodes[name].holder = (job.id, fact.attempt)
         return
@@ -275,6 +279,9 @@ def _apply_attempt(
                 state.suspects.pop(task.id, None)
         case f.StopForced():
             attempt.forced = True
+        case f.GraceShortened(_, _, user, grace_s):
+            attempt.shortened = at, grace_s
+            job.notes.append((at, f"grace cut to {duration_text(grace_s)} by {user}"))
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at

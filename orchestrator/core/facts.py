@@ -128,11 +128,12 @@ class CancelRequested(_Fact, frozen=True):
 
 class AttemptPlaced(_Fact, frozen=True):
     """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on."""
+    on. `why` says in words why these."""
 
     job: JobId
     attempt: int
     nodes: tuple[NodeName, ...]
+    why: str = ""
 
 
 class TaskPrepared(_Fact, frozen=True):
@@ -231,6 +232,15 @@ class StopForced(_Fact, frozen=True):
 
     job: JobId
     attempt: int
+
+
+class GraceShortened(_Fact, frozen=True):
+    """A stop that has begun: what is left after `grace_s` from now is killed."""
+
+    job: JobId
+    attempt: int
+    user: str
+    grace_s: float
 
 
 class TaskExited(_Fact, frozen=True):
@@ -420,6 +430,7 @@ Durable = (
     | SignalRequested
     | StopRequested
     | StopForced
+    | GraceShortened
     | TaskExited
     | TaskCleaned
     | TaskLost

@@ -65,7 +65,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision([], [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
             return _phase_begun(state, fact, now, limits)
-        case f.StopRequested() | f.StopForced():
+        case f.StopRequested() | f.StopForced() | f.GraceShortened():
             return _stopping(state, fact, limits)
         case f.TaskJoined(job_id, number, rank):
             job = state.jobs[job_id]
@@ -154,7 +154,9 @@ def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decis
     return decision
 
 
-def _stopping(state: State, fact: f.StopRequested | f.StopForced, limits: Limits) -> Decision:
+def _stopping(
+    state: State, fact: f.StopRequested | f.StopForced | f.GraceShortened, limits: Limits
+) -> Decision:
     job, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
@@ -378,6 +380,7 @@ _AttemptFact = (
     | f.SignalRequested
     | f.StopRequested
     | f.StopForced
+    | f.GraceShortened
     | f.TaskPrepared
     | f.TaskRefused
     | f.TaskArranged

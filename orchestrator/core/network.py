@@ -14,6 +14,8 @@ from muster.protocol.interfaces import (
     Endpoint,
     Interface,
     InterfaceKind,
+    NetworkRank,
+    rank_of,
     usable_address,
     usable_name,
 )
@@ -21,25 +23,13 @@ from orchestrator.core.state import Node
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_INFINIBAND, _ROCE, _ETHERNET, _VETH, _TUNNEL, _NEVER = range(6)
-_RANKS: Final = {
-    InterfaceKind.INFINIBAND: _INFINIBAND,
-    InterfaceKind.ETHERNET: _ETHERNET,
-    InterfaceKind.BOND: _ETHERNET,
-    InterfaceKind.VLAN: _ETHERNET,
-    InterfaceKind.BRIDGE: _ETHERNET,
-    InterfaceKind.VETH: _VETH,
-    InterfaceKind.TUNNEL: _TUNNEL,
-    InterfaceKind.VIRTUAL: _NEVER,
-    InterfaceKind.LOOPBACK: _NEVER,
-}
 _WORDS: Final = {
-    _INFINIBAND: "InfiniBand",
-    _ROCE: "RoCE",
-    _ETHERNET: "Ethernet",
-    _VETH: "veth",
-    _TUNNEL: "tunnel",
-    _NEVER: "not a network of its own",
+    NetworkRank.INFINIBAND: "InfiniBand",
+    NetworkRank.ROCE: "RoCE",
+    NetworkRank.ETHERNET: "Ethernet",
+    NetworkRank.VETH: "veth",
+    NetworkRank.TUNNEL: "tunnel",
+    NetworkRank.NEVER: "not a network of its own",
 }
 _NODES_TOLD: Final = 4
 _ADDRESSES_TOLD: Final = 5
@@ -71,7 +61,7 @@ class _Place:
     address: str
     interface: str
     kind: InterfaceKind
-    rank: int
+    rank: NetworkRank
     speed_mbps: int
     running: bool
     pinned: bool
@@ -233,7 +223,7 @@ def _places(interfaces: tuple[Interface, ...]) -> tuple[_Place, ...]:
 
 def _place(interface: Interface, text: str) -> _Place:
     subnet = ipaddress.ip_interface(text).network
-    rank, name = _rank(interface), interface.name
+    rank, name = rank_of(interface.kind, rdma=interface.rdma), interface.name
     return _Place(
         subnet=str(subnet),
         version=subnet.version,
@@ -247,11 +237,6 @@ def _place(interface: Interface, text: str) -> _Place:
         # eth2 comes before eth10.
         order=(rank, -interface.speed_mbps, subnet.version, len(name), name),
     )
-
-
-def _rank(interface: Interface) -> int:
-    rank = _RANKS[interface.kind]
-    return _ROCE if interface.rdma and rank == _ETHERNET else rank
 
 
 def _of(node: Node) -> tuple[_Place, ...]:
@@ -270,7 +255,7 @@ def _allowed(node: Node, entry: str | None) -> list[_Place]:
     if _pinned(node):
         return [place for place in places if place.pinned]
     if entry is None:
-        return [place for place in places if place.rank != _NEVER and place.running]
+        return [place for place in places if place.rank != NetworkRank.NEVER and place.running]
     running = [place for place in places if place.running]
     if cidr(entry) is None:
         return [place for place in running if place.interface == entry]

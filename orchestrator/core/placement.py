@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName
 from muster.spec.types import JobSpec, nproc_wanted
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
@@ -15,37 +16,111 @@ from orchestrator.core.state import Job, Node, State
 
 
 @dataclass(frozen=True, slots=True)
+class Lack:
+    """What keeps a node from being taken: a stable code, and words that follow the node's name.
+
+    `holder` is the attempt that has the node, where one does.
+    """
+
+    code: str
+    text: str
+    holder: tuple[JobId, int] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one node for one job, now: taken if need be where nothing is lacking."""
+
+    node: Node
+    lack: Lack | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """No gang now. `lacking` holds, for each node that could not be taken, the reason."""
 
     text: str
-    lacking: tuple[tuple[NodeName, str], ...]
+    lacking: tuple[tuple[NodeName, Lack], ...]
 
 
-def unfit(spec: JobSpec, node: Node) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """A verdict on every node that is known, and the gang that comes of them, in node-rank order;
+    empty where there is none."""
+
+    verdicts: tuple[Verdict, ...]
+    gang: tuple[NodeName, ...]
+
+
+_APART: Final = Lack("network", "is free, and shares no network with enough of the others")
+_FOR_NOW: Final = frozenset({"busy", "not_connected", "network"})
+"""What may pass without anybody's doing."""
+
+
+def unfit(spec: JobSpec, node: Node) -> Lack | None:
     """Why this node can never run a part of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
-        return f"is in pool {node.inventory.pool}"
+        return Lack("pool", f"is in pool {node.inventory.pool}")
     if spec.placement.include and node.name not in spec.placement.include:
-        return "is not in placement.include"
+        return Lack("not_included", "is not in placement.include")
     if node.name in spec.placement.exclude:
-        return "is in placement.exclude"
+        return Lack("excluded", "is in placement.exclude")
     wanted = spec.resources.gpu or 0
     if node.inventory.gpus < wanted:
-        return f"has {node.inventory.gpus} of the {wanted} GPUs wanted"
+        return Lack("gpus", f"has {node.inventory.gpus} of the {wanted} GPUs wanted")
     model = spec.resources.gpu_model
     if model and model.lower() not in node.inventory.gpu_model.lower():
-        return f"has GPUs of model {node.inventory.gpu_model or 'none'}, not {model}"
+        has = node.inventory.gpu_model or "none"
+        return Lack("gpu_model", f"has GPUs of model {has}, not {model}")
     return None
 
 
-def busy(node: Node) -> str | None:
+def busy(node: Node) -> Lack | None:
     """Why a node that fits cannot be taken now; None if it can."""
     if node.link is not LinkState.CONNECTED:
-        return "is not connected"
+        return Lack("not_connected", "is not connected", node.holder)
     if node.holder is not None:
-        return f"runs job {node.holder[0]}"
+        return Lack("busy", f"runs job {node.holder[0]}", node.holder)
     return None
+
+
+def consider(state: State, job: Job) -> Considered:
+    """Judge every node for a job as if it were its turn: by this it is placed, and by this it is
+    told why it waits.
+
+    Nodes that failed the job before are left out, but where it could not run at all without them.
+    """
+    spec, known = job.spec, tuple(state.nodes.values())
+    unfits = [unfit(spec, node) for node in known]
+    kept = _unspoilt(state, spec, job.avoid)
+    if len(kept) < spec.nodes or (
+        job.avoid and reachable_gang(kept, spec.nodes, state.networks) is None
+    ):
+        kept = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
+    names = {node.name for node in kept}
+    verdicts = tuple(
+        Verdict(node, lack or (busy(node) if node.name in names else _left_out(job, node)))
+        for node, lack in zip(known, unfits, strict=True)
+    )
+    free = [verdict.node for verdict in verdicts if verdict.lack is None]
+    if len(free) < spec.nodes:
+        return Considered(verdicts, ())
+    # Of two that did not meet, one was at fault perhaps: it is seldom both.
+    faults = blame(job) if job.avoid else {}
+    free.sort(key=lambda n: (faults.get(n.name, 0), n.inventory.gpus, natural(n.name)))
+    gang = _gang(spec, free, state.networks)
+    if gang is not None:
+        return Considered(verdicts, gang)
+    return Considered(tuple(v if v.lack else Verdict(v.node, _APART) for v in verdicts), ())
+
+
+def _left_out(job: Job, node: Node) -> Lack:
+    if node.name in job.avoid:
+        return Lack("failed_before", "failed an attempt of this job, and others can run it")
+    return busy(node) or Lack("not_connected", "is not connected")
 
 
 def never_fits(state: State, spec: JobSpec) -> str | None:
@@ -76,34 +151,40 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
 def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     """Choose the whole gang or nothing.
 
-    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; nodes that
-    failed the job before are taken only where the job could not run at all without them. The first
-    is the launcher: where it has another number of ranks than the others, the node that suits.
+    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free. The first is
+    the launcher: where it has another number of ranks than the others, the node that suits.
     """
-    kept = _unspoilt(state, job.spec, job.avoid)
-    if len(kept) < job.spec.nodes or (
-        job.avoid and reachable_gang(kept, job.spec.nodes, state.networks) is None
-    ):
-        kept = [node for node in state.nodes.values() if unfit(job.spec, node) is None]
-    reasons = [(node.name, busy(node)) for node in kept]
-    free = [node for node, (_, reason) in zip(kept, reasons, strict=True) if reason is None]
-    if len(free) >= job.spec.nodes:
-        # Of two that did not meet, one was at fault perhaps: it is seldom both.
-        faults = blame(job) if job.avoid else {}
-        free.sort(key=lambda n: (faults.get(n.name, 0), n.inventory.gpus, natural(n.name)))
-        gang = _gang(job.spec, free, state.networks)
-        if gang is None:
-            return Waiting(
-                f"needs {count(job.spec.nodes, 'node')} that share a network, and of the "
-                f"{len(free)} that are free no so many do",
-                (),
-            )
-        return gang
-    lacking = tuple((name, reason) for name, reason in reasons if reason is not None)
-    return Waiting(
-        f"needs {count(job.spec.nodes, 'node')}, {len(free)} free"
-        + (f": {_some([f'{name} {reason}' for name, reason in lacking])}" if lacking else ""),
-        lacking,
+    found = consider(state, job)
+    if found.gang:
+        return found.gang
+    lacking = tuple(
+        (verdict.node.name, verdict.lack)
+        for verdict in found.verdicts
+        if verdict.lack is not None and verdict.lack.code in _FOR_NOW
+    )
+    wanted = count(job.spec.nodes, "node")
+    apart = sum(lack is _APART for _, lack in lacking)
+    if apart:
+        text = (
+            f"needs {wanted} that share a network, and of the {apart} that are free no so many do"
+        )
+        return Waiting(text, ())
+    free = sum(verdict.lack is None for verdict in found.verdicts)
+    told = _some([f"{name} {lack}" for name, lack in lacking])
+    return Waiting(f"needs {wanted}, {free} free" + (f": {told}" if told else ""), lacking)
+
+
+def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
+    """Why these are the nodes of a gang, told as it is placed."""
+    fitting = [n for n in state.nodes.values() if busy(n) is None and unfit(job.spec, n) is None]
+    left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
+    free = len(fitting) - len(left_out)
+    out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
+    if free == len(nodes):
+        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{out}"
+    return (
+        f"of {free} free nodes that fit, those with the fewest GPUs that suffice, "
+        f"then by name, on one network{out}"
     )
 
 

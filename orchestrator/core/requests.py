@@ -1,5 +1,5 @@
-"""What users ask of a job that they have submitted: to hold it, let it go, change it, or
-signal its ranks.
+"""What users ask of a job that they have submitted: to cancel or hold it, let it go,
+change it, or signal its ranks.
 
 Every refusal says what is so, and what to do instead.
 """
@@ -19,10 +19,13 @@ from muster.spec.units import duration_text
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import grace_now_s, stop_grace_s
 from orchestrator.core.decision import Decision
 from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
 from orchestrator.core.launch import gang_of
+from orchestrator.core.policy import cancelled
 from orchestrator.core.state import Attempt, Job, State
 
 _RANKS_SINCE: Final = 2
@@ -42,6 +45,51 @@ _REFUSED: Final = {
         "to have the nodes for another job: muster cancel {job}, and muster rerun {job} later",
     ),
 }
+
+
+def cancel(state: State, asked: s.CancelReceived) -> Decision:
+    """Harmless when said again. A stop that has begun may be made shorter, never longer."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return _answer(asked.request, unknown_job(asked.job))
+    if job.phase is JobPhase.ENDED:
+        return _answer(asked.request, a.Cancelled(job.id, already_ended=True))
+    decision, note = Decision(), ""
+    if job.cancel is None or (asked.force and not job.cancel[3]):
+        decision.facts.append(
+            f.CancelRequested(job.id, asked.user, asked.reason, asked.grace_s, asked.force)
+        )
+    attempt, cause = job.current, cancelled(asked.user, asked.reason)
+    if attempt is None:
+        decision.facts.append(f.JobEnded(job.id, cause))
+    elif attempt.phase is not AttemptPhase.STOPPING:
+        decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+    elif asked.force:
+        if not attempt.forced:
+            decision.facts.append(f.StopForced(job.id, attempt.number))
+    elif asked.grace_s is not None:
+        fact, note = _shorter(job, attempt, asked.user, asked.grace_s)
+        decision.facts += fact
+    decision.actions.append(
+        a.Answer(asked.request, a.Cancelled(job.id, already_ended=False, note=note))
+    )
+    return decision
+
+
+def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[list[f.Fact], str]:
+    """The wall clock decides nothing: nodes keep whichever deadline comes first."""
+    if stop_grace_s(job, attempt) is None:
+        return [], "it has ended by itself, and its nodes are being cleaned"
+    if attempt.forced or (job.cancel is not None and job.cancel[3]):
+        return [], "it is being killed already"
+    now_s = grace_now_s(attempt)
+    if grace_s >= now_s:
+        kept = duration_text(now_s)
+        return [], f"its stop has begun with a grace of {kept}, which is not made longer"
+    fact = f.GraceShortened(job.id, attempt.number, user, grace_s)
+    return [
+        fact
+    ], f"its grace of {duration_text(now_s)} is cut to {duration_text(grace_s)} from now"
 
 
 def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
-from orchestrator.core.placement import Waiting, place
+from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
 
 
@@ -57,6 +57,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.SignalRequested()
             | f.StopRequested()
             | f.StopForced()
+            | f.GraceShortened()
             | f.TaskJoined()
             | f.TaskPrepared()
             | f.TaskRefused()
@@ -81,7 +82,8 @@ def next_placement(state: State) -> AttemptPlaced | None:
         job = state.jobs[queue[0][1]]
         nodes = place(state, job)
         if not isinstance(nodes, Waiting):
-            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes)
+            why = why_there(state, job, nodes)
+            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes, why)
     return None
 
 

@@ -31,6 +31,7 @@ class Node:
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
     peer: str = ""
+    connected_at: float = 0.0
     heard_at: float = 0.0
     lease_until: float = 0.0
     ahead_s: float = 0.0  # of its wall clock
@@ -97,6 +98,7 @@ class Attempt:
     machine_id: str = ""  # whose port that is
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
     network: str = ""  # which one that is, and why
+    why_there: str = ""  # in words, as it was placed
     cause: Cause | None = None
     forced: bool = False
     warned_at: float | None = None  # the ranks were to be told that the time limit is near
@@ -105,6 +107,7 @@ class Attempt:
     started_at: float | None = None  # every task had started
     stopping_at: float | None = None
     grace_s: float = 0.0  # of the stop that has begun
+    shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
     signals: list[Signal] = field(default_factory=list)  # the last of them

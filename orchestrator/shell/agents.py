@@ -82,6 +82,7 @@ class AgentSessions:
         self._next = 1
         self._stopping = False
         self.coordinator: Coordinator | None = None
+        self.received_bytes = self.sent_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -145,6 +146,7 @@ class AgentSessions:
 
     async def _read(self, session: _Session, coordinator: Coordinator) -> None:
         while (data := await _frame(session.socket)) is not None:
+            self.received_bytes += len(data)
             frame = decode_report(data)
             if not session.link.accept(frame.seq):
                 continue
@@ -170,6 +172,7 @@ class AgentSessions:
                 await self._unsayable(session, item, str(error))
                 continue
             session.link.next_seq()
+            self.sent_bytes += len(data)
             try:
                 await session.socket.send_frame(data, WSMsgType.TEXT)
             except ConnectionError:

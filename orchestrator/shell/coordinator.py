@@ -6,6 +6,7 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Final, Never, Protocol, assert_never
 
@@ -28,6 +29,7 @@ from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.meters import Meters
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
@@ -86,7 +88,8 @@ def replay(records: Iterable[Recorded]) -> State:
 class Coordinator:
     """Owner of `state`. Others read it, after `settled`, and never change it.
 
-    `changes` counts by job id and by node name; it is bumped when what changed is on disk.
+    `changes` counts by job id, by node name and by `events_key`, and is bumped when what changed is
+    on disk.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Coordinator:
         first_job: int = 0,
     ) -> None:
         self.state = state
+        self.meters = Meters(state)
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -115,6 +119,7 @@ class Coordinator:
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
+        self._committed: set[Hashable] = set()  # whose events are on disk, and not announced
         self._readers: list[asyncio.Future[None]] = []
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
         self._next_request = 1
@@ -221,7 +226,8 @@ class Coordinator:
             self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
         for action in actions:
             self._perform(action)
-        self.changes.bump(_touched(facts))
+        self.changes.bump(_touched(facts) | self._committed)
+        self._committed.clear()
         if self._readers:
             readers, self._readers = self._readers, []
             for reader in readers:
@@ -238,6 +244,7 @@ class Coordinator:
     ) -> f.Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
+        began, known = time.perf_counter(), len(facts)
         found: set[f.Durability] = {f.Durability.SYNC} if self._flush_due else set()
         for received in batch:
             decided = turn(self.state, received.stimulus, received.at, self._limits)
@@ -248,6 +255,8 @@ class Coordinator:
                 if durability is not f.Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
                     found.add(durability)
+        self.meters.took_in(self.state, facts[known:])
+        self.meters.turns.add(time.perf_counter() - began)
         for durability in (f.Durability.SYNC, f.Durability.PATIENT):
             if durability in found:
                 return durability
@@ -273,8 +282,13 @@ class Coordinator:
             self._flush = None
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
+        began = time.perf_counter()
         await self._journal.append(staged)
+        self.meters.commits.add(time.perf_counter() - began)
+        self.meters.facts += len(staged)
         self._committing = False
+        self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
+        self._committed.add(events_key(None))
 
     def _flush_now(self) -> None:
         self._flush, self._flush_due = None, True
@@ -307,6 +321,11 @@ class Coordinator:
             if not future.done():
                 future.set_exception(_stopped())
         self.changes.close()
+
+
+def events_key(job: int | None) -> Hashable:
+    """What `changes` counts as facts of a job, or (None) any at all, reach the disk."""
+    return ("events", job)
 
 
 def _stopped() -> CoordinatorStoppedError:

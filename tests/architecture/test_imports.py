@@ -20,8 +20,17 @@ from tests.architecture.sources import (
 ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("agent.shim", ("agent.shim",), ()),
     ("agent.bootstrap", ("agent.bootstrap",), ("torch",)),
-    ("agent.core", ("agent.core", "muster.protocol", "muster.spec"), ("msgspec",)),
-    ("orchestrator.core", ("orchestrator.core", "muster.protocol", "muster.spec"), ("msgspec",)),
+    (
+        "agent.core",
+        ("agent.core", "muster.protocol", "muster.spec", "muster.fabric"),
+        ("msgspec",),
+    ),
+    (
+        "orchestrator.core",
+        ("orchestrator.core", "muster.protocol", "muster.spec", "muster.fabric"),
+        ("msgspec",),
+    ),
+    ("muster.fabric", ("muster.fabric",), ("msgspec",)),
     ("muster.protocol", ("muster.protocol", "muster.spec"), ("msgspec",)),
     ("muster.spec", ("muster.spec", "muster.protocol"), ("msgspec", "yaml")),
 ]
@@ -62,6 +71,7 @@ def test_a_room_imports_only_what_it_may(file: Path) -> None:
         ("orchestrator.core.decide", "def f():\n    import yaml"),
         ("muster.protocol.codec", "import muster.daemon.clock"),
         ("muster.spec.text", "import requests"),
+        ("muster.fabric.choice", "import agent.probe"),
     ],
 )
 def test_an_offence_would_be_found(module: str, line: str) -> None:

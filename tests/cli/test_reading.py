@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from datetime import timedelta
 
 import msgspec
@@ -11,7 +12,7 @@ from muster.protocol import http as api
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
-from tests.cli.conftest import Run
+from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
@@ -138,7 +139,7 @@ def test_show_names_the_first_failing_rank(run: Run, fake: FakeCoordinator) -> N
     fake.put(failed_job())
     text = run("show", "42").stdout.decode()
     assert "job 42  train  FAILED, exit code 17\n" in text
-    assert "first cause: rank 9 on gpu-03 exited with 17" in text
+    assert text.count("rank 9 on gpu-03 exited with 17") == 1
     assert "8-9 (9: exit 17)" in text
     assert "2023-11-14T22:14:25Z   +1m05s  started" in text
 
@@ -152,7 +153,7 @@ def test_a_job_goes_by_its_name_and_by_last(run: Run, fake: FakeCoordinator) -> 
         assert run("show", text).stdout.startswith(f"job {number} ".encode()), text
     unknown = run("show", "c")
     assert unknown.returncode == 125
-    assert b"none of your last 2000 jobs is named 'c'" in unknown.stderr
+    assert b"none of your jobs is named 'c'" in unknown.stderr
 
 
 def test_events_come_in_order_over_pages(run: Run, fake: FakeCoordinator) -> None:
@@ -164,6 +165,37 @@ def test_events_come_in_order_over_pages(run: Run, fake: FakeCoordinator) -> Non
     lines = run("events", "42").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == ["SEQ", "3", "5"]
     assert len(json.loads(run("events", "42", "--json").stdout)["events"]) == 2
+
+
+def event(seq: int, text: str) -> api.EventView:
+    return api.EventView(seq, timestamp(1_700_000_000.0 + seq), "JobSubmitted", 42, text, {})
+
+
+def test_events_are_followed_until_the_job_ends(start: Start, fake: FakeCoordinator) -> None:
+    fake.put(job_view())
+    fake.happened(event(3, "submitted by \x1b[2Jbob"))
+    process = start("events", "-f", "42")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first == b"   3  2023-11-14T22:13:23Z  JobSubmitted     submitted by \\x1b[2Jbob\n"
+    fake.happened(event(4, "placed"))
+    assert process.stdout.readline().endswith(b"placed\n")
+    fake.happened(event(5, "over"))
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out.count(b"\n"), err) == (0, 1, b"")
+
+
+def test_following_events_detaches(start: Start, fake: FakeCoordinator) -> None:
+    fake.put(job_view())
+    fake.happened(event(3, "submitted"))
+    process = start("events", "-f", "42", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["seq"] == 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert b"job 42 goes on: muster events -f 42" in err
 
 
 def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:

@@ -1,12 +1,14 @@
 """The start: what a command imports, what it says of wrong commands, and never a traceback."""
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from muster.cli.verbs import VERBS
 from tests.cli.conftest import TREE, Run
 from tests.client.fake_coordinator import FakeCoordinator, job_view
 
@@ -69,7 +71,7 @@ def test_help_lists_the_verbs_and_the_exit_codes(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    ["submit", "ps", "show", "logs", "wait", "cancel", "events", "nodes", "version", "init"],
+    [verb for verb in VERBS if verb not in {"coordinator", "agent", "probe", "doctor"}],
 )
 def test_every_verb_has_a_help(run: Run, verb: str) -> None:
     done = run(verb, "--help")
@@ -114,4 +116,8 @@ def test_an_error_nobody_foresaw_is_one_line(run: Run, tmp_path: Path) -> None:
     assert done.returncode == 125
     assert done.stderr.startswith(b"muster: unexpected LookupError: no \\x1b[31m such\n")
     assert b"Traceback" not in done.stderr
+    details = Path(done.stderr.decode().split("the details are in ")[1].strip())
+    assert details.parent == tmp_path / ".local/state/muster"
+    assert "LookupError" in details.read_text()
+    assert stat.S_IMODE(details.stat().st_mode) == 0o600
     assert b"Traceback" in run("ps", PYTHONPATH=path, MUSTER_DEBUG="1").stderr

@@ -106,14 +106,85 @@ def test_wrong_usage_is_said(
     assert not fake.script.requests
 
 
-def test_a_dry_run_shows_the_defaults_and_calls_nobody(
+def test_a_dry_run_without_a_coordinator_is_checked_here(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
     (tmp_path / "job.yaml").write_text("run: train.py\n")
     done = run("submit", "-f", "job.yaml", "--dry-run", "--json", MUSTER_TOKEN="")
     assert json.loads(done.stdout)["priority"] == 50
-    assert b"priority: 50\n" in run("submit", "-f", "job.yaml", "--dry-run").stdout
     assert not fake.script.requests
+    older = run("submit", "-f", "job.yaml", "--dry-run")
+    assert (older.returncode, b"priority: 50\n" in older.stdout) == (0, True)
+    assert b"checked here only" in older.stderr
+    assert not fake.script.submitted
+
+
+def test_a_dry_run_says_whether_the_job_fits(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("run: train.py\n")
+    spec = {"name": "train", "run": ["train.py"], "nodes": 1}
+    fake.script.validation = api.Validation(spec, ("env.A_TOKEN seems to be a secret",), fits=True)
+    fits = run("submit", "-f", "job.yaml", "--dry-run")
+    assert (fits.returncode, fits.stdout.splitlines()[0]) == (0, b"name: train")
+    assert b"seems to be a secret\nmuster: it fits" in fits.stderr
+    fake.script.validation = api.Validation(spec, (), fits=False, unfit="it needs 9 nodes")
+    unfit = run("submit", "-f", "job.yaml", "--dry-run", "--json")
+    assert (unfit.returncode, json.loads(unfit.stdout)) == (2, spec)
+    assert b"does not fit the nodes that are known: it needs 9 nodes" in unfit.stderr
+    assert not fake.script.submitted
+
+
+def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH -N 4 -p gpu\nsrun torchrun --nnodes=4 train.py --lr 1\n"
+    )
+    done = run("submit", "--from-sbatch", "job.sh", "--nodes", "2")
+    assert (done.returncode, done.stdout) == (0, b"42\n")
+    assert mapping_of(fake) == {
+        "run": ["train.py", "--lr", "1"],
+        "nodes": "2",
+        "workdir": str(tmp_path),
+    }
+    assert b"#SBATCH --partition=gpu is not taken over: name a pool with --pool" in done.stderr
+    assert run("submit", "--from-sbatch", "job.sh", "-f", "job.yaml").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "level"),
+    [("{}", "INFO"), ("{NCCL_DEBUG: WARN}", "INFO"), ("{NCCL_DEBUG: trace}", "trace")],
+)
+def test_nccl_debug_raises_the_level_and_never_lowers_it(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, env: str, level: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"run: train.py\nenv: {env}\n")
+    assert run("submit", "-f", "job.yaml", "--nccl-debug").returncode == 0
+    assert mapping_of(fake)["env"] == {"NCCL_DEBUG": level}
+
+
+def test_a_command_that_takes_the_place_of_the_files_is_said(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("run: train.py\nworkdir: /x\n")
+    done = run("submit", "-f", "job.yaml", "--", "python", "eval.py")
+    assert b"the command after -- takes the place of `run` in job.yaml\n" in done.stderr
+    assert mapping_of(fake) == {"run": ["eval.py"], "workdir": "/x"}
+
+
+def test_json_is_one_document_whatever_is_waited_for(start: Start, fake: FakeCoordinator) -> None:
+    process = start("submit", "--wait", "--json", "--", "python", "train.py")
+    fake.wait_for_request("/wait")
+    fake.put(ended(job_view(), JobState.FAILED, 3))
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, json.loads(out)["state"]) == (3, "FAILED")
+
+
+def test_json_and_logs_do_not_share_stdout(run: Run, fake: FakeCoordinator) -> None:
+    done = run("submit", "--follow", "--json", "--", "python", "train.py")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert not fake.script.submitted
 
 
 def test_the_same_key_is_the_same_job(run: Run, fake: FakeCoordinator) -> None:

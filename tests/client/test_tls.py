@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from muster.client import Client, SettingsError, UnreachableError
+from muster.client import SettingsError, UnreachableError
+from tests.client.both import MakeClient, make
 from tests.client.fake_coordinator import TOKEN, Script, job_view, running
+
+__all__ = ["make"]
 
 
 @pytest.fixture(scope="module")
@@ -21,40 +24,46 @@ def server_side(authority: trustme.CA, name: str = "127.0.0.1") -> ssl.SSLContex
     return context
 
 
-def test_a_ca_of_ones_own_is_trusted(tmp_path: Path, authority: trustme.CA) -> None:
+def test_a_ca_of_ones_own_is_trusted(
+    make: MakeClient, tmp_path: Path, authority: trustme.CA
+) -> None:
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(ca))
     with running(Script(jobs={42: job_view()}), server_side(authority)) as fake:
-        assert Client(fake.url, TOKEN, ca).job(42).id == 42
-        assert isinstance(list(Client(fake.url, TOKEN, ca).logs(42)), list)
+        assert make(fake.url, TOKEN, ca).job(42).id == 42
+        assert isinstance(list(make(fake.url, TOKEN, ca).logs(42)), list)
 
 
-def test_an_unknown_ca_is_refused_at_once_and_the_token_stays_here(authority: trustme.CA) -> None:
+def test_an_unknown_ca_is_refused_at_once_and_the_token_stays_here(
+    make: MakeClient, authority: trustme.CA
+) -> None:
     with running(Script(), server_side(authority)) as fake:
         with pytest.raises(UnreachableError, match="not trusted") as caught:
-            Client(fake.url, TOKEN).nodes()
+            make(fake.url, TOKEN).nodes()
         assert "MUSTER_CA" in caught.value.hint
         assert not fake.script.requests
 
 
-def test_a_certificate_of_another_host_is_refused(tmp_path: Path, authority: trustme.CA) -> None:
+def test_a_certificate_of_another_host_is_refused(
+    make: MakeClient, tmp_path: Path, authority: trustme.CA
+) -> None:
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(ca))
     with (
         running(Script(), server_side(authority, "elsewhere.test")) as fake,
         pytest.raises(UnreachableError, match="not trusted"),
     ):
-        Client(fake.url, TOKEN, ca).nodes()
+        make(fake.url, TOKEN, ca).nodes()
 
 
-def test_a_server_without_tls_is_named() -> None:
+def test_a_server_without_tls_is_named(make: MakeClient) -> None:
     with running() as fake, pytest.raises(UnreachableError, match="does not speak TLS"):
-        Client(fake.url.replace("http:", "https:"), TOKEN).nodes()
+        make(fake.url.replace("http:", "https:"), TOKEN).nodes()
 
 
-def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_ca_file_that_is_none_is_refused(make: MakeClient, tmp_path: Path) -> None:
     broken = tmp_path / "ca.pem"
     broken.write_text("no certificate")
     for path in (broken, tmp_path / "missing.pem"):
         with pytest.raises(SettingsError, match="cannot be used"):
-            Client("https://127.0.0.1:1", TOKEN, path)
+            make("https://127.0.0.1:1", TOKEN, path)

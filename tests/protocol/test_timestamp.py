@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.http import JobSummary, Step
-from muster.protocol.timestamp import maybe_timestamp, timestamp
+from muster.protocol.timestamp import maybe_timestamp, moment, timestamp
+from muster.spec.problems import RefusedError
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,18 @@ def test_every_field_that_is_named_as_a_time_is_one() -> None:
             if name == "at" or name.endswith("_at"):
                 kinds = field.get("anyOf", [field])
                 assert all(k.get("format") == "date-time" or k["type"] == "null" for k in kinds)
+
+
+def test_a_moment_is_a_time_or_a_span_before_now() -> None:
+    assert moment("2023-11-14T22:13:20Z", 0.0) == 1_700_000_000.0
+    assert moment("2023-11-14t23:13:20.5+01:00", 0.0) == 1_700_000_000.5
+    assert moment("1h30m", 10_000.0) == 4_600.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "2023-11-14", "2023-11-14T22:13:20", "yesterday", "25:00", "T", "-5m"]
+)
+def test_what_is_no_moment_is_refused_with_how_to_write_it(text: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        moment(text, 0.0)
+    assert "write `" in refused.value.hint

@@ -87,6 +87,7 @@ class LogConnections:
         self._coordinator = coordinator
         self._max = connections_max
         self._sockets: set[web.WebSocketResponse] = set()
+        self.received_bytes = self.sent_bytes = 0
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The route of a bulk connection, from its hello to its end."""
@@ -102,9 +103,10 @@ class LogConnections:
         try:
             hello = await self._hello(socket)
             connection = _Connection(socket, hello.node)
-            writer = self._owner.spawn(_write(connection), name=f"logs-{hello.node}")
+            writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
                 while (data := await _frame(socket)) is not None:
+                    self.received_bytes += len(data)
                     await self._take(connection, data)
             finally:
                 if connection.again is not None:
@@ -117,6 +119,25 @@ class LogConnections:
             if writer is not None:
                 writer.cancel()
         return socket
+
+    async def _write(self, connection: _Connection) -> None:
+        try:
+            while True:
+                await connection.filled.wait()
+                connection.filled.clear()
+                others, connection.others = connection.others, []
+                acks, connection.acks = connection.acks, {}
+                for stream, offset in acks.items():
+                    await self._send(connection, LogAck(stream, offset))
+                for command in others:
+                    await self._send(connection, command)
+        except ConnectionError:
+            return  # the reader sees the end as well
+
+    async def _send(self, connection: _Connection, command: LogCommand) -> None:
+        text = encode_text(command)
+        self.sent_bytes += len(text)
+        await connection.socket.send_str(text)
 
     async def close_all(self) -> None:
         """End all connections; the agents come back to the next process."""
@@ -249,21 +270,6 @@ class LogConnections:
 
 def _task_of(message: OpenStream | EndStream | TaskLogsEnd) -> TaskId:
     return message.task if isinstance(message, TaskLogsEnd) else message.stream.task
-
-
-async def _write(connection: _Connection) -> None:
-    try:
-        while True:
-            await connection.filled.wait()
-            connection.filled.clear()
-            others, connection.others = connection.others, []
-            acks, connection.acks = connection.acks, {}
-            for stream, offset in acks.items():
-                await connection.socket.send_str(encode_text(LogAck(stream, offset)))
-            for command in others:
-                await connection.socket.send_str(encode_text(command))
-    except ConnectionError:
-        return  # the reader sees the end as well
 
 
 async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:

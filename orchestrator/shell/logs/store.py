@@ -3,7 +3,8 @@
 A task that wrote nothing has no folder there, only a line in `logs/<job>/<attempt>/silent`.
 
 Bytes are appended on the loop (a copy into the page cache) and synced by a thread, all streams
-together, at most 200 ms after they came. What an agent is told to be stored is on disk.
+together, at most 200 ms after they came, sooner when they are many. What an agent is told to be
+stored is on disk.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, Stre
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
+# An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
+_SYNC_BYTES: Final = 1 << 20
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _SILENT: Final = "silent"
@@ -48,7 +51,8 @@ class _Marker(msgspec.Struct, frozen=True):
 
 
 class JobLogs:
-    """All streams of a job. `next_seq` numbers the next arrival; `late` are the streams whose next
+    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
+    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
     bytes could not be stored; `removed` is set when retention took the logs away.
     """
 
@@ -58,6 +62,7 @@ class JobLogs:
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
+        self.grew_at = 0.0
         self.next_seq = 1
         if self.removed is None:
             self._load()
@@ -102,10 +107,12 @@ class LogStore:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
         self._dirty: dict[StreamFile, tuple[StreamId, Synced]] = {}
+        self._unsynced = 0  # bytes
         self._new_folders: set[Path] = set()
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
+        self.stored_bytes = self.stalls = 0
 
     def prepare(self) -> None:
         """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
@@ -135,6 +142,7 @@ class LogStore:
         """
         self._work.clear()
         self._hurry.clear()
+        self._unsynced = 0
         dirty, self._dirty = self._dirty, {}
         folders, self._new_folders = self._new_folders, set()
         rounds, self._rounds = self._rounds, []
@@ -199,7 +207,10 @@ class LogStore:
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
         if taken:
+            self.stored_bytes += taken
             job.take_seq()
+            self._unsynced += taken
+            job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
             self._changes.bump([log_key(job_of(name))])
@@ -276,11 +287,12 @@ class LogStore:
     async def remove(self, job_id: JobId, why: str) -> None:
         """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
         job = self.job(job_id)
-        mark = Removed(self._clock.now().wall, why)
         gone = list(job.streams.values())
+        mark = job.removed or Removed(self._clock.now().wall, why)
         try:
             # The mark is first: what a crash leaves behind it is nobody's any more.
-            await asyncio.to_thread(write_removed, job.root, mark)
+            if job.removed is None:
+                await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
             job.streams, job.late = {}, {}
             for stream in gone:
@@ -330,6 +342,7 @@ class LogStore:
     def _late(self, job: JobLogs, key: StreamKey, offset: int, why: str) -> None:
         if key in job.late:
             return
+        self.stalls += 1
         text = f"the coordinator cannot store more of this now ({why}); the node keeps it"
         job.late[key] = Late(offset, self._clock.now().wall, text)
         _log.error("log_store_failed", path=f"{job.root}/{key.attempt}", stream=key[1:], why=why)
@@ -338,6 +351,8 @@ class LogStore:
     def _touched(self, stream: StreamFile, name: StreamId, synced: Synced) -> None:
         self._dirty[stream] = (name, synced)
         self._work.set()
+        if self._unsynced >= _SYNC_BYTES:
+            self._hurry.set()
         if stream.is_open:
             self._open[stream] = None
             self._open.move_to_end(stream)

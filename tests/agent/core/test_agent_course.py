@@ -168,6 +168,14 @@ def test_a_stop_before_the_shim_speaks_reaches_it_then() -> None:
     assert not told(agent.hear(m.StartTask(TASK)))
 
 
+def test_a_grace_that_is_cut_reaches_a_task_that_is_ending() -> None:
+    agent = Agent()
+    agent.running()
+    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 600.0))) == [ShimStop("SIGTERM", 600.0)]
+    assert told(agent.shim(ShimPhase.STOPPING, running_s=1.0)) == []
+    assert told(agent.hear(m.StopTask(TASK, "SIGTERM", 5.0))) == [ShimStop("SIGTERM", 5.0)]
+
+
 def test_force_kills() -> None:
     agent = Agent()
     agent.running()
@@ -298,6 +306,11 @@ def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:
     agent = Agent()
     agent.running()
     assert told(agent.hear(warn)) == [ShimSignal("SIGUSR1", 1)]
+    some = m.SignalTask(TASK, "SIGUSR2", 2, ranks=(1,), late=False)
+    # Its shim is of a release that would take it for all ranks.
+    assert told(agent.hear(some)) == []
+    agent.shim(ShimPhase.RUNNING, running_s=0.0, v=2)
+    assert told(agent.hear(some)) == [ShimSignal("SIGUSR2", 2, (1,), late=False)]
     agent.hear(m.StopTask(TASK))
     assert told(agent.hear(warn)) == []
     stranger = Agent()

@@ -245,6 +245,23 @@ def test_ranks_that_begin_after_a_warning_have_it_once_in_each_round(
     any_stage.play(story)
 
 
+@pytest.mark.torch
+def test_a_signal_to_one_rank_is_for_it_alone(stage: Stage, tmp_path: Path) -> None:
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path)
+        await both_up(task, tmp_path, COUNTS)
+        await task.send(ShimSignal("SIGUSR1", 1, ranks=(1, 7), late=False))
+        await written(task, 1, b"told True\n")
+        await task.send(ShimSignal("SIGUSR1", 2, late=False))
+        for rank in (0, 1):
+            await written(task, rank, b"told True\n" * (rank + 1))
+        await task.send(ShimKill())
+        await task.ended()
+        assert task.read("logs/rank-0.stdout") == b"up\ntold True\n"
+
+    stage.play(story)
+
+
 def test_no_warning_comes_after_the_stop(stage: Stage) -> None:
     script = "trap 'echo told' USR1; trap 'echo term; sleep 0.5; exit 3' TERM; echo up; "
     script += "while true; do sleep 0.01; done"

@@ -52,7 +52,7 @@ def test_what_goes_too_far_is_a_problem(
     answer = ask(coordinator, head(coordinator, line, *headers))
     assert (answer.status, answer.problem["code"]) == (status, code)
     if status == 405:
-        assert answer.headers["allow"] == "GET"
+        assert answer.headers["allow"] == "GET, PATCH"
 
 
 def test_an_expectation_is_not_answered_before_the_token_is_seen(

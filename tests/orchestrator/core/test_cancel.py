@@ -119,20 +119,54 @@ def test_an_unknown_job_is_declined() -> None:
     assert declined.code == "unknown_job"
 
 
-def test_the_grace_of_a_stop_that_has_begun_changes_only_by_force() -> None:
+def kill_in_s(cluster: Cluster) -> float:
+    """How much is left of the grace."""
+    at = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
+    assert at is not None
+    return round(at.timestamp() - cluster.now.wall, 3)
+
+
+def noted(result: a.Result) -> str:
+    assert isinstance(result, a.Cancelled), result
+    return result.note
+
+
+def test_the_grace_of_a_stop_that_has_begun_is_cut_and_never_made_longer() -> None:
     cluster = cluster_with(2, stop=Stop("SIGTERM", 600.0))
     first, second = cluster.run_gang(1)
     cluster.end(second, ExitStatus(1))
-    ends = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
-    assert ends is not None
-    cluster.cancel(1, grace_s=5.0)
-    assert job_view(cluster.state, cluster.job(1), cluster.now).kill_at == ends
+    cluster.beat(10)
+    assert kill_in_s(cluster) == 590
+    longer = noted(cluster.cancel(1, grace_s=900.0))
+    assert longer == "its stop has begun with a grace of 10m, which is not made longer"
+    assert kill_in_s(cluster) == 590
+    cut = noted(cluster.cancel(1, grace_s=60.0))
+    assert cut == "its grace of 10m is cut to 1m from now"
+    assert kill_in_s(cluster) == 60
+    assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 60.0)
     cluster.leave("n0")
     cluster.sent.clear()
     cluster.join("n0", tasks=(TaskReport(first, TaskState.STARTED, prepared=prepared()),))
-    assert cluster.commands("n0", StopTask) == [StopTask(first, "SIGTERM", 600.0)]
+    assert cluster.commands("n0", StopTask) == [StopTask(first, "SIGTERM", 60.0)]
+    told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
+    assert "grace cut to 1m by ada" in told
     cluster.cancel(1, force=True)
-    assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 600.0, force=True)
-    at = job_view(cluster.state, cluster.job(1), cluster.now).kill_at
-    assert at is not None
-    assert at < ends
+    assert cluster.commands("n0", StopTask)[-1] == StopTask(first, "SIGTERM", 60.0, force=True)
+    assert kill_in_s(cluster) <= 0
+    assert noted(cluster.cancel(1, grace_s=1.0)) == "it is being killed already"
+
+
+def test_a_cut_that_would_come_later_than_the_end_of_the_grace_is_not_shown_as_later() -> None:
+    cluster = cluster_with(stop=Stop("SIGTERM", 60.0))
+    cluster.run_gang(1)
+    cluster.cancel(1)
+    cluster.beat(50)
+    cluster.cancel(1, grace_s=30.0)
+    assert kill_in_s(cluster) == 10
+
+
+def test_one_that_has_ended_by_itself_has_no_grace_to_cut() -> None:
+    cluster = cluster_with()
+    (name,) = cluster.run_gang(1)
+    cluster.end(name, ExitStatus(0))
+    assert "ended by itself" in noted(cluster.cancel(1, grace_s=1.0))

@@ -18,7 +18,7 @@ from orchestrator.core import turn as turns
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.faults import from_report
 from orchestrator.core.launch import Gang
-from orchestrator.core.placement import Waiting, busy, place
+from orchestrator.core.placement import Lack, Waiting, busy, place
 from orchestrator.core.policy import after_attempt
 from orchestrator.core.reports import news
 from orchestrator.core.state import Attempt, Job, Node, State, Task
@@ -132,7 +132,7 @@ def _changes_in_memory(real: Any) -> Any:
     return after
 
 
-def _not_busy(node: Node) -> str | None:
+def _not_busy(node: Node) -> Lack | None:
     return busy(replace(node, holder=None))
 
 

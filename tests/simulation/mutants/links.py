@@ -208,7 +208,7 @@ MUTANTS = (
     ),
     Mutant(
         "a cancel is noted and nothing is stopped",
-        _wrap(decide, "_cancel", _cancel_only_noted),
+        _wrap(decide, "cancel", _cancel_only_noted),
         ("I10",),
         seed=4,
     ),

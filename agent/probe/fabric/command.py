@@ -1,0 +1,140 @@
+"""`muster probe` and `muster doctor`: one node, with or without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+
+from agent.config import AgentConfig, load
+from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.report import doctor_text, exit_code, probe_text
+from agent.probe.fabric.user import User, user_named
+from muster.daemon.errors import ConfigError
+from muster.fabric.nccl import version_of
+from muster.fabric.schema import probe_schema
+
+VERBS: Final = ("probe", "doctor")
+EXIT_USAGE: Final = 2
+EXIT_CONFIG: Final = 125
+"""Not 2, which from a doctor means a sick node."""
+CONFIG: Final = Path("/etc/muster/agent.yaml")
+
+_DOCTOR_CODES: Final = "Exit codes: 0 fine, 1 warnings, 2 errors, 125 cannot be asked like this."
+
+
+def main(verb: str, arguments: Sequence[str]) -> int:
+    """Run a verb; returns the exit code."""
+    parser = _parser(verb)
+    flags = parser.parse_args(arguments)
+    if verb == "probe" and flags.schema:
+        _print(json.dumps(probe_schema(), indent=2))
+        return 0
+    root: Path = flags.root
+    if not root.is_dir():
+        return _complain(verb, f"--root: {root} is no folder")
+    if flags.nccl is not None and version_of(flags.nccl) is None:
+        return _complain(verb, f"--nccl: {flags.nccl!r} is no version, write it as 2.27.3")
+    try:
+        asked = _asked(root, flags.config, flags.nccl)
+    except ConfigError as error:
+        return _complain(verb, " ".join(str(error).split()))
+    found = probe(root, asked)
+    if flags.json:
+        _print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        _print(probe_text(found) if verb == "probe" else doctor_text(found))
+    return exit_code(found) if verb == "doctor" else 0
+
+
+def asked_by(
+    config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
+) -> Asked:
+    """What a probe of this agent's node is told by its configuration; `agent`: by the agent
+    itself."""
+    user = user_named(config.run_as) if live and config.run_as is not None else None
+    return Asked(
+        rules=config.fabric,
+        nccl=nccl,
+        python=str(config.python),
+        user=user,
+        home=_home(user) if live else None,
+        network=config.interface or config.address,
+        agent=agent,
+    )
+
+
+def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
+    """Of this machine's configuration nothing is taken for another tree, unless it is named."""
+    live = os.path.realpath(root) == "/"
+    if live and file is None and "MUSTER_AGENT_CONFIG" not in os.environ and _readable(CONFIG):
+        file = CONFIG
+    if not live and file is None:
+        return Asked(nccl=nccl)
+    return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
+
+
+def _readable(file: Path) -> bool:
+    return os.access(file, os.R_OK)
+
+
+def _home(user: User | None) -> str:
+    return user.home if user is not None else os.path.expanduser("~")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit as for any other way in which this cannot be asked."""
+        verb = self.prog.rpartition(" ")[2]
+        sys.exit(_complain(verb, f"{message}; `muster {verb} --help` shows the options"))
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    probing = verb == "probe"
+    parser = _Parser(
+        prog=f"muster {verb}",
+        description="Show this node's HCAs, GPUs and interfaces, and what its jobs will use."
+        if probing
+        else "Say what is wrong with this node's fabric, what it costs and how to mend it. "
+        "Needs no cluster.",
+        epilog=None if probing else _DOCTOR_CODES,
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="read sys, proc, dev and etc below DIR; nothing is asked of this machine",
+    )
+    parser.add_argument("--json", action="store_true", help="docs/probe.md explains it")
+    parser.add_argument(
+        "--nccl", metavar="VERSION", help="of the jobs' torch; default: what is installed"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"of the agent; default: {CONFIG}, if it is there",
+    )
+    if probing:
+        parser.add_argument("--schema", action="store_true", help="print the JSON Schema of --json")
+    return parser
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        # `muster probe | head` has what it wanted.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(verb: str, text: str) -> int:
+    sys.stderr.write(f"muster {verb}: {text}\n")
+    return EXIT_USAGE if verb == "probe" else EXIT_CONFIG

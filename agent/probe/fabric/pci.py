@@ -1,0 +1,148 @@
+"""The PCI functions of a node that matter here: HCAs, GPUs and other accelerators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from agent.probe.fabric import formats
+from agent.probe.fabric.tree import Tree, Unread
+from muster.fabric.affinity import Path, is_function, path_of
+
+DEVICES: Final = "sys/bus/pci/devices"
+
+INFINIBAND_CLASS: Final = 0x0207
+_ETHERNET_CLASS, _OTHER_NETWORK_CLASS, _DISPLAY, _SERIAL = 0x0200, 0x0280, 0x03, 0x0C06
+_COPROCESSOR, _ACCELERATOR = 0x0B40, 0x1200
+MELLANOX: Final = 0x15B3
+NVIDIA: Final = 0x10DE
+AMD: Final = 0x1002
+_INTEL, _NEC = 0x8086, 0x1BCF
+_GPU_CLASSES: Final = {NVIDIA: (0x0300, 0x0302), AMD: (0x0300, 0x0302, 0x0380)}
+# Xeon Phi; other co-processors of Intel's compress and encrypt.
+_PHI: Final = range(0x2250, 0x2260)
+_ACS_CAPABILITY: Final = 0x000D
+# P2P request redirect, P2P completion redirect, upstream forwarding.
+_ACS_REDIRECTS: Final = 0x04 | 0x08 | 0x10
+_CAPABILITIES_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function. `kind` is its class without the programming interface (0x0207); `path` is ()
+    where the tree is hidden."""
+
+    address: str
+    kind: int
+    vendor: int | None = None
+    device: int | None = None
+    numa_node: int | None = None
+    path: Path = ()
+    virtual: bool = False
+
+    @property
+    def id(self) -> str:
+        """15b3:1021, as lspci writes it; "" if it is not known."""
+        if self.vendor is None or self.device is None:
+            return ""
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+def functions(tree: Tree) -> tuple[Function, ...]:
+    """All that may be an HCA, a GPU or another accelerator, in PCI order."""
+    names = tree.names(DEVICES)
+    if isinstance(names, Unread):
+        return ()
+    found = []
+    for name in sorted(names):
+        if not is_function(name):
+            continue
+        text = tree.text(f"{DEVICES}/{name}/class")
+        number = None if isinstance(text, Unread) else formats.hexadecimal(text)
+        if number is None:
+            continue
+        kind = number >> 8
+        if kind >> 8 in (0x02, _DISPLAY) or kind in (_SERIAL, _COPROCESSOR, _ACCELERATOR):
+            found.append(_function(tree, name, kind))
+    return tuple(sorted(found, key=lambda function: _order(function.address)))
+
+
+def is_accelerator(function: Function) -> bool:
+    """A GPU, or what jobs use like one."""
+    kinds = _GPU_CLASSES.get(function.vendor or 0, ())
+    if function.kind in kinds or function.kind == _ACCELERATOR:
+        return True
+    if function.kind != _COPROCESSOR:
+        return False
+    return function.vendor in (NVIDIA, AMD, _NEC) or (
+        function.vendor == _INTEL and function.device in _PHI
+    )
+
+
+def is_hca(function: Function) -> bool:
+    """A card that a driver for RDMA could serve, by its class or its maker."""
+    if function.kind == INFINIBAND_CLASS:
+        return True
+    return function.vendor == MELLANOX and function.kind in (
+        _ETHERNET_CLASS,
+        _OTHER_NETWORK_CLASS,
+        _SERIAL,
+    )
+
+
+def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[str, ...]:
+    """Of the bridges on these paths those that send peer-to-peer traffic up to the CPU (ACS)."""
+    bridges = {function for path in paths for function in path[1:-1]}
+    return tuple(bridge for bridge in sorted(bridges) if _acs(tree, f"{DEVICES}/{bridge}/config"))
+
+
+def numa_node(tree: Tree, folder: str) -> int | Unread | None:
+    """-1 where the kernel does not know."""
+    text = tree.text(f"{folder}/numa_node")
+    if isinstance(text, Unread):
+        return text
+    number = formats.decimal(text)
+    return number if number is not None and -1 <= number < 1 << 16 else None
+
+
+def _function(tree: Tree, name: str, kind: int) -> Function:
+    folder = f"{DEVICES}/{name}"
+    where = tree.real(folder)
+    numa = numa_node(tree, folder)
+    return Function(
+        address=name,
+        kind=kind,
+        vendor=_hex(tree, f"{folder}/vendor"),
+        device=_hex(tree, f"{folder}/device"),
+        numa_node=None if isinstance(numa, Unread) else numa,
+        path=() if isinstance(where, Unread) else path_of(where),
+        virtual=not isinstance(tree.link(f"{folder}/physfn"), Unread),
+    )
+
+
+def _hex(tree: Tree, path: str) -> int | None:
+    text = tree.text(path)
+    return None if isinstance(text, Unread) else formats.hexadecimal(text)
+
+
+def _order(address: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split(r"[:.]", address))
+
+
+def _acs(tree: Tree, path: str) -> bool:
+    """Reads four bytes at a time: all of a configuration space takes the hardware milliseconds."""
+    offset = 0x100
+    for _ in range(_CAPABILITIES_MAX):
+        header = tree.window(path, offset, 4)
+        if len(header) < 4:
+            return False
+        value = int.from_bytes(header, "little")
+        if value & 0xFFFF == _ACS_CAPABILITY:
+            control = tree.window(path, offset + 6, 2)
+            return bool(int.from_bytes(control, "little") & _ACS_REDIRECTS)
+        offset = value >> 20
+        if offset < 0x100:
+            return False
+    return False

@@ -1,0 +1,183 @@
+"""One probe: everything read once, then judged."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from agent.probe.fabric import problems, surroundings
+from agent.probe.fabric.gpus import gpus_of
+from agent.probe.fabric.ib import Devices
+from agent.probe.fabric.limits import limits_of
+from agent.probe.fabric.netdevs import networks_of, sockets, with_addresses
+from agent.probe.fabric.pci import Function, functions, is_hca, redirecting
+from agent.probe.fabric.software import software_of
+from agent.probe.fabric.tree import Read, Tree, Unread
+from agent.probe.fabric.user import User
+from muster.fabric import affinity
+from muster.fabric.choice import choose
+from muster.fabric.environment import environment
+from muster.fabric.nccl import version_of
+from muster.fabric.rules import Rules
+from muster.fabric.types import Affinity, Gpu, Hca, Probe
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe is told besides its root. `user` runs the jobs and `python` is their
+    interpreter; `nccl` is a version; `network` an interface or address that is pinned; `agent`:
+    this process is the agent itself."""
+
+    rules: Rules = Rules()
+    nccl: str | None = None
+    python: str | None = None
+    user: User | None = None
+    home: str | None = None
+    network: str | None = None
+    agent: bool = False
+
+
+def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None = None) -> Probe:
+    """Read the tree below `root` and judge it; never raises for what it finds there.
+
+    Below another root than / nothing is asked of this machine.
+    """
+    asked = asked or Asked()
+    tree = Tree(root, read)
+    devices = Devices(tree, asked.user if tree.live else None)
+    pci = functions(tree)
+    gpus = gpus_of(tree, pci)
+    networks = networks_of(tree, devices.hcas)
+    hcas = with_addresses(devices.hcas, networks.networks)
+    bare = _bare(pci, hcas)
+    pairs, flat = _affinity(gpus, hcas, bare, virtual=_is_virtual(tree))
+    choice = choose(hcas, pairs, asked.rules)
+    software = software_of(tree, python=asked.python, home=asked.home, nccl=asked.nccl)
+    version = version_of(software.nccl) if software.nccl else None
+    env = environment(choice, sockets(networks, choice.hcas, asked.network), version)
+    hcas = [_forced(hca, env.index) for hca in choice.hcas]
+    choice = replace(choice, hcas=tuple(hcas))
+    limits = limits_of(tree, own=asked.agent)
+    hostname = _hostname(tree)
+    ports = problems.Ports(
+        choice=choice,
+        environment=env,
+        networks=networks.networks,
+        version=version,
+        bare=bare,
+        skipped=devices.skipped,
+        live=tree.live,
+        uverbs_there=tree.exists("dev/infiniband"),
+        arp_separate=_arp_separate(tree),
+    )
+    node = surroundings.Node(
+        used=choice.used,
+        hcas=hcas,
+        gpus=gpus,
+        affinity=pairs,
+        env=env.values,
+        limits=limits,
+        software=software,
+        flat=flat,
+        local_name=surroundings.local_name(tree, hostname),
+        redirecting=redirecting(tree, _near_paths(gpus, choice.used, pairs)),
+    )
+    found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
+    return Probe(
+        hostname=hostname or "unknown",
+        hcas=tuple(hcas),
+        gpus=gpus,
+        affinity=tuple(pairs),
+        networks=networks.networks,
+        env=env.values,
+        problems=tuple(found),
+        fabric=choice.fabric,
+        limits=limits,
+        software=software,
+        fingerprint=_fingerprint(hcas, gpus),
+    )
+
+
+def _bare(pci: Sequence[Function], hcas: Sequence[Hca]) -> tuple[Function, ...]:
+    served = {hca.pci for hca in hcas} | {hca.physical_function for hca in hcas}
+    return tuple(
+        function
+        for function in pci
+        if is_hca(function) and not function.virtual and function.address not in served
+    )
+
+
+def _affinity(
+    gpus: Sequence[Gpu], hcas: Sequence[Hca], bare: Sequence[Function], *, virtual: bool | None
+) -> tuple[list[Affinity], bool]:
+    """The pairs, and whether the PCI tree tells nothing of them."""
+    ends = {hca.name: (hca.pci_path, hca.numa_node) for hca in hcas}
+    ends |= {function.address: (function.path, function.numa_node) for function in bare}
+    found = affinity.pairs(gpus, [(name, path, numa) for name, (path, numa) in ends.items()])
+    flat = virtual is not False and affinity.is_flat(gpus, list(ends.values()))
+    return (affinity.unknown(found) if flat else found), flat
+
+
+def _near_paths(
+    gpus: Sequence[Gpu], used: Sequence[Hca], pairs: Sequence[Affinity]
+) -> list[affinity.Path]:
+    """The ways between each GPU and the HCAs next to it."""
+    gpu_paths = {gpu.pci: gpu.pci_path for gpu in gpus}
+    hca_paths = {hca.name: hca.pci_path for hca in used}
+    near = [pair for pair in pairs if pair.distance in affinity.NEAR and pair.hca in hca_paths]
+    return [path for pair in near for path in (gpu_paths[pair.gpu], hca_paths[pair.hca])]
+
+
+def _forced(hca: Hca, index: int | None) -> Hca:
+    if index is None or not hca.use or hca.gid_index is None:
+        return hca
+    return msgspec.structs.replace(hca, gid_index=index)
+
+
+def _is_virtual(tree: Tree) -> bool | None:
+    """Whether a hypervisor is below; None where the processor does not say."""
+    text = tree.text("proc/cpuinfo")
+    if isinstance(text, Unread):
+        return None
+    return any(line.startswith("flags") and " hypervisor" in line for line in text.splitlines())
+
+
+def _hostname(tree: Tree) -> str:
+    if tree.live:
+        return socket.gethostname()
+    for path in ("etc/hostname", "proc/sys/kernel/hostname"):
+        text = tree.text(path)
+        if not isinstance(text, Unread):
+            return text.split()[0]
+    return ""
+
+
+def _arp_separate(tree: Tree) -> bool:
+    """Whether each interface answers for its own addresses alone."""
+    folder = "proc/sys/net/ipv4/conf/all"
+    ignore, announce = tree.text(f"{folder}/arp_ignore"), tree.text(f"{folder}/arp_announce")
+    return ignore in ("1", "2") and announce == "2"
+
+
+def _fingerprint(hcas: Sequence[Hca], gpus: Sequence[Gpu]) -> str:
+    what = [
+        [
+            (
+                hca.key,
+                hca.pci,
+                hca.hca_type,
+                hca.fw_ver,
+                hca.board_id,
+                hca.node_guid,
+                hca.link_layer,
+            )
+            for hca in hcas
+        ],
+        [(gpu.pci, gpu.pci_id, gpu.uuid) for gpu in gpus],
+    ]
+    return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:16]

@@ -1,0 +1,348 @@
+"""What is wrong with a node's fabric, what it costs, and how to mend it.
+
+A port that would be used and cannot be is an error; one that is not for training is at most worth
+knowing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final, TypeVar
+
+from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
+from muster.fabric.affinity import card_of
+from muster.fabric.choice import Choice, has_no_address
+from muster.fabric.classes import speed_of
+from muster.fabric.environment import Environment
+from muster.fabric.gids import routable, version_of
+from muster.fabric.kinds import EFA, special
+from muster.fabric.nccl import Version, devices_max
+from muster.fabric.types import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
+
+_GUESSED_PREFIX: Final = 24
+
+_T = TypeVar("_T")
+_K = TypeVar("_K")
+
+Found = Iterator[Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver serves; `live`:
+    this machine, not a copy; `present`: it has a folder of RDMA devices."""
+
+    choice: Choice
+    environment: Environment
+    networks: Sequence[Network]
+    version: Version | None
+    bare: Sequence[Function]
+    skipped: dict[str, str]
+    live: bool = False
+    uverbs_there: bool = True
+    arp_separate: bool = False
+
+
+def of_ports(ports: Ports) -> Found:
+    """Of HCAs, their links and addresses."""
+    for check in (_hindered, _links, _devices, _addresses, _choice, _drivers):
+        yield from check(ports)
+
+
+def error(what: str, fix: str) -> Problem:
+    """RDMA does not work as it should."""
+    return Problem(Severity.ERROR, what, fix)
+
+
+def warning(what: str, fix: str) -> Problem:
+    """RDMA may fail or be slow."""
+    return Problem(Severity.WARNING, what, fix)
+
+
+def info(what: str, fix: str) -> Problem:
+    """Worth knowing."""
+    return Problem(Severity.INFO, what, fix)
+
+
+def listed(names: Iterable[str]) -> str:
+    """mlx5_0, mlx5_1 and 6 more."""
+    found = list(names)
+    return (
+        ", ".join(found) if len(found) <= 8 else f"{', '.join(found[:7])} and {len(found) - 7} more"
+    )
+
+
+def _hindered(ports: Ports) -> Found:
+    """Ports of the class that is used, which cannot be used."""
+    choice = ports.choice
+    missing = [hca for hca in choice.hcas if hca.expected and not hca.use]
+    expected = sum(hca.expected for hca in choice.hcas)
+    left = f"{len(choice.used)} of {expected} compute ports are left"
+    unused_ends = _same_ends(choice.hcas)
+    for (state, phys), group in _grouped(missing, lambda hca: (hca.state, hca.phys_state)):
+        names = listed(hca.key for hca in group)
+        if state is None or state == ACTIVE:
+            continue
+        what, fix = _down(state, phys, names, group)
+        if unused_ends and phys != "Disabled" and state == "DOWN":
+            yield warning(
+                f"{what}; {left}, the same of each card: not cabled?", _leave_out(fix, group)
+            )
+        else:
+            yield error(f"{what}; {left}", fix)
+    for hca in missing:
+        if hca.state not in (None, ACTIVE):
+            continue
+        if hca.uverbs_error is not None:
+            yield error(
+                f"{hca.key}: {hca.reason}; NCCL would skip it without a word; {left}",
+                "let the jobs' user open the device: udev's rule of rdma-core gives mode 0666; in "
+                "a container pass /dev/infiniband and allow it",
+            )
+        elif has_no_address(hca):
+            # Of a model that is not known it may be any card of the machine.
+            known = hca.hca_type is not None or hca.pci_id is not None or not choice.used
+            yield (error if known else warning)(
+                f"{hca.key}: {hca.reason}: only peers on the same segment could be reached, so it "
+                f"is left out; {left}",
+                f"give {_where(hca)} an IP address (or exclude the HCA in the agent's "
+                "configuration: fabric.exclude)",
+            )
+        else:
+            yield error(
+                f"{hca.key}: {hca.reason}; {left}",
+                f"give {_where(hca)} an address of the same family as the others",
+            )
+    for hca in choice.hcas:
+        if not hca.expected and hca.state not in (None, ACTIVE):
+            told = f", {hca.phys_state}" if hca.phys_state else ""
+            yield info(
+                f"{hca.key} is {hca.state}{told}; it is not one of the compute HCAs",
+                "nothing, unless it is meant to be used",
+            )
+
+
+def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tuple[str, str]:
+    verb = "is" if len(group) == 1 else "are"
+    what = f"{names} {verb} {state}" + (f" ({phys})" if phys else "")
+    if state == "INIT":
+        return (
+            f"{what}: the link is up, but no subnet manager has configured it",
+            "start the fabric's subnet manager (opensm, UFM), or find why it does not reach us",
+        )
+    if phys == "Disabled":
+        return (
+            f"{what}: switched off on this host",
+            "switch it on: `ip link set NETDEV up`, or `mlxlink -d PCI --port_state UP`",
+        )
+    if phys == "Polling":
+        return (
+            f"{what}: switched on here, but there is no signal from the other side",
+            "look at the cable, the transceivers and the port of the switch",
+        )
+    if state == "ARMED":
+        return f"{what}: on its way up", "look again in a minute; else ask the subnet manager"
+    return what, "look at the port: `ibstat`, `mlxlink -d PCI`, and the kernel's log"
+
+
+def _leave_out(fix: str, group: Sequence[Hca]) -> str:
+    names = ", ".join(hca.key for hca in group)
+    return f"{fix}; or, if they are meant to be empty, fabric.exclude: [{names}]"
+
+
+def _same_ends(hcas: Sequence[Hca]) -> bool:
+    """Whether every card of several ports has the same ones up: then the others are not cabled."""
+    cards: dict[str, list[tuple[str, bool]]] = {}
+    for hca in hcas:
+        if hca.expected:
+            card = card_of(hca.pci) if hca.pci else hca.name
+            end = f"{hca.pci.rpartition('.')[2] if hca.pci else ''}/{hca.port}"
+            cards.setdefault(card, []).append((end, hca.state == ACTIVE))
+    patterns = {tuple(sorted(ends)) for ends in cards.values()}
+    if len(patterns) != 1:
+        return False
+    ups = {up for _, up in next(iter(patterns))}
+    return ups == {True, False}
+
+
+def _links(ports: Ports) -> Found:
+    used = ports.choice.used
+    fastest: dict[str, float] = {}
+    for hca in used:
+        fastest[hca.group] = max(fastest.get(hca.group, 0.0), speed_of(hca) or 0.0)
+    for hca in used:
+        rate = speed_of(hca)
+        if rate is not None and rate < fastest[hca.group]:
+            yield warning(
+                f"{hca.key} runs at {rate:g} Gb/s, others of its class at "
+                f"{fastest[hca.group]:g}: every collective waits for it",
+                "look at the cable and the transceivers (`mlxlink -d PCI -m`), or exclude it if it "
+                "is not a compute HCA (fabric.exclude)",
+            )
+        elif rate is None and hca.rate_gbps is not None:
+            yield info(
+                f"{hca.key}: this kernel has no name for the port's speed and says "
+                f"{hca.rate_gbps:g} Gb/s",
+                "nothing; a newer kernel or driver tells it",
+            )
+        if hca.phys_state == "LinkErrorRecovery":
+            yield warning(
+                f"{hca.key} is ACTIVE, but in LinkErrorRecovery: the link fails and comes back",
+                "look at the cable and the transceivers (`mlxlink -d PCI -m -c`)",
+            )
+        if hca.link_layer == INFINIBAND and hca.sm_lid == 0:
+            yield error(
+                f"{hca.key} is ACTIVE, but has no subnet manager (sm_lid 0): the next link that "
+                "changes stays down",
+                "start the fabric's subnet manager (opensm, UFM, or the switch's own)",
+            )
+        elif hca.link_layer == INFINIBAND and hca.lid == 0:
+            yield warning(
+                f"{hca.key} is ACTIVE, but has no LID: peers cannot address it",
+                "ask the subnet manager; `ibstat` shows the LID once there is one",
+            )
+    mtus = {
+        network.mtu
+        for network in ports.networks
+        if network.mtu is not None
+        and any(hca.link_layer == ETHERNET and network.name in hca.netdevs for hca in used)
+    }
+    if len(mtus) > 1:
+        yield warning(
+            f"the RoCE interfaces have different MTUs ({listed(map(str, sorted(mtus)))}): a path "
+            "takes the smaller one, or breaks",
+            "give all of them the same, as the switches have it (`ip link set NETDEV mtu 9000`)",
+        )
+
+
+def _devices(ports: Ports) -> Found:
+    hcas = ports.choice.hcas
+    if any(special(hca) == EFA for hca in hcas):
+        names = listed(dict.fromkeys(hca.name for hca in hcas if special(hca) == EFA))
+        yield warning(
+            f"{names}: EFA, which NCCL's own InfiniBand transport skips; without a plugin NCCL "
+            "uses TCP",
+            "install the aws-ofi-nccl plugin (libfabric); do not set NCCL_NET=IB and do not set "
+            "NCCL_IB_HCA",
+        )
+    for name, why in ports.skipped.items():
+        yield info(f"/sys/class/infiniband/{name} is no device: {why}", "nothing")
+    used = ports.choice.used
+    if ports.live and used and not ports.uverbs_there:
+        yield error(
+            "there is no /dev/infiniband: no job can open an HCA, and NCCL uses TCP without a word",
+            "`modprobe ib_uverbs`; in a container pass /dev/infiniband (--device /dev/infiniband)",
+        )
+    most = devices_max(ports.version)
+    if len(used) > most:
+        yield error(
+            f"{len(used)} ports are chosen; NCCL takes at most {most} and may crash with more",
+            "name fewer in the agent's configuration (fabric.include)",
+        )
+
+
+def _addresses(ports: Ports) -> Found:
+    roce = [hca for hca in ports.choice.used if hca.link_layer == ETHERNET]
+    for hca in roce:
+        if has_no_address(hca):
+            yield error(
+                f"{hca.key} is used as the configuration says, although {_where(hca)} has no IP "
+                "address: only peers on the same segment can be reached",
+                f"give {_where(hca)} an IP address",
+            )
+            continue
+        kinds = {version_of(gid.type) for gid in routable(hca.gids)}
+        if kinds == {1}:
+            yield warning(
+                f"{hca.key} has RoCE v1 addresses only, which no router passes on",
+                "switch RoCE v2 on (`cma_roce_mode -m 2`, or the driver's configuration)",
+            )
+    apart = ports.environment.apart
+    if apart is not None:
+        yield error(
+            apart,
+            "use a torch with NCCL 2.26 or newer, or give the HCAs alike addresses",
+        )
+    if not ports.arp_separate:
+        yield from _one_subnet(roce, ports.networks)
+    if ports.choice.used and ports.live and "NCCL_SOCKET_IFNAME" not in ports.environment.values:
+        yield error(
+            "no interface has an IP address: NCCL needs one to begin with, also for InfiniBand",
+            "give an interface an address, or name one in the agent's configuration (interface)",
+        )
+
+
+def _one_subnet(roce: Sequence[Hca], networks: Sequence[Network]) -> Found:
+    lengths = {
+        address.partition("/")[0]: int(address.partition("/")[2])
+        for network in networks
+        for address in network.addresses
+        if "/" in address
+    }
+    together: dict[str, list[Hca]] = {}
+    for hca in roce:
+        for subnet in {_subnet(one, lengths) for one in hca.addresses if ":" not in one}:
+            together.setdefault(subnet, []).append(hca)
+    for subnet, group in sorted(together.items()):
+        netdevs = [set(hca.netdevs) for hca in group]
+        if all(one & other for one, other in combinations(netdevs, 2)):
+            continue
+        yield warning(
+            f"{listed(hca.key for hca in group)} have addresses in one network ({subnet}): what is "
+            "meant for one may leave by another (ARP flux)",
+            "a network for each rail; or arp_ignore=1 and arp_announce=2 (net.ipv4.conf.all) with "
+            "a routing table for each interface",
+        )
+
+
+def _subnet(address: str, lengths: dict[str, int]) -> str:
+    prefix = lengths.get(address, _GUESSED_PREFIX)
+    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+
+
+def _choice(ports: Ports) -> Found:
+    choice = ports.choice
+    for entry in choice.unmatched:
+        yield warning(
+            f"fabric.include or fabric.exclude names {entry}, which is no HCA of this node",
+            "`muster probe` lists names, PCI addresses, interfaces and addresses",
+        )
+    if choice.fabric.alternatives:
+        others = "; ".join(choice.fabric.alternatives)
+        what = f"{choice.fabric.name} is taken for the compute fabric; not used: {others}"
+        fix = "if that is wrong, name the HCAs in the agent's configuration (fabric.include)"
+        yield warning(what, fix) if choice.close else info(what, fix)
+
+
+def _drivers(ports: Ports) -> Found:
+    for kind, group in _grouped(ports.bare, lambda function: (function.id, function.kind)):
+        name, number = kind
+        count = f"{len(group)} InfiniBand PCI function{'s' if len(group) > 1 else ''}"
+        where = listed(function.address for function in group)
+        if number == INFINIBAND_CLASS:
+            yield warning(
+                f"{count} ({name}) without an RDMA device: driver mlx5_ib/ib_uverbs not loaded? "
+                f"({where})",
+                "`modprobe mlx5_ib ib_uverbs` (mlx4_ib for ConnectX-3); if that fails, install "
+                "rdma-core and the kernel's extra modules, or DOCA-OFED",
+            )
+        else:
+            yield info(
+                f"{len(group)} network function{'s' if len(group) > 1 else ''} ({name}) that could "
+                f"do RoCE without an RDMA device ({where})",
+                "nothing, unless RoCE is wanted: `modprobe mlx5_ib ib_uverbs`",
+            )
+
+
+def _where(hca: Hca) -> str:
+    return listed(hca.netdevs) if hca.netdevs else "its interface"
+
+
+def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> list[tuple[_K, list[_T]]]:
+    found: dict[_K, list[_T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.items())

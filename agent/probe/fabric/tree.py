@@ -1,0 +1,213 @@
+"""Reads files below a root, which may be this machine's or a copy of another one's.
+
+Below a root that is a copy no link leads out of it, so that this machine is never mistaken for the
+other. What cannot be read is an `Unread` with the reason, never an exception.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+BYTES_MAX: Final = 1 << 16
+_NAMES_MAX: Final = 8192
+_LINKS_MAX: Final = 40
+# A fifo is not waited for, a terminal not taken over.
+_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOFOLLOW
+
+Read = Callable[[str], bytes]
+"""From a path below the root, without a leading slash, to what is in the file. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why there is no value. `absent`: the file is not there. `empty`: the kernel answers that it
+    has none."""
+
+    why: str
+    absent: bool = False
+    empty: bool = False
+
+
+_ABSENT: Final = Unread("no such file", absent=True)
+_REASONS: Final = {
+    errno.ENOENT: _ABSENT,
+    errno.ENOTDIR: _ABSENT,
+    errno.ENODEV: Unread("no such device", absent=True),
+    errno.ENXIO: Unread("no such device", absent=True),
+    errno.EACCES: Unread("permission denied"),
+    errno.EPERM: Unread("operation not permitted"),
+    errno.EINVAL: Unread("the kernel has no value (EINVAL)", empty=True),
+    errno.ENODATA: Unread("the kernel has no value (ENODATA)", empty=True),
+    errno.EOPNOTSUPP: Unread("the driver does not support it", empty=True),
+    errno.EISDIR: Unread("a folder stands in its place"),
+    errno.ELOOP: Unread("links in a circle"),
+}
+TOO_LONG: Final = Unread(f"longer than {BYTES_MAX} bytes")
+NO_TEXT: Final = Unread("not UTF-8 text")
+EMPTY: Final = Unread("an empty file")
+
+
+def unread(error: OSError) -> Unread:
+    """The reason in words."""
+    return _REASONS.get(error.errno or 0) or Unread(error.strerror or str(error))
+
+
+class Tree:
+    """The files below `root`. `read` stands in for the kernel's answers, in tests.
+
+    It remembers where folders lead, so it is for one probe and not for longer.
+    """
+
+    def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
+        self.root = root
+        self.live = os.path.realpath(root) == "/"
+        # Without a final slash: that of / is the empty string.
+        self._base = os.path.realpath(root).rstrip("/")
+        self._read = read or self.bytes_of
+        self._folders: dict[str, str | OSError] = {}
+
+    def text(self, path: str) -> str | Unread:
+        """What is in a file, less surrounding white space; an empty one is Unread."""
+        try:
+            raw = self._read(path)
+        except OSError as error:
+            return unread(error)
+        except ValueError:
+            return _ABSENT
+        if len(raw) > BYTES_MAX:
+            return TOO_LONG
+        try:
+            text = raw.decode().strip()
+        except UnicodeDecodeError:
+            return NO_TEXT
+        return text or EMPTY
+
+    def names(self, path: str) -> tuple[str, ...] | Unread:
+        """The names in a folder, in no order."""
+        try:
+            found = os.listdir(self._folder(path))
+        except OSError as error:
+            return unread(error)
+        except ValueError:
+            return _ABSENT
+        return tuple(name for name in found[:_NAMES_MAX] if name.isprintable())
+
+    def real(self, path: str) -> str | Unread:
+        """Where a folder is once all links are followed, below the root."""
+        try:
+            return self._folder(path).removeprefix(self._base).lstrip("/")
+        except OSError as error:
+            return unread(error)
+
+    def link(self, path: str) -> str | Unread:
+        """What a link says, whether that is there or not."""
+        folder, _, name = path.rpartition("/")
+        try:
+            found = os.readlink(f"{self._folder(folder)}/{name}")
+        except OSError as error:
+            return unread(error)
+        return found if found.isprintable() else NO_TEXT
+
+    def exists(self, path: str) -> bool:
+        """Whether something is there, be it readable or not."""
+        return not isinstance(self.locate(path), Unread)
+
+    def locate(self, path: str) -> str | Unread:
+        """The path by which this process reaches a file or folder that is there."""
+        try:
+            return self._resolve(path)
+        except OSError as error:
+            return unread(error)
+
+    def bytes_of(self, path: str) -> bytes:
+        """What is in a file, at most one byte more than is allowed. Raises OSError."""
+        folder, _, name = path.rpartition("/")
+        place = f"{self._folder(folder)}/{name}"
+        try:
+            fd = os.open(place, os.O_RDONLY | _FLAGS)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            fd = os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
+        try:
+            first = os.read(fd, BYTES_MAX + 1)
+            if len(first) < 4096:
+                return first
+            # proc hands out long files in pieces.
+            pieces = [first]
+            size = len(first)
+            while size <= BYTES_MAX and (piece := os.read(fd, BYTES_MAX + 1 - size)):
+                pieces.append(piece)
+                size += len(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(fd)
+
+    def window(self, path: str, offset: int, size: int) -> bytes:
+        """A part of a binary file, empty where it cannot be read."""
+        try:
+            fd = os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
+        except OSError:
+            return b""
+        try:
+            return os.pread(fd, size, offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def _folder(self, path: str) -> str:
+        """The folder as this process reaches it, all links followed below the root."""
+        known = self._folders.get(path)
+        if known is None:
+            try:
+                known = self._resolve(path)
+            except OSError as error:
+                known = error
+            self._folders[path] = known
+        if isinstance(known, OSError):
+            raise known.with_traceback(None)
+        return known
+
+    def _resolve(self, path: str) -> str:
+        """As realpath, but `/` and the folder above the root are the root. Raises OSError."""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        if not name:
+            return self._base
+        at = self._folder(parent) if parent else self._base
+        return self._step(at, [name])
+
+    def _step(self, at: str, rest: list[str]) -> str:
+        links = 0
+        while rest:
+            name = rest.pop(0)
+            if name in ("", "."):
+                continue
+            if name == "..":
+                at = at.rpartition("/")[0] if len(at) > len(self._base) else self._base
+                continue
+            place = f"{at}/{name}"
+            try:
+                target = os.readlink(place)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                at = place
+                continue
+            links += 1
+            if links > _LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path_shown(place))
+            if target.startswith("/"):
+                at = self._base
+            rest[:0] = target.split("/")
+        return at
+
+
+def path_shown(path: str) -> str:
+    """For a message: without what a terminal would act on."""
+    return path.encode("unicode_escape").decode()

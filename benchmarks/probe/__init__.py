@@ -1,0 +1,1 @@
+"""What a probe of a node's fabric costs."""

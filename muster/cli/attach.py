@@ -1,0 +1,25 @@
+"""`muster attach`: be there until the job ends, and end as it does."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.logs import TAIL_WHEN_FOLLOWING, show_logs
+from muster.cli.reference import JOB, find_job
+from muster.client import LogQuery
+from muster.protocol.outcome import EXIT_CLIENT
+
+
+@click.command("attach")
+@click.argument("job", metavar="JOB", type=JOB)
+@connection_options
+def command(*, job: str) -> int:
+    """Follow a job's logs until it ends, and exit with its code: `logs -f --exit-status`.
+
+    Ctrl-C detaches (130) and leaves the job alone.
+    """
+    client = connect()
+    query = LogQuery(follow=True, rank=0, tail=TAIL_WHEN_FOLLOWING)
+    code = show_logs(client, find_job(client, job), query)
+    return EXIT_CLIENT if code is None else code

@@ -1,0 +1,23 @@
+"""Every exit code of `muster`: the one table that `--help` and docs/cli.md print."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_CODES: Final = (
+    ("0", "done"),
+    (
+        "the job's own",
+        (
+            "code of the first failing rank (128+N: signal N): wait, attach, submit --wait, "
+            "logs --exit-status"
+        ),
+    ),
+    ("2", "usage, or a job that was refused"),
+    ("121", "the job was cancelled"),
+    ("122", "infrastructure: a node was lost, a check failed"),
+    ("123", "the job never started"),
+    ("124", "the job's time limit"),
+    ("125", "client or coordinator error; the time of wait --timeout has passed"),
+    ("130", "detached by Ctrl-C"),
+)

@@ -1,0 +1,93 @@
+"""`muster node`: one node."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import json_option, print_json
+from muster.cli.layout import paragraph
+from muster.cli.nodes import gpus_of
+from muster.cli.reference import NODE
+from muster.cli.table import Column, print_table
+from muster.cli.text import gib, safe, span
+from muster.client import Client
+from muster.protocol.http import InterfaceView, JobView, NodeView
+
+_INTERFACES = (
+    Column("INTERFACE"),
+    Column("KIND", drop=2),
+    Column("SPEED", right=True, drop=1),
+    Column("RDMA", drop=3),
+    Column("ADDRESSES", elastic=True, wraps=True),
+)
+
+
+@click.group("node")
+def command() -> None:
+    """One node: `muster nodes` lists them all."""
+
+
+@command.command("show")
+@click.argument("node", metavar="NODE", type=NODE)
+@json_option
+@connection_options
+def show(*, node: str, as_json: bool) -> None:
+    """Show all that is known of a node: its link, what it has, its addresses, the job on it."""
+    client = connect()
+    view = client.node(node)
+    if as_json:
+        print_json(view)
+        return
+    print(f"node {safe(view.name)}  {safe(view.link)}")
+    if view.state.text:
+        print(paragraph(safe(view.state.text), first="  "))
+    for label, text in _facts(view):
+        print(paragraph(safe(text), first=f"  {label:<10}"))
+    if view.job is not None:
+        _print_job(client, view, view.job)
+    if view.interfaces:
+        print()
+        print_table(_INTERFACES, [_interface(found) for found in view.interfaces])
+
+
+def _facts(view: NodeView) -> list[tuple[str, str]]:
+    facts = [("link", _link(view)), ("agent", view.version)]
+    if view.hostname and view.hostname != view.name:
+        facts.append(("host name", view.hostname))
+    facts += [
+        ("address", view.address + (f", calls from {view.peer}" if view.peer else "")),
+        ("pool", view.pool),
+        ("GPUs", gpus_of(view)),
+        ("CPUs", str(view.cpus)),
+        ("memory", gib(view.memory_bytes)),
+    ]
+    if view.python:
+        facts.append(("python", view.python))
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(view.labels.items()))
+    return [*facts, ("labels", labels)] if labels else facts
+
+
+def _link(view: NodeView) -> str:
+    since = "" if view.connected_s is None else f" for {span(view.connected_s)}"
+    seen = "never" if view.last_seen_s is None else f"{span(view.last_seen_s)} ago"
+    return f"{view.link}{since}, last heard of {seen}"
+
+
+def _print_job(client: Client, view: NodeView, number: int) -> None:
+    job: JobView = client.job(number)
+    tasks = [t for a in job.attempts if a.number == view.attempt for t in a.tasks]
+    task = next((t for t in tasks if t.node == view.name), None)
+    role = f", {task.role} (node rank {task.node_rank})" if task is not None else ""
+    text = f"{number} ({job.name}) of {job.user}, {job.state.value}, attempt {view.attempt}{role}"
+    print(paragraph(safe(text), first=f"  {'job':<10}"))
+
+
+def _interface(found: InterfaceView) -> list[str]:
+    return [
+        found.name,
+        found.kind if found.running else f"{found.kind}, down",
+        f"{found.speed_mbps / 1000:g}G" if found.speed_mbps else "-",
+        "yes" if found.rdma else "-",
+        ", ".join(found.addresses) or "-",
+    ]

@@ -1,0 +1,112 @@
+"""How near a GPU and an HCA are to each other, from their paths through the PCI tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from muster.fabric.types import Affinity, AffinityClass, Gpu
+
+Path = tuple[str, ...]
+"""From the host bridge (pci0000:17) down to the function itself (0000:1a:00.0)."""
+
+_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+NEAR: Final = (AffinityClass.PIX, AffinityClass.PXB)
+_ORDER: Final = {kind: place for place, kind in enumerate(AffinityClass)}
+
+
+def path_of(text: str) -> Path:
+    """The part of a path in sysfs that is the PCI tree; () if there is none."""
+    found: list[str] = []
+    for part in text.split("/"):
+        if _ROOT.fullmatch(part):
+            found = [part]
+        elif found and _FUNCTION.fullmatch(part):
+            found.append(part)
+    return tuple(found) if len(found) > 1 else ()
+
+
+def is_function(text: str) -> bool:
+    """Whether this is a PCI address with its domain, 0000:1a:00.0."""
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def card_of(function: str) -> str:
+    """The slot of a function: several of one card share it."""
+    return function.rpartition(".")[0]
+
+
+def distance(
+    gpu: Path, hca: Path, gpu_numa: int | None, hca_numa: int | None
+) -> tuple[AffinityClass, int | None]:
+    """The class of the way between two functions, and the bridges on it."""
+    if not gpu or not hca:
+        return AffinityClass.UNKNOWN, None
+    common = 0
+    for one, other in zip(gpu, hca, strict=False):
+        if one != other:
+            break
+        common += 1
+    above_gpu = max(len(gpu) - common - 1, 0)
+    above_hca = max(len(hca) - common - 1, 0)
+    hops = above_gpu + above_hca
+    if common == 0:
+        if gpu_numa is None or hca_numa is None or gpu_numa < 0 or hca_numa < 0:
+            return AffinityClass.UNKNOWN, None
+        return (AffinityClass.NODE if gpu_numa == hca_numa else AffinityClass.SYS), hops
+    if common == 1:
+        return AffinityClass.PHB, hops
+    if above_gpu <= 1 and above_hca <= 1:
+        return AffinityClass.PIX, hops
+    return AffinityClass.PXB, hops
+
+
+def pairs(gpus: Sequence[Gpu], hcas: Iterable[tuple[str, Path, int | None]]) -> list[Affinity]:
+    """Each GPU with each HCA (name, path, NUMA node), the nearest of a GPU first."""
+    found = []
+    others = list(hcas)
+    for gpu in gpus:
+        of_gpu = []
+        for name, path, numa in others:
+            kind, hops = distance(gpu.pci_path, path, gpu.numa_node, numa)
+            of_gpu.append(
+                Affinity(gpu=gpu.pci, gpu_index=gpu.index, hca=name, distance=kind, hops=hops)
+            )
+        of_gpu.sort(key=rank)
+        found += of_gpu
+    return found
+
+
+def rank(pair: Affinity) -> tuple[int, int]:
+    """The lower, the nearer."""
+    return _ORDER[pair.distance], pair.hops or 0
+
+
+def is_flat(gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]]) -> bool:
+    """Whether the tree is one that a virtual machine was given: everything directly below the host
+    bridge, no NUMA node known. Nothing in it says what is near to what.
+    """
+    paths = {gpu.pci_path for gpu in gpus}, {path for path, _ in hcas}
+    if len(paths[0]) * len(paths[1]) < 2 or any(not path for side in paths for path in side):
+        return False
+    numas = [gpu.numa_node for gpu in gpus] + [numa for _, numa in hcas]
+    if any(numa is not None and numa >= 0 for numa in numas):
+        return False
+    found = {distance(one, other, None, None) for one in paths[0] for other in paths[1]}
+    return len(found) == 1 and next(iter(found))[0] is AffinityClass.PHB
+
+
+def unknown(found: Iterable[Affinity]) -> list[Affinity]:
+    """The same pairs, with nothing said of them."""
+    return [
+        Affinity(
+            gpu=pair.gpu,
+            gpu_index=pair.gpu_index,
+            hca=pair.hca,
+            distance=AffinityClass.UNKNOWN,
+            hops=None,
+        )
+        for pair in found
+    ]

@@ -1,0 +1,162 @@
+"""GIDs: what one stands for, and which entry of a RoCE port's table NCCL takes.
+
+NCCL's rule is that of net_ib/connect.cc, the same from 2.21 to 2.30; before it there was none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from muster.fabric.types import Gid
+
+Family = Literal["AF_INET", "AF_INET6"]
+
+Range = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+ROCE_V1: Final = "IB/RoCE v1"
+ROCE_V2: Final = "RoCE v2"
+
+_WORD: Final = r"[0-9a-fA-F]{4}"
+_GID: Final = re.compile(rf"{_WORD}(:{_WORD}){{7}}")
+_LINK_LOCAL: Final = 0xFE80 << 48
+EMPTY: Final = (":".join(["0000"] * 8), ":".join(["fe80", *["0000"] * 7]))
+"""How the kernel writes an unused entry: all zero, or on InfiniBand only the subnet's prefix."""
+_MAPPED: Final = 0xFFFF
+
+
+def number_of(gid: str) -> int | None:
+    """The 128 bits of a GID as the kernel writes it; None if this is none."""
+    return int(gid.replace(":", ""), 16) if _GID.fullmatch(gid) else None
+
+
+def is_empty(number: int) -> bool:
+    """An unused entry: all zero, or on InfiniBand only the subnet's prefix."""
+    return number & ((1 << 64) - 1) == 0 and number >> 64 in (0, _LINK_LOCAL)
+
+
+def is_link_local(number: int) -> bool:
+    """Reaches no further than its own network segment."""
+    return number >> 64 == _LINK_LOCAL
+
+
+def family_of(number: int) -> Family:
+    """As NCCL sees it: IPv4 if mapped, also inside a multicast address; zero is IPv6."""
+    top = number >> 32
+    mapped = top == _MAPPED or top == (0xFF0E << 80 | _MAPPED)
+    return "AF_INET" if mapped else "AF_INET6"
+
+
+def address_of(number: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a RoCE GID stands for; None for an empty one."""
+    if is_empty(number):
+        return None
+    if number >> 32 == _MAPPED:
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    return ipaddress.IPv6Address(number)
+
+
+def is_routable(number: int) -> bool:
+    """Whether peers beyond the own segment can be reached with it."""
+    address = address_of(number)
+    if address is None or is_link_local(number):
+        return False
+    return not (address.is_unspecified or address.is_multicast or address.is_loopback)
+
+
+def version_of(kind: str | None) -> int | None:
+    """1 or 2 of an entry's type; None where the kernel does not say."""
+    if kind is None:
+        return None
+    if kind.startswith(ROCE_V2):
+        return 2
+    return 1 if kind.startswith((ROCE_V1, "RoCE v1")) else None
+
+
+def routable(gids: Sequence[Gid], family: Family | None = None) -> list[Gid]:
+    """Those entries with which a peer can be reached, of one family if it is given."""
+    found = []
+    for gid in gids:
+        number = number_of(gid.gid)
+        if number is None or not is_routable(number):
+            continue
+        if family is None or family_of(number) == family:
+            found.append(gid)
+    return found
+
+
+def nccl_index(
+    gids: Sequence[Gid],
+    slots: int,
+    family: Family = "AF_INET",
+    within: Range | None = None,
+) -> int:
+    """The index that NCCL chooses by itself (NCCL_IB_GID_INDEX=-1) in a table of so many `slots`.
+
+    `within` stands for NCCL_IB_ADDR_RANGE. Where nothing fits it stays at 0, whatever is there.
+    """
+    table = {gid.index: gid for gid in gids}
+    numbers = {index: number_of(gid.gid) or 0 for index, gid in table.items()}
+    chosen = 0
+    # An empty entry counts as IPv6, and is taken where the one before is IPv4: only index 0 can be.
+    empty = family == "AF_INET6" and family_of(numbers.get(0, 0)) == "AF_INET"
+    for candidate in range(slots) if empty else sorted(table):
+        if not 0 < candidate < slots:
+            continue
+        number, before = numbers.get(candidate, 0), numbers.get(chosen, 0)
+        if family_of(number) != family or not _inside(number, within):
+            continue
+        if family_of(before) != family:
+            chosen = candidate
+            continue
+        if is_empty(number) or is_link_local(number):
+            continue
+        version = version_of(table[candidate].type)  # not empty, hence in the table
+        known = table.get(chosen)
+        differ = version != version_of(known.type if known is not None else None)
+        unfit = is_empty(before) or is_link_local(before)
+        if (differ or unfit) and version == 2:
+            chosen = candidate
+    return chosen
+
+
+def fit_index(
+    gids: Sequence[Gid], slots: int | None, family: Family, within: Range | None = None
+) -> int | None:
+    """The index that NCCL chooses, if a peer can be reached with it."""
+    if slots is None:
+        return None
+    index = nccl_index(gids, slots, family, within)
+    fit = (gid for gid in routable(gids, family) if _inside(number_of(gid.gid) or 0, within))
+    return index if any(gid.index == index for gid in fit) else None
+
+
+def _inside(number: int, within: Range | None) -> bool:
+    if within is None:
+        return True
+    address = address_of(number)
+    return address is not None and address.version == within.version and address in within
+
+
+def fit_indexes(gids: Sequence[Gid], family: Family) -> frozenset[int]:
+    """All entries that would do: routable, of the family, RoCE v2 where any is."""
+    found = routable(gids, family)
+    second = [gid for gid in found if version_of(gid.type) == 2]
+    return frozenset(gid.index for gid in second or found)
+
+
+def is_sparse(gids: Sequence[Gid]) -> bool:
+    """Whether an empty entry stands before a used one: to a container the host's look empty."""
+    used = {gid.index for gid in gids}
+    return bool(used) and len(used) <= max(used)
+
+
+def flid_index(gids: Sequence[Gid]) -> int:
+    """The index on InfiniBand: 1 if that GID carries a routable FLID, else always 0."""
+    for gid in gids:
+        number = number_of(gid.gid)
+        if gid.index == 1 and number is not None and number >> 80 & 0xFFFF:
+            return 1
+    return 0

@@ -1,0 +1,282 @@
+"""A Slurm batch script as a job: what `muster submit --from-sbatch` makes of it.
+
+The `#SBATCH` lines become keys of the job. The body becomes `run` where it does one thing that
+Muster does too (`srun torchrun ... train.py`, `srun python train.py`), and is a script for bash on
+every node otherwise. Whatever is not taken over is said: nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from muster.spec.command import python_words, sanitised_name, torchrun_words
+from muster.spec.problems import Problem, RefusedError, SpecError, printable
+from muster.spec.words import base_name, split_words
+
+_HEADER: Final = re.compile(r"#SBATCH\s+(.*)")
+_SHORT: Final = {
+    "-J": "--job-name",
+    "-N": "--nodes",
+    "-t": "--time",
+    "-o": "--output",
+    "-e": "--error",
+    "-D": "--chdir",
+    "-p": "--partition",
+    "-w": "--nodelist",
+    "-x": "--exclude",
+    "-G": "--gpus",
+    "-n": "--ntasks",
+    "-c": "--cpus-per-task",
+    "-A": "--account",
+    "-a": "--array",
+    "-d": "--dependency",
+    "-q": "--qos",
+}
+_SWITCHES: Final = frozenset(
+    {"--requeue", "--no-requeue", "--exclusive", "--overcommit", "--parsable", "--wait", "--hold"}
+)
+# Headers that we know and do not take over, and what to do instead.
+_INSTEAD: Final = {
+    "--partition": "name a pool with --pool",
+    "--nodelist": "name nodes with --set 'placement.include=[...]'",
+    "--exclude": "name nodes with --set 'placement.exclude=[...]'",
+    "--array": "submit once for each index",
+    "--dependency": "wait for the other job first: muster wait ID",
+    "--gpus": "say how many per node: --gpus-per-node",
+    "--ntasks": "say how many per node: --ntasks-per-node",
+    "--export": "nothing is inherited; name what is needed with -e",
+}
+_SRUN_SWITCHES: Final = frozenset(
+    {"-l", "--label", "-u", "--unbuffered", "-K", "--exclusive", "--overlap", "--exact", "-Q"}
+)
+_VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]")
+_WARN_S: Final = 60  # Slurm's default of --signal
+
+
+class FromSbatch(msgspec.Struct, frozen=True):
+    """Keys of a job file, and what to tell the user, a sentence each."""
+
+    mapping: dict[str, object]
+    notes: tuple[str, ...]
+
+
+def from_sbatch(text: str) -> FromSbatch:
+    """The job that a batch script stands for. Raises `SpecError` where it has no command at all."""
+    reader = _Reader()
+    lines = text.replace("\\\n", " ").splitlines()
+    body: list[str] = []
+    for line in lines:
+        header = _HEADER.match(line)
+        # Slurm, too, stops looking for headers at the first command.
+        if header is not None and not body:
+            reader.header(header[1])
+        elif line.strip() and not line.lstrip().startswith("#"):
+            body.append(line.strip())
+    if not body:
+        raise SpecError([Problem("run", None, "the batch script has no command", "add one")])
+    reader.body(body, text)
+    return FromSbatch(reader.mapping, tuple(reader.notes))
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.mapping: dict[str, object] = {}
+        self.notes: list[str] = []
+        self._tasks = ""
+        self._takes: dict[str, Callable[[str], None]] = {
+            "--job-name": self._name,
+            "--nodes": self._nodes,
+            "--gpus-per-node": self._gpus,
+            "--gres": self._gres,
+            "--time": self._time,
+            "--output": self._output,
+            "--error": self._output,
+            "--chdir": lambda value: self._set("workdir", value),
+            "--requeue": lambda _: None,  # as retry.infra does anyway
+            "--no-requeue": lambda _: self._set("retry", {"infra": "0"}),
+            "--signal": self._signal,
+            "--ntasks-per-node": self._ntasks,
+        }
+
+    def header(self, text: str) -> None:
+        """One `#SBATCH` line, which may hold several options."""
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:
+            self._not_understood(text, "its quotes do not match")
+            return
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if not name.startswith("--") and len(name) > 2 and name[:2] in _SHORT:
+                name, equals, value = name[:2], "=", word[2:].removeprefix("=")
+            name = _SHORT.get(name, name)
+            if not equals and name not in _SWITCHES and words and not words[0].startswith("-"):
+                value = words.pop(0)
+            self._option(name, value)
+
+    def _option(self, name: str, value: str) -> None:
+        take = self._takes.get(name)
+        if take is None:
+            self._not_understood(f"{name}={value}" if value else name, _INSTEAD.get(name, ""))
+        elif not value and name not in _SWITCHES:
+            self._not_understood(name, "it has no value")
+        else:
+            take(value)
+
+    def _not_understood(self, what: str, instead: str) -> None:
+        self.notes.append(
+            f"#SBATCH {printable(what)} is not taken over" + (f": {instead}" if instead else "")
+        )
+
+    def _set(self, key: str, value: object) -> None:
+        self.mapping[key] = value
+
+    def _name(self, value: str) -> None:
+        name = sanitised_name(value)
+        if name != value:
+            self.notes.append(f"the name {printable(value)} is written {name}")
+        self._set("name", name)
+
+    def _nodes(self, value: str) -> None:
+        self._set("nodes", value.replace("-", "..") if re.fullmatch(r"\d+-\d+", value) else value)
+
+    def _gpus(self, value: str) -> None:
+        self._set("resources", {"gpu": value})
+
+    def _gres(self, value: str) -> None:
+        for resource in value.split(","):
+            kind, _, count = resource.partition(":")
+            if kind == "gpu":
+                self._gpus(count or "1")
+            else:
+                self._not_understood(f"--gres={resource}", "")
+
+    def _time(self, value: str) -> None:
+        # Slurm counts a bare number in minutes, and M:SS is minutes and seconds.
+        if value.isdecimal():
+            value = f"{value}m"
+        elif re.fullmatch(r"\d+:\d\d", value):
+            minutes, seconds = value.split(":")
+            value = f"{int(minutes)}m{int(seconds)}s"
+        if value in ("0m", "UNLIMITED", "INFINITE"):
+            return
+        self._set("time_limit", value)
+
+    def _output(self, value: str) -> None:
+        self.notes.append(
+            f"what goes to {printable(value)} under Slurm is read with `muster logs`, each rank by "
+            "itself"
+        )
+
+    def _signal(self, value: str) -> None:
+        flags, _, rest = value.rpartition(":")
+        name, _, before = rest.partition("@")
+        self._set("stop", {"warn": f"{name}@{before or _WARN_S}s"})
+        if "B" in flags:
+            self.notes.append(f"--signal={printable(value)} reaches the ranks, not the script")
+
+    def _ntasks(self, value: str) -> None:
+        self._tasks = value
+
+    def body(self, lines: Sequence[str], text: str) -> None:
+        """The commands: one that starts the training, or a script."""
+        env: dict[str, object] = {}
+        starts: list[list[str]] = []
+        others: list[str] = []
+        for line in lines:
+            words = _words(line)
+            if line.startswith("set -"):
+                continue
+            variables = _variables(words)
+            if variables:
+                env.update(variables)
+            elif words and _starts_training(words):
+                starts.append(words)
+            else:
+                others.append(line)
+        plain = not any(_CONTROL.match(line) for line in others)
+        if len(starts) == 1 and plain and not _expands(_after_launcher(starts[0])[0]):
+            self._training(starts[0])
+            if env:
+                self._set("env", env)
+            for line in others:
+                self.notes.append(f"this line of the script is not taken over: {printable(line)}")
+            return
+        self._set("launcher", "none")
+        self._set("run", text)
+        if self._tasks and self._tasks != "1":
+            self._set("nproc_per_node", self._tasks)
+        self.notes.append("the script runs once on every node (launcher: none), not on the first")
+        for word in ("srun", "scontrol", "SLURM_"):
+            if any(word in line for line in lines):
+                self.notes.append(f"there is no {word} here: docs/from-slurm.md has what to write")
+
+    def _training(self, words: list[str]) -> None:
+        rest, launcher, nproc = _after_launcher(words)
+        self._set("run", rest)
+        if launcher == "processes":
+            self._set("launcher", launcher)
+            nproc = self._tasks or nproc
+        if nproc.isdecimal():
+            self._set("nproc_per_node", nproc)
+        self.notes.append(f"run: {printable(shlex.join(rest))} (launcher: {launcher})")
+
+
+def _words(line: str) -> list[str]:
+    """The words of a plain command; none where a shell is needed to read it."""
+    try:
+        return split_words(line)
+    except RefusedError:
+        return []
+
+
+def _expands(words: Sequence[str]) -> bool:
+    """Whether a shell would put something else there."""
+    return any(set(word) & set("$`*?~") for word in words)
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    """Of `export A=1 B=2`, or without the export; empty if it is something else."""
+    given = words[1:] if words[:1] == ["export"] else words
+    pairs = [_VARIABLE.fullmatch(word) for word in given]
+    if _expands(given):
+        return {}
+    return {pair[1]: pair[2] for pair in pairs if pair} if all(pairs) else {}
+
+
+def _without_srun(words: list[str]) -> list[str]:
+    if base_name(words[0]) != "srun":
+        return words
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        alone = (
+            "=" in words[at] or words[at] in _SRUN_SWITCHES or re.match(r"-[a-zA-Z]\S", words[at])
+        )
+        at += 1 if alone else 2
+    return words[at:]
+
+
+def _starts_training(words: list[str]) -> bool:
+    """`torchrun ...` or `python -m torch.distributed...`, and `python x.py` under srun."""
+    rest = _without_srun(words)
+    if not rest:
+        return False
+    if torchrun_words(rest) is not None:
+        return True
+    return rest is not words and python_words(rest) is not None
+
+
+def _after_launcher(words: list[str]) -> tuple[list[str], str, str]:
+    """What a rank runs, who starts it, and how many on a node (empty: not said)."""
+    rest = _without_srun(words)
+    found = torchrun_words(rest)
+    if found is not None:
+        return found.rest, "torchrun", found.options.get("--nproc-per-node", "")
+    return python_words(rest) or rest, "processes", ""

@@ -1,0 +1,125 @@
+"""Events over HTTP: a page of them as JSON, or all that come as Server-Sent Events.
+
+The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
+one it saw, also at another life of the coordinator. Every reader reads the journal at its own pace:
+nothing is kept for it.
+"""
+
+from collections.abc import Hashable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from muster.protocol.http import EventList, EventsEnd
+from muster.protocol.ids import JobId
+from orchestrator.api.access import bearer
+from orchestrator.api.events import event_view
+from orchestrator.api.parameters import EventsQuery
+from orchestrator.api.problems import ApiError
+from orchestrator.api.reading import job_id, no_such_job, read_query, shown
+from orchestrator.api.responses import reply
+from orchestrator.api.token_file import TokenStore
+from orchestrator.core.job import JobPhase
+from orchestrator.core.state import State
+from orchestrator.shell.coordinator import Coordinator, events_key
+
+STREAM: Final = "text/event-stream"
+HEARTBEAT_S: Final = 15.0
+# Facts can be as large as a request: a reader holds this many of them.
+_PAGE: Final = 50
+_ID_DIGITS_MAX: Final = 18
+
+
+class EventsApi:
+    """GET /v1/events and /v1/jobs/{id}/events."""
+
+    def __init__(
+        self, coordinator: Coordinator, tokens: TokenStore, *, heartbeat_s: float = HEARTBEAT_S
+    ) -> None:
+        self._coordinator = coordinator
+        self._tokens = tokens
+        self._heartbeat_s = heartbeat_s
+
+    async def of_all(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, read_query(request, EventsQuery), None)
+
+    async def of_job(self, request: web.Request) -> web.StreamResponse:
+        job = job_id(request)
+        query = read_query(request, EventsQuery)
+        if job not in (await self._coordinator.settled()).jobs:
+            raise no_such_job(job)
+        return await self._answer(request, query, job)
+
+    async def _answer(
+        self, request: web.Request, query: EventsQuery, job: JobId | None
+    ) -> web.StreamResponse:
+        after = max(query.after, _last_event_id(request))
+        if query.follow or STREAM in request.headers.get("Accept", ""):
+            return await self._stream(request, job, after)
+        found = await self._coordinator.events(job=job, after_seq=after, limit=query.limit)
+        state = self._coordinator.state
+        return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
+
+    async def _stream(
+        self, request: web.Request, job: JobId | None, after: int
+    ) -> web.StreamResponse:
+        state = await self._coordinator.settled()
+        if "Last-Event-ID" in request.headers and _ended(state, job):
+            rest = await self._coordinator.events(job=job, after_seq=after, limit=1)
+            if not rest:
+                return web.Response(status=204)  # which tells a browser not to come again
+        response = web.StreamResponse(headers={"Content-Type": STREAM})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"retry: 1000\n\n")
+        end = await self._events(request, response, job, after)
+        await response.write(b"event: end\ndata: " + msgspec.json.encode(end) + b"\n\n")
+        await response.write_eof()
+        return response
+
+    async def _events(
+        self, request: web.Request, response: web.StreamResponse, job: JobId | None, after: int
+    ) -> EventsEnd:
+        """Write events until there will be no more. Raises ConnectionError when nobody reads."""
+        changes, key = self._coordinator.changes, events_key(job)
+        while True:
+            # Looked at before reading: what makes it final was written before.
+            seen: dict[Hashable, int] = {key: changes.count(key)}
+            final = _ended(self._coordinator.state, job)
+            page = await self._coordinator.events(job=job, after_seq=after, limit=_PAGE)
+            if self._tokens.find(bearer(request)) is None:
+                return EventsEnd(final=False, reason="the token is not good any more")
+            for recorded in page:
+                view = event_view(self._coordinator.state, recorded.seq, recorded.at, recorded.fact)
+                after = view.seq
+                await response.write(
+                    f"id: {view.seq}\nevent: {view.kind}\ndata: ".encode()
+                    + msgspec.json.encode(view)
+                    + b"\n\n"
+                )
+            if changes.closed:
+                return EventsEnd(final=False, reason="server restarting")
+            if len(page) == _PAGE:
+                continue
+            if final:
+                return EventsEnd(final=True)
+            await changes.wait(seen, self._heartbeat_s)
+            if changes.count(key) == seen[key] and not changes.closed:
+                await response.write(b": nothing new\n\n")
+
+
+def _ended(state: State, job: JobId | None) -> bool:
+    return job is not None and state.jobs[job].phase is JobPhase.ENDED
+
+
+def _last_event_id(request: web.Request) -> int:
+    text = request.headers.get("Last-Event-ID", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX):
+        raise ApiError(
+            400,
+            "bad_last_event_id",
+            f"{shown(text)} is no id of an event",
+            "send the last id that came, or leave it out to read from the start",
+        )
+    return int(text)

@@ -1,0 +1,257 @@
+"""Figures for Prometheus, read off the state and the parts' own counters when they are asked for.
+
+`FAMILIES` names each once; docs/metrics.md and the shipped dashboard are checked against it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from muster.protocol.instant import Instant
+from muster.protocol.states import JobState
+from orchestrator.api.parameters import NoQuery
+from orchestrator.api.reading import read_query
+from orchestrator.core.decide import VERSION
+from orchestrator.core.display import job_state
+from orchestrator.core.node import LinkState
+from orchestrator.core.state import State
+from orchestrator.shell.agents import AgentSessions
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.meters import SLOW_S, Histogram
+
+_Labels = TypeVar("_Labels", bound=tuple[str, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric as Prometheus knows it; a counter is exported with `_total` at its end."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exported(self) -> str:
+        suffix = {"counter": "_total", "info": "_info"}.get(self.kind, "")
+        return self.name + suffix
+
+
+FAMILIES: Final = {
+    family.name: family
+    for family in (
+        Family("muster_build", "info", "The coordinator that answers.", ("version",)),
+        Family("muster_epoch", "gauge", "How often a coordinator took over this journal."),
+        Family("muster_jobs", "gauge", "Jobs, by the state that users see.", ("state",)),
+        Family("muster_queue_jobs", "gauge", "Jobs that wait for nodes.", ("pool",)),
+        Family(
+            "muster_queue_oldest_wait_seconds",
+            "gauge",
+            "How long ago the first submitted of the jobs that wait was submitted.",
+            ("pool",),
+        ),
+        Family("muster_nodes", "gauge", "Nodes that ever joined.", ("pool", "link")),
+        Family(
+            "muster_gpus",
+            "gauge",
+            "GPUs: of nodes that are connected (free, busy), and of the others (away).",
+            ("pool", "model", "use"),
+        ),
+        Family("muster_attempts_started", "counter", "Attempts whose gates were opened."),
+        Family(
+            "muster_attempts_failed",
+            "counter",
+            "Attempts that were stopped for another cause than being done.",
+            ("cause",),
+        ),
+        Family("muster_journal_facts", "counter", "Facts put on disk."),
+        Family(
+            "muster_journal_commit_seconds",
+            "histogram",
+            "Until a commit is on disk.",
+        ),
+        Family("muster_turn_seconds", "histogram", "Judging a batch of what happened."),
+        Family("muster_event_loop_lag_seconds", "histogram", "How late a timer of a second was."),
+        Family("muster_agents", "gauge", "Control connections of agents."),
+        Family(
+            "muster_websocket_received_bytes",
+            "counter",
+            "From agents.",
+            ("channel",),
+        ),
+        Family("muster_websocket_sent_bytes", "counter", "To agents.", ("channel",)),
+        Family("muster_log_stored_bytes", "counter", "Bytes of jobs' logs taken into the store."),
+        Family(
+            "muster_log_stalls",
+            "counter",
+            "Streams that could not be stored for a time; their nodes keep the bytes.",
+        ),
+        Family(
+            "muster_http_requests",
+            "counter",
+            "Requests that were answered; 0 is one whose caller went before.",
+            ("method", "route", "status"),
+        ),
+        Family(
+            "muster_http_request_seconds",
+            "histogram",
+            "Until the answer was ready, of streams until their end.",
+            ("route",),
+        ),
+    )
+}
+
+
+def reference() -> str:
+    """The table of docs/metrics.md."""
+    lines = ["| metric | type | labels | what it is |", "|---|---|---|---|"]
+    for family in FAMILIES.values():
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        lines.append(f"| `{family.exported}` | {family.kind} | {labels} | {family.help} |")
+    return "\n".join(lines) + "\n"
+
+
+class HttpCounts:
+    """Requests by method, route and status, and how long each route took."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str]] = Counter()
+        self.seconds: dict[str, Histogram] = {}
+
+    def ended(self, request: web.Request, status: int, took_s: float) -> None:
+        resource = request.match_info.route.resource
+        # What no route has is one figure: a scan must not make thousands.
+        route = resource.canonical if resource is not None else "other"
+        method = request.method if resource is not None else "other"
+        self.requests[method, route, str(status)] += 1
+        self.seconds.setdefault(route, Histogram(SLOW_S)).add(took_s)
+
+
+class MetricsApi(Collector):
+    """GET /metrics, in the text format or, where that is accepted, as OpenMetrics."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        agents: AgentSessions,
+        log_connections: LogConnections,
+        log_store: LogStore,
+    ) -> None:
+        self.http = HttpCounts()
+        self._coordinator = coordinator
+        self._agents = agents
+        self._log_connections = log_connections
+        self._log_store = log_store
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    async def show(self, request: web.Request) -> web.Response:
+        read_query(request, NoQuery)
+        await self._coordinator.settled()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing is asked for while the registry is made."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        state, meters = self._coordinator.state, self._coordinator.meters
+        yield _values("muster_build", {(VERSION,): 1})
+        yield _values("muster_epoch", {(): state.epoch})
+        jobs = Counter({name: meters.ended[name] for name in JobState})
+        jobs.update(job_state(state.jobs[job]) for job in meters.open)
+        yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
+        yield from _queues(state, self._coordinator.now())
+        yield from _nodes(state)
+        yield _values("muster_attempts_started", {(): meters.attempts_started})
+        failed = {(code.value,): count for code, count in meters.attempts_failed.items()}
+        yield _values("muster_attempts_failed", failed)
+        yield _values("muster_journal_facts", {(): meters.facts})
+        yield _histograms("muster_journal_commit_seconds", {(): meters.commits})
+        yield _histograms("muster_turn_seconds", {(): meters.turns})
+        yield _histograms("muster_event_loop_lag_seconds", {(): meters.loop_lag})
+        yield _values("muster_agents", {(): len(self._agents)})
+        control, logs = self._agents, self._log_connections
+        received = {("control",): control.received_bytes, ("logs",): logs.received_bytes}
+        yield _values("muster_websocket_received_bytes", received)
+        sent = {("control",): control.sent_bytes, ("logs",): logs.sent_bytes}
+        yield _values("muster_websocket_sent_bytes", sent)
+        yield _values("muster_log_stored_bytes", {(): self._log_store.stored_bytes})
+        yield _values("muster_log_stalls", {(): self._log_store.stalls})
+        yield _values("muster_http_requests", self.http.requests)
+        seconds = {(route,): found for route, found in self.http.seconds.items()}
+        yield _histograms("muster_http_request_seconds", seconds)
+
+
+def _queues(state: State, now: Instant) -> Iterator[Metric]:
+    waiting = {(pool,): queue for pool, queue in state.queues.items()}
+    yield _values("muster_queue_jobs", {pool: len(queue) for pool, queue in waiting.items()})
+    oldest = {
+        pool: max((now.wall - state.jobs[job].submitted_at for _, job in queue), default=0.0)
+        for pool, queue in waiting.items()
+    }
+    yield _values("muster_queue_oldest_wait_seconds", {k: max(v, 0.0) for k, v in oldest.items()})
+
+
+def _nodes(state: State) -> Iterator[Metric]:
+    links: Counter[tuple[str, ...]] = Counter()
+    gpus: Counter[tuple[str, ...]] = Counter()
+    for node in state.nodes.values():
+        pool = node.inventory.pool
+        for link in LinkState:
+            links[pool, link.value] += node.link is link
+        busy = "busy" if node.holder is not None else "free"
+        use = busy if node.link is LinkState.CONNECTED else "away"
+        gpus[pool, node.inventory.gpu_model, use] += node.inventory.gpus
+    yield _values("muster_nodes", links)
+    yield _values("muster_gpus", gpus)
+
+
+def _values(name: str, values: Mapping[_Labels, float]) -> Metric:
+    family = FAMILIES[name]
+    match family.kind:
+        case "counter":
+            counter = CounterMetricFamily(name, family.help, labels=family.labels)
+            for labels, value in values.items():
+                counter.add_metric(labels, value)
+            return counter
+        case "info":
+            info = InfoMetricFamily(name, family.help)
+            for labels in values:
+                info.add_metric((), dict(zip(family.labels, labels, strict=True)))
+            return info
+        case _:
+            gauge = GaugeMetricFamily(name, family.help, labels=family.labels)
+            for labels, value in values.items():
+                gauge.add_metric(labels, value)
+            return gauge
+
+
+def _histograms(name: str, found: Mapping[_Labels, Histogram]) -> Metric:
+    family = FAMILIES[name]
+    metric = HistogramMetricFamily(name, family.help, labels=family.labels)
+    for labels, histogram in found.items():
+        below, buckets = 0, []
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        for bound, count in zip(bounds, histogram.counts, strict=True):
+            below += count
+            buckets.append((bound, below))
+        metric.add_metric(labels, buckets, histogram.sum)
+    return metric

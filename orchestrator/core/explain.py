@@ -1,0 +1,213 @@
+"""Why a job waits, runs where it does, or ended: the scheduler's own verdicts, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, assert_never
+
+from msgspec import structs
+
+from muster.protocol import http as h
+from muster.protocol.instant import Instant
+from muster.protocol.timestamp import Timestamp, timestamp
+from muster.spec.types import MAX_PRIORITY
+from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.forecast import ends_in_s, forecast
+from orchestrator.core.job import JobPhase
+from orchestrator.core.placement import (
+    Considered,
+    Lack,
+    Verdict,
+    consider,
+    count,
+    natural,
+    never_fits,
+)
+from orchestrator.core.policy import blame
+from orchestrator.core.state import Attempt, Job, State
+
+AHEAD_MAX: Final = 20
+"""So many of those before a job are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """Of a job that waits: who is before it, and what the scheduler says of each node."""
+
+    line: list[Job]
+    found: Considered
+    starts_now: bool
+
+
+def chance(state: State, job: Job) -> Chance:
+    """What the scheduler would make of a job that waits, now. Of one that is held or pauses: as if
+    it were in its queue."""
+    mine = (-job.spec.priority, job.id)
+    queue = state.queues.get(job.spec.pool, [])
+    line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
+    found = consider(state, job)
+    starts = job.phase is JobPhase.QUEUED and not line and bool(found.gang)
+    return Chance(line, found, starts)
+
+
+def explain(state: State, job: Job, now: Instant) -> h.Explanation:
+    summary = job_summary(state, job, now)
+    stories = tuple(_story(job, attempt) for attempt in job.attempts)
+    match job.phase:
+        case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
+            return _waiting(state, job, summary, stories, now)
+        case JobPhase.ACTIVE | JobPhase.ENDED:
+            text = f"{summary.state.value}: {summary.reason.text}"
+            return h.Explanation(summary, text, attempts=stories)
+        case _:
+            assert_never(job.phase)
+
+
+def _waiting(
+    state: State,
+    job: Job,
+    summary: h.JobSummary,
+    stories: tuple[h.AttemptStory, ...],
+    now: Instant,
+) -> h.Explanation:
+    it = chance(state, job)
+    lacks = [_lack_in_line(verdict, it) for verdict in it.found.verdicts]
+    verdicts = [
+        _verdict(state, verdict, lack, now)
+        for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
+    ]
+    impossible = never_fits(state, job.spec)
+    queued = job.phase is JobPhase.QUEUED
+    told, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
+    return h.Explanation(
+        job=summary,
+        text=f"cannot start: {impossible}" if impossible is not None else summary.reason.text,
+        wanted=job.spec.nodes,
+        ready=sum(verdict.lack is None for verdict in it.found.verdicts),
+        starts_now=it.starts_now,
+        nodes=tuple(sorted(verdicts, key=lambda v: (not v.can, natural(v.node)))),
+        place=len(it.line) + 1 if queued else None,
+        ahead=tuple(
+            h.JobAhead(a.id, a.spec.name, a.user, a.spec.priority, a.spec.nodes)
+            for a in it.line[:AHEAD_MAX]
+        ),
+        starts_by=starts_by,
+        forecast=told,
+        hints=tuple(_hints(state, job, it)),
+        attempts=stories,
+    )
+
+
+def _lack_in_line(verdict: Verdict, it: Chance) -> Lack | None:
+    """A free node is for whoever is first."""
+    if verdict.lack is None and it.line:
+        return Lack("queue", f"is free, but job {it.line[0].id} is before it in the queue")
+    return verdict.lack
+
+
+def _verdict(state: State, verdict: Verdict, lack: Lack | None, now: Instant) -> h.NodeVerdict:
+    node = verdict.node
+    if lack is None:
+        return h.NodeVerdict(node.name, True, h.Reason("free", "is free"))
+    if lack.holder is None:
+        return h.NodeVerdict(node.name, False, h.Reason(lack.code, lack.text))
+    holder = state.jobs[lack.holder[0]]
+    in_s = ends_in_s(state, holder, now)
+    limit = "" if in_s is not None else ", which has no time limit"
+    return h.NodeVerdict(
+        node.name,
+        False,
+        h.Reason(lack.code, f"{lack.text}{limit}"),
+        job=holder.id,
+        free_by=None if in_s is None else timestamp(now.wall + in_s),
+    )
+
+
+def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:
+    if it.starts_now:
+        return "now", timestamp(now.wall)
+    found = forecast(state, job, it.line, now)
+    if found.in_s is None:
+        return found.text, None
+    match job.phase:
+        case JobPhase.HELD:
+            return f"{found.text}, were it released now", timestamp(now.wall + found.in_s)
+        case JobPhase.BACKOFF:
+            in_s = max(found.in_s, job.retry_after_s)
+            return f"{found.text}, after its pause", timestamp(now.wall + in_s)
+        case _:
+            return found.text, timestamp(now.wall + found.in_s)
+
+
+def _hints(state: State, job: Job, it: Chance) -> list[str]:
+    """What would start it now, and how to do it."""
+    if it.found.gang:
+        return _hints_of_order(job, it)
+    if it.line:
+        return []
+    fewer = _largest_gang(state, job, it)
+    if not fewer:
+        return []
+    held = ", once released," if job.phase is JobPhase.HELD else ""
+    how = f"muster rerun {job.id} --set nodes={fewer}, then muster cancel {job.id}"
+    return [f"would{held} start now with nodes: {fewer} ({how})"]
+
+
+def _hints_of_order(job: Job, it: Chance) -> list[str]:
+    """Its nodes are free: who goes first is all that is in the way."""
+    release = f"muster release {job.id}"
+    if it.line:
+        first = it.line[0].spec.priority
+        if first >= MAX_PRIORITY:
+            return []
+        also = f" (and {release})" if job.phase is JobPhase.HELD else ""
+        how = f"muster set {job.id} priority={first + 1}{also}"
+        return [f"would start now with a priority above {first}: {how}"]
+    match job.phase:
+        case JobPhase.HELD:
+            return [f"would start now if it were released: {release}"]
+        case JobPhase.BACKOFF:
+            return [f"would start now without its pause: muster hold {job.id}, then {release}"]
+        case _:
+            return []
+
+
+def _largest_gang(state: State, job: Job, it: Chance) -> int:
+    """How many nodes at most a smaller gang could have now, 0 for none; judged as the scheduler
+    would judge that job."""
+    if job.spec.placement.include and job.spec.nproc_on:
+        return 0  # its nodes are named one by one
+    free = sum(v.lack is None or v.lack.code == "network" for v in it.found.verdicts)
+    for nodes in range(min(job.spec.nodes - 1, free), 0, -1):
+        smaller = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
+        if consider(state, smaller).gang:
+            return nodes
+    return 0
+
+
+def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
+    cause = attempt.cause
+    return h.AttemptStory(
+        number=attempt.number,
+        nodes=tuple(task.node for task in attempt.tasks),
+        why_there=attempt.why_there,
+        network=attempt.network,
+        ended="" if cause is None else cause.text,
+        then=_then(job, attempt),
+    )
+
+
+def _then(job: Job, attempt: Attempt) -> str:
+    """What came of an attempt that is over."""
+    if attempt is job.current:
+        return "" if attempt.cause is None else "its nodes are being cleaned"
+    if attempt.number < len(job.attempts) or job.phase in (JobPhase.QUEUED, JobPhase.BACKOFF):
+        budget = f"attempt {attempt.number + 1}"
+        guilty = sorted(blame(job), key=natural)
+        away = f", not on {', '.join(guilty[:4])}" if job.avoid and guilty else ""
+        return f"tried again: {budget}{away}"
+    if job.phase is JobPhase.HELD:
+        return "tried again once it is released"
+    state = job_state(job).value
+    tries = f" after {count(len(job.attempts), 'attempt')}" if len(job.attempts) > 1 else ""
+    return f"the job ended{tries}: {state}, exit code {job.cause.exit_code if job.cause else 0}"

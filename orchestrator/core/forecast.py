@@ -1,0 +1,98 @@
+"""When a job that waits starts at the latest, if everything before it takes all the time it may.
+
+The scheduler's own placement, on a copy of the nodes from which jobs go as their time limits end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from muster.protocol.instant import Instant
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import stop_grace_s
+from orchestrator.core.placement import Waiting, count, place, unfit
+from orchestrator.core.state import Attempt, Job, State
+
+STEPS_MAX: Final = 200
+"""Jobs placed and ended on the way; beyond that nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`in_s`: seconds from now, at the latest; None is unknown, of which `text` says why."""
+
+    in_s: float | None
+    text: str
+
+
+def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
+    """Of a job behind those of `line`, in their order."""
+    trial = State(networks=state.networks, nodes={n: replace(it) for n, it in state.nodes.items()})
+    trial.jobs = state.jobs
+    ends = {
+        it.holder[0]: ends_in_s(state, state.jobs[it.holder[0]], now)
+        for it in state.nodes.values()
+        if it.holder is not None and it.inventory.pool == job.spec.pool
+    }
+    at, steps = 0.0, 0
+    for next_one in [*line, job]:
+        while isinstance(gang := place(trial, next_one), Waiting):
+            steps += 1
+            known = [(end, name) for name, end in ends.items() if end is not None]
+            if not known:
+                return Forecast(None, _unknown(trial, next_one, job))
+            if steps > STEPS_MAX:
+                return Forecast(None, "unknown: too many jobs come first")
+            end, ended = min(known)
+            at = max(at, end)
+            del ends[ended]
+            for node in trial.nodes.values():
+                if node.holder is not None and node.holder[0] == ended:
+                    node.holder = None
+        if next_one is job:
+            break
+        for name in gang:
+            trial.nodes[name].holder = (next_one.id, len(next_one.attempts) + 1)
+        limit_s = next_one.spec.time_limit_s
+        ends[next_one.id] = None if limit_s is None else at + limit_s + next_one.spec.stop.grace_s
+    return Forecast(at, "by the time limits of the jobs before it")
+
+
+def ends_in_s(state: State, job: Job, now: Instant) -> float | None:
+    """In how many seconds an active job has given its nodes back, at the latest; None: unknown."""
+    attempt = job.current
+    if attempt is None:
+        return 0.0
+    if attempt.phase is AttemptPhase.STOPPING:
+        return _stopped_in_s(job, attempt, now)
+    limit_s = job.spec.time_limit_s
+    if limit_s is None:
+        return None
+    since = state.running.get(job.id)
+    left_s = limit_s if since is None else max(0.0, since + limit_s - now.mono)
+    return left_s + job.spec.stop.grace_s
+
+
+def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
+    """By the wall clock, which is only shown."""
+    grace_s = stop_grace_s(job, attempt)
+    if attempt.stopping_at is None or grace_s is None or attempt.released_at is None:
+        return 0.0
+    return min(max(0.0, attempt.stopping_at + grace_s - now.wall), grace_s)
+
+
+def _unknown(trial: State, waiting: Job, job: Job) -> str:
+    """Why `waiting`, before `job` or itself, cannot be placed however long one waits."""
+    fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
+    holders = sorted({node.holder[0] for node in fitting if node.holder is not None})
+    who = "" if waiting is job else f"job {waiting.id}, which is before it, "
+    if holders:
+        names = ", ".join(str(name) for name in holders[:4])
+        more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
+        jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names}{more} have"
+        return f"unknown: {who and who + 'waits, and '}{jobs} no time limit"
+    away = len([node for node in fitting if node.session is None])
+    if away:
+        return f"unknown: {who}waits for {count(away, 'node')} to come back"
+    return f"never: {who or 'it '}does not fit the nodes that are known"

@@ -1,0 +1,31 @@
+"""docs/cli.md is what the commands say, and the table of exit codes is what the code means."""
+
+import re
+from pathlib import Path
+
+from muster.cli.complaints import EXIT_USAGE
+from muster.cli.exit_codes import EXIT_CODES
+from muster.cli.manual import manual
+from muster.cli.verbs import VERBS
+from muster.protocol import outcome
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def test_the_page_is_made_from_the_commands() -> None:
+    made = "python -m muster.cli.manual > docs/cli.md"
+    assert PAGE.read_text() == manual(), f"a command has changed: {made}"
+
+
+def test_every_verb_and_every_option_is_there() -> None:
+    text = PAGE.read_text()
+    for verb in VERBS:
+        assert f"\n## muster {verb}\n" in text
+    for option in ("--from-sbatch", "--idempotency-key", "--watch", "--no-color", "--config"):
+        assert option in text
+
+
+def test_every_exit_code_has_its_line() -> None:
+    numbers = {int(code) for code, _ in EXIT_CODES if re.fullmatch("[0-9]+", code)}
+    known = {value for name, value in vars(outcome).items() if name.startswith("EXIT_")}
+    assert numbers == {0, EXIT_USAGE} | known

@@ -1,0 +1,116 @@
+"""The two clients are one API, and what they share is found in the same places."""
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import muster
+from muster.client import AsyncClient, Client, NoSuchJobError, NoSuchNodeError, SettingsError
+from muster.protocol import http as api
+from muster.protocol.states import JobState
+from tests.client.both import MakeClient, make
+from tests.client.fake_coordinator import TOKEN, FakeCoordinator, Script, job_view, running
+
+__all__ = ["make"]
+
+
+def public(kind: type) -> dict[str, inspect.Signature | None]:
+    return {
+        name: inspect.signature(found) if inspect.isfunction(found) else None
+        for name, found in vars(kind).items()
+        if not name.startswith("_")
+    }
+
+
+def test_both_clients_have_the_same_calls_with_the_same_arguments() -> None:
+    plain, awaited = public(Client), public(AsyncClient)
+    assert awaited.pop("close") is not None
+    assert set(plain) == set(awaited)
+    for name, signature in plain.items():
+        other = awaited[name]
+        if signature is not None and other is not None:
+            assert signature.parameters == other.parameters, name
+            if name not in {"logs", "follow_events"}:
+                assert signature.return_annotation == other.return_annotation, name
+                assert inspect.iscoroutinefunction(vars(AsyncClient)[name]), name
+
+
+def test_every_call_is_documented() -> None:
+    for name, found in vars(Client).items():
+        if not name.startswith("_"):
+            assert inspect.getdoc(found), name
+
+
+def test_they_are_imported_from_the_top_and_the_plain_one_without_aiohttp() -> None:
+    assert (muster.Client, muster.AsyncClient) == (Client, AsyncClient)
+    with pytest.raises(AttributeError, match="no attribute 'Klient'"):
+        muster.Klient  # noqa: B018
+    program = (
+        "import sys, json, muster; before = 'muster.client' in sys.modules; muster.Client;"
+        "print(json.dumps([before, 'aiohttp' in sys.modules, 'asyncio' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [False, False, False]
+
+
+def test_without_arguments_they_find_what_muster_finds(
+    make: MakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Script(jobs={42: job_view()})) as fake:
+        monkeypatch.setenv("MUSTER_URL", fake.url)
+        monkeypatch.setenv("MUSTER_TOKEN", TOKEN)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert make().job(42).id == 42
+        monkeypatch.delenv("MUSTER_TOKEN")
+        assert make(token=TOKEN).job(42).id == 42
+        with pytest.raises(SettingsError, match="neither MUSTER_TOKEN nor"):
+            make(fake.url)
+
+
+def test_jobs_and_nodes_are_found_by_name(make: MakeClient) -> None:
+    jobs = {number: job_view(number, name=name) for number, name in ((1, "eval"), (2, "train"))}
+    node = api.NodeView(
+        "gpu-01", "connected", api.Reason("free", "free"), "", "default", 0, "", 1, 1, {}, None,
+        None, None, "0.1.0",
+    )  # fmt: skip
+    with running(Script(jobs=jobs, nodes=(node,))) as fake:
+        client = make(fake.url, TOKEN)
+        assert [client.find_job(text) for text in ("eval", "train", "last", "7")] == [1, 2, 2, 7]
+        with pytest.raises(NoSuchJobError) as caught:
+            client.find_job("trian")
+        assert caught.value.hint == "did you mean train?"
+        assert client.node("gpu-01") == node
+        with pytest.raises(NoSuchNodeError) as unknown:
+            client.node("gpu-1")
+        assert unknown.value.hint == "did you mean gpu-01?"
+
+
+def test_all_jobs_come_over_pages(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.client.calls._PAGE_MAX", 2)
+    with running(Script(jobs={number: job_view(number) for number in range(1, 6)})) as fake:
+        client = make(fake.url, TOKEN)
+        found = client.all_jobs(states=[JobState.RUNNING])
+        assert ([job.id for job in found.jobs], found.cursor) == ([5, 4, 3, 2, 1], None)
+        some = client.all_jobs(limit=3)
+        assert ([job.id for job in some.jobs], some.cursor) == ([5, 4, 3], "3")
+
+
+def test_a_reader_may_leave_early_and_a_call_may_be_cancelled() -> None:
+    async def main(fake: FakeCoordinator) -> None:
+        async with AsyncClient(fake.url, TOKEN) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await client.wait(42)
+            waits = [asyncio.wait_for(client.wait(42), 20) for _ in range(3)]
+            ended = asyncio.gather(*waits)
+            await asyncio.sleep(0)
+            fake.put(job_view(state=JobState.SUCCEEDED, exit_code=0))
+            assert [summary.exit_code for summary in await ended] == [0, 0, 0]
+
+    with running(Script(jobs={42: job_view()})) as fake:
+        asyncio.run(main(fake))

@@ -1,0 +1,139 @@
+"""Batch scripts of Slurm: headers become keys, bodies become commands, the rest is said."""
+
+import pytest
+
+from muster.spec.parse import parse_mapping
+from muster.spec.problems import SpecError
+from muster.spec.sbatch import FromSbatch, from_sbatch
+from muster.spec.types import Argv, Launcher
+
+TORCHRUN = """#!/bin/bash
+#SBATCH --job-name=LLaMA_7b
+#SBATCH -N 4 --gpus-per-node=h100:8
+#SBATCH --time=1-00:00:00
+#SBATCH --chdir=/shared/llama
+#SBATCH --output=slurm-%j.out
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+# a comment
+set -euo pipefail
+export OMP_NUM_THREADS=8 NCCL_IB_HCA="mlx5_0,mlx5_1"
+srun --label torchrun --nnodes 4 --nproc_per_node=8 --rdzv_backend c10d \\
+    --rdzv_endpoint=$HEAD:29500 train.py --lr 1e-5 --name 'a b'
+"""
+
+
+def made(*headers: str, body: str = "srun python train.py") -> FromSbatch:
+    lines = [f"#SBATCH {header}" for header in headers]
+    return from_sbatch("\n".join(["#!/bin/bash", *lines, body, ""]))
+
+
+def test_a_torchrun_script_becomes_the_job_that_one_would_write() -> None:
+    found = from_sbatch(TORCHRUN)
+    assert found.mapping == {
+        "name": "llama-7b",
+        "nodes": "4",
+        "resources": {"gpu": "h100:8"},
+        "time_limit": "1-00:00:00",
+        "workdir": "/shared/llama",
+        "stop": {"warn": "USR1@300s"},
+        "run": ["train.py", "--lr", "1e-5", "--name", "a b"],
+        "nproc_per_node": "8",
+        "env": {"OMP_NUM_THREADS": "8", "NCCL_IB_HCA": "mlx5_0,mlx5_1"},
+    }
+    assert found.notes == (
+        "the name LLaMA_7b is written llama-7b",
+        "what goes to slurm-%j.out under Slurm is read with `muster logs`, each rank by itself",
+        "--signal=B:USR1@300 reaches the ranks, not the script",
+        "run: train.py --lr 1e-5 --name 'a b' (launcher: torchrun)",
+    )
+    spec = parse_mapping(found.mapping)
+    assert (spec.nodes, spec.time_limit_s, spec.resources.gpu) == (4, 86400, 8)
+
+
+def test_python_under_srun_is_ranks_that_we_start() -> None:
+    found = made("--ntasks-per-node=2", body="srun -u --mpi=none python -u train.py --x")
+    spec = parse_mapping({**found.mapping, "workdir": "/x"})
+    assert (spec.launcher, spec.run, spec.nproc_per_node) == (
+        Launcher.PROCESSES,
+        Argv(("train.py", "--x")),
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "keys"),
+    [
+        ("--nodes=2-4", {"nodes": "2..4"}),
+        ("-N2", {"nodes": "2"}),
+        ("-J x", {"name": "x"}),
+        ("--gres=gpu:8", {"resources": {"gpu": "8"}}),
+        ("--gres=gpu:a100:4", {"resources": {"gpu": "a100:4"}}),
+        ("--gres=gpu", {"resources": {"gpu": "1"}}),
+        ("--time=90", {"time_limit": "90m"}),
+        ("-t 30:05", {"time_limit": "30m5s"}),
+        ("--time=02:00:00", {"time_limit": "02:00:00"}),
+        ("--time=UNLIMITED", {}),
+        ("--no-requeue", {"retry": {"infra": "0"}}),
+        ("--signal=TERM", {"stop": {"warn": "TERM@60s"}}),
+        ("--requeue   # again", {}),
+    ],
+)
+def test_headers_become_keys(header: str, keys: dict[str, object]) -> None:
+    found = made(header)
+    assert {**keys, "run": ["train.py"], "launcher": "processes"} == found.mapping
+    assert len(found.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("--partition=gpu", "#SBATCH --partition=gpu is not taken over: name a pool with --pool"),
+        ("-p gpu", "#SBATCH --partition=gpu is not taken over"),
+        ("--mail-type=END", "#SBATCH --mail-type=END is not taken over"),
+        ("--array=0-9", "submit once for each index"),
+        ("--exclusive", "#SBATCH --exclusive is not taken over"),
+        ("--gres=gpu:2,license:1", "#SBATCH --gres=license:1 is not taken over"),
+        ("--nodes", "#SBATCH --nodes is not taken over: it has no value"),
+        ("--job-name='x", "its quotes do not match"),
+        ("-Z", "#SBATCH -Z is not taken over"),
+    ],
+)
+def test_what_is_not_understood_is_named(header: str, said: str) -> None:
+    assert any(said in note for note in made(header).notes)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "./a.sh\n./b.sh",
+        "srun python a.py\nsrun python b.py",
+        "for lr in 1 2; do\nsrun python a.py\ndone",
+        "srun python a.py --id $SLURM_JOB_ID",
+        "srun python a.py > out.txt",
+        "srun ./bench.sh",
+        "python a.py",
+    ],
+)
+def test_any_other_body_is_a_script_on_every_node(body: str) -> None:
+    found = made("--nodes=2", body=body)
+    assert found.mapping["launcher"] == "none"
+    assert body in str(found.mapping["run"])
+    assert any("once on every node" in note for note in found.notes)
+    assert ("srun" in body) == any("there is no srun here" in note for note in found.notes)
+
+
+def test_lines_beside_the_training_are_named() -> None:
+    found = made(body="module load cuda\nsource /venv/bin/activate\nsrun python train.py")
+    assert "this line of the script is not taken over: module load cuda" in found.notes
+    assert "this line of the script is not taken over: source /venv/bin/activate" in found.notes
+
+
+def test_headers_behind_the_first_command_are_none() -> None:
+    found = from_sbatch("srun python a.py\n#SBATCH --nodes=4\n")
+    assert "nodes" not in found.mapping
+
+
+def test_a_script_without_a_command_is_refused() -> None:
+    with pytest.raises(SpecError, match="no command"):
+        from_sbatch("#!/bin/bash\n#SBATCH --nodes=4\n")
