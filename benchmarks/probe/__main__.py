@@ -2,7 +2,7 @@
 
 The tree is made of plain files, on which an open costs about what it does in sysfs. The floor is an
 `open, read, close` of every GID file, which no reader of that table can do without. Memory is what
-the process holds after 1,000 probes more than after the first hundred.
+the process holds after 1,000 probes more than after the first few hundred.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GIDS = 256
 GPUS = 8
 AIM_MS = 50
 GROWN_AIM_KIB = 256
-_WARM_UP = 100
+_WARM_UP = 300
 _EMPTY = ":".join(["0000"] * 8)
 
 
