@@ -176,6 +176,16 @@ def test_this_very_machine() -> None:
     assert muster("doctor").returncode in (0, 1, 2)
 
 
+def test_a_machine_that_no_agent_could_be_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "GPU_Host.")
+    for name in list(os.environ):
+        if name.startswith("MUSTER_AGENT_"):
+            monkeypatch.delenv(name)
+    code, text = in_process("doctor")
+    assert code in (0, 1, 2)
+    assert "problem" in text
+
+
 def test_help_names_the_codes() -> None:
     assert "125" in muster("doctor", "--help").stdout
     assert "--root" in muster("probe", "--help").stdout
