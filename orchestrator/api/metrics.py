@@ -22,8 +22,6 @@ from prometheus_client.registry import Collector
 
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
-from orchestrator.api.parameters import NoQuery
-from orchestrator.api.reading import read_query
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
 from orchestrator.core.node import LinkState
@@ -162,7 +160,6 @@ class MetricsApi(Collector):
         ProcessCollector(registry=self._registry)
 
     async def show(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
         await self._coordinator.settled()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
