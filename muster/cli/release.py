@@ -6,11 +6,12 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
+from muster.cli.reference import JOB
 from muster.cli.text import note, safe
 
 
 @click.command("release")
-@click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
 @connection_options
 def command(*, jobs: tuple[str, ...]) -> int:
     """Let jobs go that were held: they wait in their queue again, at their place."""
