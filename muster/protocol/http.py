@@ -144,7 +144,9 @@ class EnvironmentView(msgspec.Struct, frozen=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """A page of jobs, newest first; `cursor` asks for the next one."""
+    """A page of jobs, newest first; `cursor` asks for the next one, which there is also where this
+    one has fewer than were asked for: a page looks at so many jobs and no more.
+    """
 
     jobs: tuple[JobSummary, ...]
     cursor: str | None = None

@@ -172,8 +172,9 @@ class MetricsApi(Collector):
         state, meters = self._coordinator.state, self._coordinator.meters
         yield _values("muster_build", {(VERSION,): 1})
         yield _values("muster_epoch", {(): state.epoch})
-        jobs = Counter({name: meters.ended[name] for name in JobState})
-        jobs.update(job_state(state.jobs[job]) for job in meters.open)
+        index = self._coordinator.index
+        jobs = Counter({name: index.ended(name) for name in JobState})
+        jobs.update(job_state(state.jobs[job]) for job in index.open)
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())
         yield from _nodes(state)
