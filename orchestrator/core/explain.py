@@ -14,6 +14,7 @@ from muster.spec.types import MAX_PRIORITY
 from orchestrator.core.display import job_state, job_summary
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.job import JobPhase
+from orchestrator.core.network import reachable_gang
 from orchestrator.core.placement import (
     Considered,
     Lack,
@@ -26,6 +27,7 @@ from orchestrator.core.placement import (
 from orchestrator.core.policy import blame
 from orchestrator.core.state import Attempt, Job, State
 
+TRIES: Final = 4
 AHEAD_MAX: Final = 20
 """So many of those before a job are named."""
 
@@ -177,8 +179,11 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     would judge that job."""
     if job.spec.placement.include and job.spec.nproc_on:
         return 0  # its nodes are named one by one
-    free = sum(v.lack is None or v.lack.code == "network" for v in it.found.verdicts)
-    for nodes in range(min(job.spec.nodes - 1, free), 0, -1):
+    free = [v.node for v in it.found.verdicts if v.lack is None or v.lack.code == "network"]
+    most = min(job.spec.nodes - 1, len(free))
+    together = reachable_gang(free, 1, state.networks, most) if most else None
+    # Fewer are wanted, so more may be left out for what they did to it before.
+    for nodes in range(len(together or ()), 0, -1)[:TRIES]:
         smaller = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
             return nodes
