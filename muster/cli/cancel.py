@@ -10,9 +10,11 @@ from muster.cli.arguments import DURATION
 from muster.cli.complaints import complain
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.each_job import find_jobs
+from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
 from muster.client import Client, ClientError
+from muster.protocol.http import CancelAnswer, JobList
 from muster.protocol.outcome import EXIT_CLIENT
 
 
@@ -29,6 +31,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 @click.option("--force", is_flag=True, help="SIGKILL at once.")
 @click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
 @click.option("-y", "--yes", is_flag=True, help="Several jobs: do not ask.")
+@json_option
 @connection_options
 def command(
     *,
@@ -38,6 +41,7 @@ def command(
     force: bool,
     waits: bool,
     yes: bool,
+    as_json: bool,
 ) -> int:
     """Stop jobs that run, and take out of the queue those that wait.
 
@@ -50,12 +54,17 @@ def command(
     if len(numbers) > 1 and not yes and sys.stdin.isatty() and not _sure(client, numbers):
         note("nothing was cancelled")
         return EXIT_CLIENT
-    stopping, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
+    answers, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
+    jobs_now = [answer.job for answer in answers]
+    stopping = [answer.job.id for answer in answers if not answer.already_ended]
     if waits:
         with detaching(*stopping, doing="wait"):
             for number in stopping:
                 summary = client.wait(number)
                 note(f"job {number} {summary.state.value}")
+                jobs_now = [summary if job.id == number else job for job in jobs_now]
+    if as_json:
+        print_json(JobList(tuple(jobs_now)))
     return EXIT_CLIENT if failed else 0
 
 
@@ -69,9 +78,9 @@ def _sure(client: Client, numbers: list[int]) -> bool:
 
 def _cancel_each(
     client: Client, numbers: list[int], reason: str, grace_s: float | None, *, force: bool
-) -> tuple[list[int], bool]:
-    """The jobs now stopping, and whether any could not be cancelled: one does not keep the rest."""
-    stopping: list[int] = []
+) -> tuple[list[CancelAnswer], bool]:
+    """What was answered, and whether any could not be cancelled: one does not keep the rest."""
+    answers: list[CancelAnswer] = []
     failed = False
     for number in numbers:
         try:
@@ -80,10 +89,10 @@ def _cancel_each(
             note(complain(error).text)
             failed = True
             continue
+        answers.append(answer)
         state = answer.job.state.value
         if answer.already_ended:
             note(f"job {number} had already ended: {state}")
         else:
             note(f"job {number} {state}" + (f": {safe(answer.note)}" if answer.note else ""))
-            stopping.append(number)
-    return stopping, failed
+    return answers, failed

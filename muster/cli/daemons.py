@@ -14,6 +14,7 @@ def daemon_command(verb: str, package: str, *before: str) -> click.Command:
 
     @click.command(
         verb,
+        help=f"Becomes `{' '.join(['python -m', package, *before])}`, with all of its arguments.",
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
         add_help_option=False,
     )

@@ -6,13 +6,15 @@ from typing import Final
 
 import click
 
-from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import json_option, print_json
+from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.json_output import json_option, print_json, print_json_line
+from muster.cli.layout import paragraph
 from muster.cli.reference import JOB, find_job
 from muster.cli.table import Column, print_table
-from muster.cli.text import moment
+from muster.cli.text import moment, safe
 from muster.protocol.http import EventList, EventView
 
+_KIND_CELLS: Final = 15
 _COLUMNS: Final = (
     Column("SEQ", right=True, drop=2),
     Column("TIME", drop=3),
@@ -23,12 +25,23 @@ _COLUMNS: Final = (
 
 @click.command("events")
 @click.argument("job", metavar="JOB", type=JOB)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on until the job ends; Ctrl-C only detaches."
+)
 @json_option
 @connection_options
-def command(*, job: str, as_json: bool) -> None:
-    """List what happened to a job, oldest first."""
+def command(*, job: str, follow: bool, as_json: bool) -> None:
+    """List what happened to a job, oldest first.
+
+    With -f, each event is printed as it comes; with --json too, a line each.
+    """
     client = connect()
     number = find_job(client, job)
+    if follow:
+        with detaching(number, doing="events -f"):
+            for event in client.follow_events(number):
+                (print_json_line if as_json else _print)(event)
+        return
     events: list[EventView] = []
     while page := client.events(number, after=events[-1].seq if events else 0).events:
         events += page
@@ -37,3 +50,9 @@ def command(*, job: str, as_json: bool) -> None:
     else:
         rows = [[str(event.seq), moment(event.at), event.kind, event.text] for event in events]
         print_table(_COLUMNS, rows)
+
+
+def _print(event: EventView) -> None:
+    """A line of the list, without knowing what comes after it."""
+    first = f"{event.seq:>4}  {moment(event.at)}  {safe(event.kind):<{_KIND_CELLS}}  "
+    print(paragraph(safe(event.text), first=first), flush=True)

@@ -22,4 +22,4 @@ def print_json(value: object) -> None:
 
 def print_json_line(value: object) -> None:
     """Print `value` as one line: for documents that follow each other."""
-    print(msgspec.json.encode(value).decode())
+    print(msgspec.json.encode(value).decode(), flush=True)

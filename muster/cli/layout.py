@@ -98,9 +98,9 @@ def wrap(text: str, width: int | None) -> list[str]:
         else:
             line = longer
         while cells(line) > width:
-            part = _head(line, width - 1) if width > 1 else line[:1]
-            lines.append(part + ELLIPSIS if width > 1 else part)
-            line = line[len(part) :]
+            part = _head(line, width - 1)
+            lines.append(part + ELLIPSIS if part else line[0])
+            line = line[len(part) or 1 :]
     return [*lines, line] if line else lines
 
 

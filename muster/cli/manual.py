@@ -11,7 +11,6 @@ import click
 from muster.cli.exit_codes import EXIT_CODES
 from muster.cli.verbs import muster
 
-_DAEMONS = {"coordinator": "python -m orchestrator", "agent": "python -m agent"}
 _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
 # The command line
@@ -66,9 +65,8 @@ def _common() -> list[tuple[str, str]]:
 
 def _verb(name: str, command: click.Command) -> Iterator[str]:
     yield f"## {name}\n"
-    daemon = _DAEMONS.get(name.removeprefix("muster "))
-    if daemon is not None:
-        yield f"Becomes `{daemon}`, with all of its arguments; `{name} --help` is that program's.\n"
+    if not command.add_help_option:
+        yield f"{command.help} `{name} --help` is that program's.\n"
         return
     context = click.Context(command, info_name=name)
     if isinstance(command, click.Group):

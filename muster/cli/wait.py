@@ -5,16 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Iterator
 
 import click
 
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe, span
 from muster.client import Client
-from muster.protocol.http import JobSummary
+from muster.protocol.http import JobList, JobSummary
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.states import ENDED_STATES
 
@@ -29,8 +31,9 @@ from muster.protocol.states import ENDED_STATES
     help="Give up after this long (1h, 90m) with exit code 125; the jobs go on.",
 )
 @click.option("--any", "first", is_flag=True, help="Until the first of them ends, with its code.")
+@json_option
 @connection_options
-def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool) -> int:
+def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_json: bool) -> int:
     """Wait until all jobs have ended.
 
     Exits with the first code that is not 0, in the order in which the jobs are named.
@@ -39,28 +42,38 @@ def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool) -> i
     numbers = [find_job(client, job) for job in jobs]
     with detaching(*numbers, doing="wait"):
         if first and len(numbers) > 1:
-            return _told(_first_ended(client, numbers, timeout_s))
-        return wait_for_all(client, numbers, timeout_s)
+            ended = [_told(_first_ended(client, numbers, timeout_s))]
+        else:
+            ended = list(_each_ended(client, numbers, timeout_s))
+    if as_json:
+        print_json(JobList(tuple(ended)))
+    return first_code(ended)
 
 
-def wait_for_all(client: Client, jobs: list[int], timeout_s: float | None = None) -> int:
-    """Wait for all and tell of each; the first code that is not 0. Raises RefusedError when the
-    time is over.
-    """
+def wait_for_all(client: Client, jobs: list[int]) -> int:
+    """Wait for all and tell of each; the first code that is not 0."""
+    return first_code(list(_each_ended(client, jobs, None)))
+
+
+def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Iterator[JobSummary]:
+    """The jobs as they have ended, in their order. Raises RefusedError when the time is over."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    codes = []
     for job in jobs:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         summary = client.wait(job, left)
         if summary.state not in ENDED_STATES:
             raise _timed_out([job], timeout_s)
-        codes.append(_told(summary))
-    return next((code for code in codes if code), 0)
+        yield _told(summary)
 
 
-def _told(summary: JobSummary) -> int:
+def first_code(ended: list[JobSummary]) -> int:
+    """The first code that is not 0."""
+    return next((code for code in map(exit_code, ended) if code), 0)
+
+
+def _told(summary: JobSummary) -> JobSummary:
     note(ending(summary))
-    return exit_code(summary)
+    return summary
 
 
 def ending(summary: JobSummary) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from datetime import timedelta
 
 import msgspec
@@ -11,7 +12,7 @@ from muster.protocol import http as api
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
-from tests.cli.conftest import Run
+from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
@@ -164,6 +165,37 @@ def test_events_come_in_order_over_pages(run: Run, fake: FakeCoordinator) -> Non
     lines = run("events", "42").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == ["SEQ", "3", "5"]
     assert len(json.loads(run("events", "42", "--json").stdout)["events"]) == 2
+
+
+def event(seq: int, text: str) -> api.EventView:
+    return api.EventView(seq, timestamp(1_700_000_000.0 + seq), "JobSubmitted", 42, text, {})
+
+
+def test_events_are_followed_until_the_job_ends(start: Start, fake: FakeCoordinator) -> None:
+    fake.put(job_view())
+    fake.happened(event(3, "submitted by \x1b[2Jbob"))
+    process = start("events", "-f", "42")
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first == b"   3  2023-11-14T22:13:23Z  JobSubmitted     submitted by \\x1b[2Jbob\n"
+    fake.happened(event(4, "placed"))
+    assert process.stdout.readline().endswith(b"placed\n")
+    fake.happened(event(5, "over"))
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out.count(b"\n"), err) == (0, 1, b"")
+
+
+def test_following_events_detaches(start: Start, fake: FakeCoordinator) -> None:
+    fake.put(job_view())
+    fake.happened(event(3, "submitted"))
+    process = start("events", "-f", "42", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["seq"] == 3
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert b"job 42 goes on: muster events -f 42" in err
 
 
 def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:

@@ -1,5 +1,6 @@
 """`muster wait` and `muster cancel`: codes, several jobs, times that pass, doing it twice."""
 
+import json
 import signal
 
 import msgspec
@@ -110,3 +111,17 @@ def test_cancel_can_wait_for_the_end(start: Start, fake: FakeCoordinator) -> Non
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert err.splitlines()[-1] == b"muster: job 42 CANCELLED"
+
+
+def test_as_json_both_print_the_jobs_and_nothing_else(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(ended(job_view(1), JobState.SUCCEEDED, 0))
+    fake.put(ended(job_view(2), JobState.FAILED, 3))
+    fake.put(job_view(3))
+    done = run("wait", "1", "2", "--json")
+    assert done.returncode == 3
+    assert [job["exit_code"] for job in json.loads(done.stdout)["jobs"]] == [0, 3]
+    cancelled = run("cancel", "1", "3", "--json")
+    assert [job["state"] for job in json.loads(cancelled.stdout)["jobs"]] == [
+        "SUCCEEDED",
+        "STOPPING",
+    ]

@@ -142,6 +142,11 @@ class FakeCoordinator:
             self.script.logs.extend(records)
             self.script.changed.notify_all()
 
+    def happened(self, *events: api.EventView) -> None:
+        with self.script.changed:
+            self.script.events += events
+            self.script.changed.notify_all()
+
     def wait_for_request(self, part: str, count: int = 1) -> None:
         """Until `count` requests whose line contains `part` have come."""
         with self.script.changed:
@@ -222,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(script.jobs[int(number)])
             case "GET", ["jobs", number, "wait"]:
                 self._wait(int(number))
+            case "GET", ["jobs", number, "events"] if "follow" in self.query:
+                self._follow_events(int(number))
             case "GET", ["jobs", _, "events"]:
                 after = int(self.query.get("after", 0))
                 self._reply(api.EventList(tuple(e for e in script.events if e.seq > after)))
@@ -317,6 +324,32 @@ class _Handler(BaseHTTPRequestHandler):
         over = job.state in ENDED_STATES
         if not self.server.gone:
             self._end(api.LogTrailer(end=over, state=job.state.value, exit_code=job.exit_code))
+
+    def _follow_events(self, number: int) -> None:
+        """Those that there are, then as they come, until the job has ended."""
+        script = self.server.script
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        after = int(self.query["after"])
+        while True:
+            with script.changed:
+                fresh = [event for event in script.events if event.seq > after]
+                over = script.jobs[number].state in ENDED_STATES
+                if not fresh and not over and not self.server.gone:
+                    script.changed.wait(DEADLINE_S)
+                    continue
+            for event in fresh:
+                after = event.seq
+                data = msgspec.json.encode(event)
+                self._write_chunk(b"id: %d\nevent: x\ndata: %s\n\n" % (event.seq, data))
+            if over or self.server.gone:
+                break
+        if not self.server.gone:
+            end = msgspec.json.encode(api.EventsEnd(final=True))
+            self._write_chunk(b"event: end\ndata: %s\n\n" % end)
+            self.wfile.write(b"0\r\n\r\n")
 
     def _entries(self, number: int) -> Iterator[api.LogRecord]:
         """Those that the query asks for; when it follows, as they come, until the job ends."""
