@@ -11,7 +11,7 @@ from muster.protocol import http as h
 from muster.protocol.instant import Instant
 from muster.protocol.timestamp import Timestamp, timestamp
 from muster.spec.types import MAX_PRIORITY
-from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.display import job_state, job_summary, node_state
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.job import JobPhase
 from orchestrator.core.network import reachable_gang
@@ -111,18 +111,26 @@ def _verdict(state: State, verdict: Verdict, lack: Lack | None, now: Instant) ->
     node = verdict.node
     if lack is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", "is free"))
+    text = f"{lack.text}{_since_when(verdict, now)}" if lack.code == "not_connected" else lack.text
     if lack.holder is None:
-        return h.NodeVerdict(node.name, False, h.Reason(lack.code, lack.text))
+        return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
     holder = state.jobs[lack.holder[0]]
     in_s = ends_in_s(state, holder, now)
     limit = "" if in_s is not None else ", which has no time limit"
     return h.NodeVerdict(
         node.name,
         False,
-        h.Reason(lack.code, f"{lack.text}{limit}"),
+        h.Reason(lack.code, f"{text}{limit}"),
         job=holder.id,
         free_by=None if in_s is None else timestamp(now.wall + in_s),
     )
+
+
+def _since_when(verdict: Verdict, now: Instant) -> str:
+    node = verdict.node
+    heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
+    holder = f", has job {node.holder[0]}" if node.holder is not None else ""
+    return f": {node_state(node, now).text}{heard}{holder}"
 
 
 def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:
