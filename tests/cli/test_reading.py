@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run, Start
+from tests.cli.terminal import Terminal
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
@@ -269,3 +271,47 @@ def test_show_says_what_runs(run: Run, fake: FakeCoordinator, run_key: object, l
     lines = [text.strip() for text in run("show", "1").stdout.decode().splitlines()]
     assert line in lines
     assert "in        /shared/x" in lines
+
+
+def test_an_error_says_where_the_address_and_the_token_are_from(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    wrong = run("ps", MUSTER_TOKEN="muster_admin_other_x")
+    assert b"your token is from MUSTER_TOKEN; " + fake.url.encode() in wrong.stderr
+    file = tmp_path / "other.yaml"
+    file.write_text('url: "http://127.0.0.1:1"\ntoken: "muster_admin_other_x"\n')
+    file.chmod(0o600)
+    other = run("ps", "--config", str(file), MUSTER_URL="", MUSTER_TOKEN="")
+    assert (other.returncode, other.stdout) == (125, b"")
+    assert f"this address is from {file}\n".encode() in other.stderr
+    fake.stop()
+    away = run("ps", "--url", fake.url)
+    assert f"the coordinator at {fake.url} does not answer".encode() in away.stderr
+    assert b"`url` in the file that --config names; this address is from --url\n" in away.stderr
+    missing = run("ps", "--config", "missing.yaml")
+    assert missing.stderr == b"muster: missing.yaml, named by --config, does not exist\n"
+
+
+def test_an_older_coordinator_is_named_where_it_does_not_know_a_request(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    problem = (
+        b'{"type":"x","title":"x","status":404,"code":"no_such_route","detail":"nothing at /x"}'
+    )
+    fake.script.first_answers = [(404, problem, "application/problem+json")]
+    done = run("nodes")
+    assert done.returncode == 125
+    assert b"does not know this request: compare `muster version` on both sides" in done.stderr
+
+
+def test_on_a_terminal_what_is_said_is_broken_between_words(
+    environ: dict[str, str], fake: FakeCoordinator
+) -> None:
+    terminal = Terminal(environ, "show", "not-a-job-of-mine", width=30)
+    assert terminal.end() == 125
+    assert terminal.lines == [
+        "muster: none of your jobs is",
+        "named 'not-a-job-of-mine'",
+        "  `muster ps -a` lists jobs",
+        "  and their ids",
+    ]
