@@ -37,6 +37,7 @@ from agent.core.state import Identity, State
 from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.turn import turn
 from agent.dial import Dialer
+from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
@@ -108,6 +109,7 @@ class Agent:
                 self._logs,
                 config.ports,
                 self._probe,
+                Fabric(config, owner),
                 self._inbox.post,
                 owner,
             )

@@ -11,6 +11,7 @@ import structlog
 from agent.config import Ports
 from agent.core.shim import ShimCommand
 from agent.core.stimuli import ShimFailed, Stimulus, TaskPaths, TaskPlaced
+from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
@@ -38,6 +39,7 @@ class Tasks:
         logs: LogShipper,
         ports: Ports,
         network: NetworkProbe,
+        fabric: Fabric,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -46,6 +48,7 @@ class Tasks:
         self._logs = logs
         self._range = ports
         self._network = network
+        self._fabric = fabric
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -124,6 +127,7 @@ class Tasks:
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
+            self._fabric.look(task)
             await self._template.spawn(self._folders.path(task))
         except (FileError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)

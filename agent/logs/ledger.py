@@ -16,8 +16,8 @@ from muster.protocol.logs import (
     TaskLogsEnd,
 )
 
-# Bytes of one stream that may be on their way: at 5 ms until they are on the coordinator's disk
-# that is 800 MB/s. What is on its way is in nobody's memory here but the socket's.
+# Bytes of one stream that may be on their way: at 20 ms until they are on the coordinator's disk
+# that is 200 MB/s. What is on its way is in nobody's memory here but the socket's.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 
 

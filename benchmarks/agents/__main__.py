@@ -25,9 +25,9 @@ import trustme
 import yaml
 
 from benchmarks.launch.cluster import Connection, Wrong, job_of
+from benchmarks.launch.processor import processor_ms
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
-from benchmarks.scale.__main__ import processor_ms
 from examples.local_cluster import ClusterError, LocalCluster
 
 SIZES = (1000, 5000)
@@ -144,9 +144,9 @@ def _tell_all(local: LocalCluster, crowd: Crowd, size: int) -> float:
 def _at_rest(local: LocalCluster) -> float:
     """Percent of one core, heartbeats included."""
     time.sleep(REST_S)  # what the hellos have left to do
-    before, began = processor_ms(local), time.perf_counter()
+    before, began = processor_ms(local.coordinator.pid), time.perf_counter()
     time.sleep(REST_S)
-    return (processor_ms(local) - before) / (time.perf_counter() - began) / 10
+    return (processor_ms(local.coordinator.pid) - before) / (time.perf_counter() - began) / 10
 
 
 def _resident_kib(local: LocalCluster) -> int:

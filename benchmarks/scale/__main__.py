@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.launch.cluster import Connection, Wrong, cluster, job_of, settle
+from benchmarks.launch.processor import processor_ms
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import ClusterError, LocalCluster
@@ -73,23 +74,17 @@ def measure(local: LocalCluster, rounds: int) -> list[Row]:
 def _gang(local: LocalCluster, connection: Connection, size: int) -> tuple[float, float]:
     """Milliseconds of the coordinator's processor time for one gang, and on the clock."""
     body = job_of(nodes=size, launcher="none", run=["true"])
-    before, began = processor_ms(local), time.perf_counter()
+    before, began = processor_ms(local.coordinator.pid), time.perf_counter()
     connection.wait(connection.submit(body))
     wall = (time.perf_counter() - began) * 1e3
     settle(local)
-    return processor_ms(local) - before, wall
+    return processor_ms(local.coordinator.pid) - before, wall
 
 
 def _at_rest(local: LocalCluster) -> float:
-    before, began = processor_ms(local), time.perf_counter()
+    before, began = processor_ms(local.coordinator.pid), time.perf_counter()
     time.sleep(1.0)
-    return (processor_ms(local) - before) / (time.perf_counter() - began)
-
-
-def processor_ms(local: LocalCluster) -> float:
-    """What all threads of the coordinator have used so far, by the scheduler's own count."""
-    tasks = Path(f"/proc/{local.coordinator.pid}/task")
-    return sum(int((t / "schedstat").read_text().split()[0]) for t in tasks.iterdir()) / 1e6
+    return (processor_ms(local.coordinator.pid) - before) / (time.perf_counter() - began)
 
 
 def least_squares(costs: Mapping[int, float]) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import complain
 from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.each_job import find_jobs
 from muster.cli.json_output import json_option, print_json
-from muster.cli.reference import JOB, find_job
-from muster.cli.text import note
+from muster.cli.reference import JOB
+from muster.cli.text import note, safe
 from muster.client import Client, ClientError
 from muster.protocol.http import CancelAnswer, JobList
 from muster.protocol.outcome import EXIT_CLIENT
@@ -27,6 +30,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 )
 @click.option("--force", is_flag=True, help="SIGKILL at once.")
 @click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
+@click.option("-y", "--yes", is_flag=True, help="Several jobs: do not ask.")
 @json_option
 @connection_options
 def command(
@@ -36,15 +40,20 @@ def command(
     grace_s: float | None,
     force: bool,
     waits: bool,
+    yes: bool,
     as_json: bool,
 ) -> int:
     """Stop jobs that run, and take out of the queue those that wait.
 
-    Cancelling a job that has ended changes nothing and is no error.
+    Cancelling a job that has ended changes nothing and is no error. Of one that is being stopped
+    already --grace cuts what is left of its grace, and --force ends it. At a terminal several jobs
+    are asked about first.
     """
     client = connect()
-    # All names first: what `last` means must not change half-way.
-    numbers = [find_job(client, job) for job in jobs]
+    numbers = find_jobs(client, jobs)
+    if len(numbers) > 1 and not yes and sys.stdin.isatty() and not _sure(client, numbers):
+        note("nothing was cancelled")
+        return EXIT_CLIENT
     answers, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
     jobs_now = [answer.job for answer in answers]
     stopping = [answer.job.id for answer in answers if not answer.already_ended]
@@ -57,6 +66,14 @@ def command(
     if as_json:
         print_json(JobList(tuple(jobs_now)))
     return EXIT_CLIENT if failed else 0
+
+
+def _sure(client: Client, numbers: list[int]) -> bool:
+    """Ask, with the names of the jobs; on stderr, as stdout is for programs."""
+    views = [client.job(number) for number in numbers]
+    for view in views:
+        note(f"job {view.id} {safe(view.name)} of {safe(view.user)}: {view.state.value}")
+    return click.confirm(f"cancel these {len(views)} jobs?", default=False, err=True)
 
 
 def _cancel_each(
@@ -74,5 +91,8 @@ def _cancel_each(
             continue
         answers.append(answer)
         state = answer.job.state.value
-        note(f"job {number} {'had already ended: ' if answer.already_ended else ''}{state}")
+        if answer.already_ended:
+            note(f"job {number} had already ended: {state}")
+        else:
+            note(f"job {number} {state}" + (f": {safe(answer.note)}" if answer.note else ""))
     return answers, failed

@@ -8,22 +8,23 @@ from typing import Final
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
+from muster.cli.json_output import json_option, print_json
+from muster.cli.layout import paragraph
 from muster.cli.reference import JOB, find_job
 from muster.cli.table import Cell, Column, print_table
 from muster.cli.text import moment, safe, span
 from muster.protocol.http import AttemptStory, Explanation, NodeVerdict
 
 _NODES: Final = (
-    Column("NODE"),
+    Column("NODE", name=True),
     Column("NOW"),
-    Column("WHY", elastic=True),
-    Column("FREE BY"),
+    Column("WHY", elastic=True, wraps=True),
+    Column("FREE BY", drop=1),
 )
 _AHEAD: Final = (
     Column("ID", right=True),
     Column("NAME", elastic=True),
-    Column("USER"),
+    Column("USER", drop=1),
     Column("PRIORITY", right=True),
     Column("NODES", right=True),
 )
@@ -31,7 +32,7 @@ _AHEAD: Final = (
 
 @click.command("explain")
 @click.argument("job", metavar="JOB", type=JOB)
-@click.option("--json", "as_json", is_flag=True, help="As the coordinator's API gives it.")
+@json_option
 @connection_options
 def command(*, job: str, as_json: bool) -> None:
     """Show why a job waits: its place in the queue, what each node says to it, when it starts at
@@ -51,7 +52,7 @@ def _print(found: Explanation, now: datetime | None) -> None:
     job = found.job
     print(f"job {job.id}  {safe(job.name)}  {job.state.value}")
     if found.text:
-        print(f"  {safe(found.text.removeprefix(f'{job.state.value}: '))}")
+        _line(found.text.removeprefix(f"{job.state.value}: "))
     if found.nodes or found.wanted:
         _print_queue(found)
         _print_nodes(found, now)
@@ -99,24 +100,32 @@ def _print_when(found: Explanation, now: datetime | None) -> None:
         print("\nstarts now")
     elif found.starts_by is not None:
         when = _by(found.starts_by, now)
-        print(f"\nstarts by {when} at the latest, {safe(found.forecast)}")
+        print()
+        _line(f"starts by {when} at the latest, {found.forecast}", "")
     elif found.forecast:
-        print(f"\nstarts: {safe(found.forecast)}")
+        print()
+        _line(f"starts: {found.forecast}", "")
     for hint in found.hints:
-        print(f"  {safe(hint)}")
+        _line(hint)
 
 
 def _print_attempt(story: AttemptStory) -> None:
-    names = ", ".join(safe(node) for node in story.nodes)
-    print(f"\nattempt {story.number} on {names}")
-    if story.why_there:
-        print(f"  there: {safe(story.why_there)}")
-    if story.network:
-        print(f"  network: {safe(story.network)}")
-    if story.ended:
-        print(f"  ended: {safe(story.ended)}")
-    if story.then:
-        print(f"  then: {safe(story.then)}")
+    print()
+    _line(f"attempt {story.number} on {', '.join(story.nodes)}", "")
+    told = (
+        ("there", story.why_there),
+        ("network", story.network),
+        ("ended", story.ended),
+        ("then", story.then),
+    )
+    for label, text in told:
+        if text:
+            _line(text, f"  {label:<9}")
+
+
+def _line(text: str, first: str = "  ") -> None:
+    """In as many lines as the terminal makes of it."""
+    print(paragraph(safe(text), first=first))
 
 
 def _by(at: datetime, now: datetime | None) -> str:

@@ -8,14 +8,14 @@ import click
 
 from muster.cli.complaints import DetachedError
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import print_json
-from muster.cli.reference import JOB, find_job
+from muster.cli.json_output import json_option, print_json
+from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.text import note, safe
 
 
 @click.command("rerun")
 @click.argument("job", metavar="JOB", type=JOB)
-@click.option("--exclude", multiple=True, metavar="NODE", help="Keep it off this node.")
+@click.option("--exclude", multiple=True, metavar="NODE", type=NODE, help="Keep it off this node.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
 @click.option(
     "--idempotency-key",
@@ -23,7 +23,7 @@ from muster.cli.text import note, safe
     metavar="KEY",
     help="Running it again under the same key gives the same job.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the new job instead of its id.")
+@json_option
 @connection_options
 def command(
     *, job: str, exclude: tuple[str, ...], sets: tuple[str, ...], key: str | None, as_json: bool

@@ -8,13 +8,14 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
+from muster.cli.reference import JOB
 from muster.cli.text import note, safe
 
 _NOTHING: Final = ("none", "")
 
 
 @click.command("set")
-@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True)
+@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True, type=JOB)
 @connection_options
 def command(*, words: tuple[str, ...]) -> int:
     """Change jobs that have not ended: priority, time_limit, and, while they wait, name.

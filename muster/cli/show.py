@@ -71,6 +71,10 @@ def _print_head(view: JobView, now: datetime | None) -> None:
         f"user {view.user}, pool {view.pool}, priority {view.priority}, "
         f"{nodes} node{'' if nodes == '1' else 's'}"
     )
+    if view.rerun_of is not None:
+        _line(f"another run of job {view.rerun_of}")
+    if view.held_at is not None:
+        _line(f"held since {moment(view.held_at)} by {view.held_by}: muster release {view.id}")
     for label, text in _what(view.spec):
         _line(text, f"{label:<10}")
     _line(moment(view.submitted_at) + _waited(view, now), "submitted ")

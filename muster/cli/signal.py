@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.reference import JOB, find_job
+from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.text import note, safe
 
 
@@ -13,7 +13,7 @@ from muster.cli.text import note, safe
 @click.argument("job", metavar="JOB", type=JOB)
 @click.argument("signal", metavar="SIGNAL")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Only to this rank.")
-@click.option("--node", metavar="NODE", help="Only to the ranks on this node.")
+@click.option("--node", metavar="NODE", type=NODE, help="Only to the ranks on this node.")
 @connection_options
 def command(*, job: str, signal: str, rank: int | None, node: str | None) -> None:
     """Send a signal (USR1, SIGUSR1, 10) to the rank processes on all nodes.

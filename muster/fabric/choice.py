@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
 from muster.fabric.affinity import NEAR, card_of, rank
+from muster.fabric.classes import by_bandwidth, clearly, grouped, in_words, speed_of
 from muster.fabric.gids import Family, Range, fit_index, flid_index, nccl_index, routable
-from muster.fabric.kinds import group_of, unfit, unnamable
+from muster.fabric.kinds import unfit, unnamable
 from muster.fabric.order import function_order
 from muster.fabric.rules import Rules, address_range, naming
 from muster.fabric.types import (
@@ -27,12 +27,6 @@ from muster.fabric.types import (
     Fabric,
     Hca,
 )
-
-# Of two classes one is not clearly the compute class when it has less than twice the bandwidth.
-_CLEAR: Final = 2
-# What an old kernel says of a speed that it has no name for.
-_UNNAMED_GBPS: Final = 10
-_FAST: Final = ("MT4123", "MT4124", "MT4125", "MT4126", "MT4129", "MT4131", "MT41692")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class _Sorted:
 def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | None = None) -> Choice:
     """Decide for each port whether it is used, and say why."""
     rules = rules or Rules()
-    found = [replace(hca, group=group_of(hca)) for hca in hcas]
+    found = [replace(hca, usable_by_nccl_ib=_passes(hca)) for hca in grouped(hcas)]
     unmatched = tuple(
         entry
         for entry in dict.fromkeys((*rules.include, *rules.exclude))
@@ -117,13 +111,11 @@ def has_no_address(hca: Hca) -> bool:
     return hca.gid_slots is not None and not hca.gids_unread and not routable(hca.gids)
 
 
-def speed_of(hca: Hca) -> float | None:
-    """The rate of an active port in Gb/s; a port that is down tells any number, and so does an old
-    kernel of a speed that it does not know."""
-    if hca.state != ACTIVE or hca.rate_gbps is None:
-        return None
-    unnamed = hca.rate_gbps <= _UNNAMED_GBPS and hca.hca_type in _FAST
-    return None if unnamed else hca.rate_gbps
+def _passes(hca: Hca) -> bool | None:
+    """Whether NCCL's own filter takes it: an active port of InfiniBand or Ethernet."""
+    if hca.state not in (None, ACTIVE) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
+        return False
+    return None if hca.state is None or hca.link_layer is None else True
 
 
 def _as_told(left: Iterable[Hca], rules: Rules, done: _Sorted) -> None:
@@ -161,16 +153,16 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
     groups: dict[str, list[Hca]] = {}
     for hca in ready:
         groups.setdefault(hca.group, []).append(hca)
-    order = _by_bandwidth(groups)
+    order = by_bandwidth(groups)
     chosen = order[0] if order else None
-    done.alternatives = tuple(_words(name, groups[name]) for name in order[1:])
-    done.close = len(order) > 1 and not _clearly(groups[order[0]], groups[order[1]])
+    done.alternatives = tuple(in_words(name, groups[name]) for name in order[1:])
+    done.close = len(order) > 1 and not clearly(groups[order[0]], groups[order[1]])
     for name in order:
         for hca in groups[name]:
             if name == chosen:
                 done.yes(hca, _why(hca, nearest))
             else:
-                used = _words(chosen or "", groups[chosen or ""])
+                used = in_words(chosen or "", groups[chosen or ""])
                 done.no(hca, f"another class than the compute HCAs ({used})")
     for hca, reason in hindered:
         far = by_gpus and _is_far(hca, nearest)
@@ -218,46 +210,6 @@ def _is_near(hca: Hca, nearest: Mapping[str, Affinity]) -> bool:
 
 def _is_far(hca: Hca, nearest: Mapping[str, Affinity]) -> bool:
     return hca.name in nearest and nearest[hca.name].distance not in NEAR
-
-
-def _by_bandwidth(groups: Mapping[str, Sequence[Hca]]) -> list[str]:
-    """The names of the classes, the one to use first: most bandwidth, or most ports where a speed
-    is not known; InfiniBand before Ethernet."""
-    speeds = all(speed_of(hca) is not None for ports in groups.values() for hca in ports)
-
-    def order(name: str) -> tuple[float, bool, str]:
-        ports = groups[name]
-        weight = _bandwidth(ports) if speeds else float(_links(ports))
-        return -weight, ports[0].link_layer != INFINIBAND, name
-
-    return sorted(groups, key=order)
-
-
-def _bandwidth(ports: Sequence[Hca]) -> float:
-    """Gb/s of all links; virtual functions share one."""
-    links: dict[str, float] = {}
-    for hca in ports:
-        link = hca.physical_function or hca.key
-        links[link] = max(links.get(link, 0.0), speed_of(hca) or 0.0)
-    return sum(links.values())
-
-
-def _links(ports: Iterable[Hca]) -> int:
-    return len({hca.physical_function or hca.key for hca in ports})
-
-
-def _clearly(first: Sequence[Hca], second: Sequence[Hca]) -> bool:
-    known = all(speed_of(hca) is not None for hca in (*first, *second))
-    one, other = (
-        (_bandwidth(first), _bandwidth(second)) if known else (_links(first), _links(second))
-    )
-    return one >= _CLEAR * other
-
-
-def _words(name: str, ports: Sequence[Hca]) -> str:
-    speeds = sorted({f"{speed:g}" for hca in ports if (speed := speed_of(hca)) is not None})
-    rate = f" of {'/'.join(speeds)} Gb/s" if speeds else ""
-    return f"{name}: {len(ports)} port{'s' if len(ports) != 1 else ''}{rate}"
 
 
 def _why(hca: Hca, nearest: Mapping[str, Affinity]) -> str:

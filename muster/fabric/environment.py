@@ -21,7 +21,7 @@ from muster.fabric.types import ETHERNET, Hca
 @dataclass(frozen=True, slots=True)
 class Environment:
     """`values` for the jobs. `index` is the one forced on all HCAs, if one is. `apart`: this NCCL
-    needs one index for all HCAs, and there is none that fits; a sentence that says so."""
+    needs one index for all HCAs, and none is known that fits; a sentence that says so."""
 
     values: dict[str, str]
     index: int | None = None
@@ -69,9 +69,18 @@ def _index(
 ) -> tuple[int | None, str | None]:
     """One number for all HCAs, where NCCL does not find it: before 2.21 never, before 2.26 not in a
     table with holes."""
-    ports = [hca for hca in used if hca.link_layer == ETHERNET and hca.gid_index is not None]
-    if version is None or version >= ROBUST or not ports:
+    roce = [hca for hca in used if hca.link_layer == ETHERNET]
+    ports = [hca for hca in roce if hca.gid_index is not None]
+    if version is None or version >= ROBUST or not roce:
         return None, None
+    if not ports:
+        if version >= DYNAMIC:
+            return None, None
+        names = ", ".join(hca.key for hca in roce)
+        return None, (
+            f"NCCL {version[0]}.{version[1]} takes GID index 0 if it is told no other, and which "
+            f"one is right for {names} is unknown"
+        )
     if version >= DYNAMIC and not any(is_sparse(hca.gids) for hca in ports):
         return None, None
     wanted = Counter(hca.gid_index for hca in ports)

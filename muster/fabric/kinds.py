@@ -12,7 +12,7 @@ from typing import Final
 from muster.fabric.types import ETHERNET, INFINIBAND, Hca
 
 EFA: Final = "EFA"
-OPA: Final = "Omni-Path"
+OPA: Final = "OPA"
 _IWARP: Final = "iWARP"
 _SOFTWARE: Final = "software RDMA"
 _USNIC: Final = "usNIC"
@@ -41,6 +41,7 @@ _NAMES: Final = (
     (re.compile(r"efa_\d+"), EFA),
     (re.compile(r"usnic_\d+"), _USNIC),
 )
+_SMI: Final = re.compile(r"smi\d*")
 _AMAZON, _INTEL = "1d0f:", "8086:"
 _ETHERNET_CLASS: Final = 0x0200
 _NODE_TYPES: Final = {
@@ -87,7 +88,7 @@ def special(hca: Hca) -> str | None:
 def unfit(hca: Hca) -> str | None:
     """Why this port is never for NCCL's own transport, on evidence; None if nothing speaks against
     it."""
-    if hca.name.startswith("smi"):
+    if _SMI.fullmatch(hca.name):
         return "a management sub-device of another HCA (smi), not a data port"
     kind = special(hca)
     if kind is not None:
@@ -105,14 +106,3 @@ def unnamable(hca: Hca) -> str | None:
     if _NAME.fullmatch(hca.name):
         return None
     return "its name cannot be written in NCCL_IB_HCA"
-
-
-def group_of(hca: Hca) -> str:
-    """The class of a port, in words: ports of one class are alike in all but their speed."""
-    kind = special(hca)
-    if kind is not None:
-        return kind
-    if hca.name.startswith("smi"):
-        return "smi"
-    model = hca.hca_type or hca.pci_id or ""
-    return f"{hca.link_layer or 'unknown link'} {model}".strip()

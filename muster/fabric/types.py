@@ -70,10 +70,11 @@ class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
 
     `group` (`class` in the JSON): ports of one class are like each other. `expected`: one of the
     class that is used, which cannot be used as it is. `gid_index`: the entry that NCCL uses under
-    the environment given; None where none is fit or the table is unknown. `gid_slots`: the length
-    of the table, of which `gids_unread` could not be read. `rail`: the place among those used, in
-    PCI order. `physical_function`: of a virtual function. `uverbs_error`: why its device file,
-    which is there, cannot be opened.
+    the environment given; None where none is fit or the table is unknown. `usable_by_nccl_ib`:
+    NCCL would take it without a list, as any active port. `gid_slots`: the length of the table, of
+    which `gids_unread` could not be read. `rail`: the place among those used, in PCI order.
+    `physical_function`: of a virtual function. `uverbs_error`: why its device file, which is there,
+    cannot be opened.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
     group: str = ""
     expected: bool = False
     rail: int | None = None
+    usable_by_nccl_ib: bool | None = None
     node_type: int | None = None
     node_guid: str | None = None
     sys_image_guid: str | None = None

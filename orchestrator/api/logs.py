@@ -9,26 +9,20 @@ from muster.protocol.http import LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.logs import StreamKind
 from orchestrator.api.log_reader import LogReader, Selection
+from orchestrator.api.parameters import LogFormat, LogsQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import Query, job_id, no_such_job
+from orchestrator.api.reading import (
+    job_id,
+    no_such_job,
+    read_moment,
+    read_query,
+    wrong_parameter,
+)
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.merge import BadCursorError, Place, parse_cursor
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 
-_TAIL_MAX: Final = 100_000
-_PARAMETERS: Final = (
-    "follow",
-    "tail",
-    "since",
-    "rank",
-    "node",
-    "stream",
-    "attempt",
-    "format",
-    "offset",
-    "cursor",
-)
 _OF_RANKS: Final = frozenset({StreamKind.STDOUT.value, StreamKind.STDERR.value})
 
 
@@ -41,12 +35,10 @@ class LogsApi:
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         name = job_id(request)
-        query = Query(request, _PARAMETERS)
+        query = read_query(request, LogsQuery)
         selection = _selection(query, self._coordinator.now().wall)
-        as_text = (query.one_of("format", ("ndjson", "text")) or "ndjson") == "text"
+        as_text = query.format is LogFormat.TEXT
         place = _cursor(query)
-        tail = _tail(query)
-        follow = query.flag("follow")
         if name not in (await self._coordinator.settled()).jobs:
             raise no_such_job(name)
         reader = LogReader(self._coordinator, self._store, name, selection, as_text=as_text)
@@ -56,12 +48,14 @@ class LogsApi:
         response.charset = "utf-8"
         response.enable_chunked_encoding()
         await response.prepare(request)
-        trailer = await reader.stream(request, response, place, tail, follow=follow)
+        trailer = await reader.stream(
+            request, response, place, query.tail_lines, follow=query.follow
+        )
         if trailer is not None:
-            await _finish(request, response, trailer, as_text=as_text, follow=follow)
+            await _finish(request, response, trailer, as_text=as_text, follow=query.follow)
         return response
 
-    def _check(self, name: JobId, reader: LogReader, query: Query) -> None:
+    def _check(self, name: JobId, reader: LogReader, query: LogsQuery) -> None:
         """Refuse now what cannot be answered once the stream has begun."""
         try:
             removed = self._store.removed(name)
@@ -77,8 +71,8 @@ class LogsApi:
                 removed.text(name),
                 "job_logs in the coordinator's configuration says how long logs are kept",
             )
-        if query.text("offset") is not None and streams > 1:
-            raise query.wrong("offset", "names a byte of one stream", "name its node, too")
+        if query.offset is not None and streams > 1:
+            raise _wrong_offset(query, "names a byte of one stream", "name its node, too")
 
 
 async def _finish(
@@ -101,40 +95,37 @@ async def _finish(
         return  # the reader has gone
 
 
-def _selection(query: Query, now: float) -> Selection:
+def _selection(query: LogsQuery, now: float) -> Selection:
     selection = Selection(
-        rank=query.optional_number("rank", least=0, most=10**9),
-        node=query.text("node"),
-        kinds=query.choices("stream", (kind.value for kind in StreamKind)),
-        attempt=query.optional_number("attempt", least=1, most=10**9),
-        since=query.moment("since", now) or 0.0,
-        offset=query.number("offset", 0, least=0, most=10**18 - 1),
+        rank=query.rank,
+        node=query.node,
+        kinds=None if query.stream is None else frozenset(kind.value for kind in query.stream),
+        attempt=query.attempt,
+        since=0.0 if query.since is None else read_moment("since", query.since, now),
+        offset=query.offset or 0,
     )
-    if query.text("offset") is None:
+    if query.offset is None:
         return selection
-    if query.text("cursor") is not None:
-        raise query.wrong("offset", "and a cursor exclude each other", "a cursor is enough")
+    if query.cursor is not None:
+        raise _wrong_offset(query, "and a cursor exclude each other", "a cursor is enough")
     kinds = selection.kinds or frozenset()
     where = "rank" if kinds <= _OF_RANKS else "node"
     named = selection.rank if kinds <= _OF_RANKS else selection.node
     if len(kinds) != 1 or selection.attempt is None or named is None:
         hint = f"name the attempt, one stream, and its {where}; or resume at a record's cursor"
-        raise query.wrong("offset", "names a byte of one stream", hint)
+        raise _wrong_offset(query, "names a byte of one stream", hint)
     return selection
 
 
-def _tail(query: Query) -> int | None:
-    if query.text("tail") == "all":
-        return None
-    return query.optional_number("tail", least=0, most=_TAIL_MAX)
+def _wrong_offset(query: LogsQuery, message: str, hint: str) -> ApiError:
+    return wrong_parameter("offset", str(query.offset), message, hint)
 
 
-def _cursor(query: Query) -> Place | None:
-    text = query.text("cursor")
-    if text is None:
+def _cursor(query: LogsQuery) -> Place | None:
+    if query.cursor is None:
         return None
     try:
-        return parse_cursor(text)
+        return parse_cursor(query.cursor)
     except BadCursorError as error:
         raise ApiError(
             400, "bad_cursor", str(error), "leave it out to read from the start"

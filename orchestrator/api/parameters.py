@@ -1,17 +1,21 @@
 """The query parameters of each route: what they are read as, and what the schema says of them."""
 
-from typing import Annotated, Final
+import enum
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from muster.protocol.logs import StreamKind
 from muster.protocol.states import JobState
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 PAGE_MAX: Final = 1000
+TAIL_MAX: Final = 100_000
 
 _Word = Annotated[str, Meta(max_length=255)]
+_Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 class NoQuery(msgspec.Struct, frozen=True):
@@ -51,3 +55,44 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     follow: Annotated[
         bool, Meta(description="as Server-Sent Events: those that are there, then what comes")
     ] = False
+
+
+class LogFormat(enum.Enum):
+    NDJSON = "ndjson"
+    TEXT = "text"
+
+
+class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs/{id}/logs; without a choice it is all streams of all attempts."""
+
+    follow: Annotated[bool, Meta(description="go on until the job has ended")] = False
+    tail: Annotated[
+        Annotated[int, Meta(ge=0, le=TAIL_MAX)] | Literal["all"] | None,
+        Meta(description="begin with so many last lines"),
+    ] = None
+    since: Annotated[
+        _Word | None, Meta(description="begin at this time (RFC 3339), or so long ago (10m)")
+    ] = None
+    rank: Annotated[_Number | None, Meta(description="of this rank")] = None
+    node: Annotated[_Word | None, Meta(description="of this node")] = None
+    stream: Annotated[
+        tuple[StreamKind, ...] | None, Meta(description="of these streams, by commas")
+    ] = None
+    attempt: Annotated[
+        Annotated[int, Meta(ge=1, le=10**9)] | None, Meta(description="of this attempt")
+    ] = None
+    format: Annotated[
+        LogFormat, Meta(description="records with a trailer, or the bytes as they were written")
+    ] = LogFormat.NDJSON
+    offset: Annotated[
+        Annotated[int, Meta(ge=0, le=10**18 - 1)] | None,
+        Meta(description="of one stream: from this byte on"),
+    ] = None
+    cursor: Annotated[_Word | None, Meta(description="go on behind the record that carried it")] = (
+        None
+    )
+
+    @property
+    def tail_lines(self) -> int | None:
+        """None for all."""
+        return self.tail if isinstance(self.tail, int) else None

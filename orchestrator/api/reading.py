@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import math
-from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import msgspec
@@ -39,88 +38,13 @@ def no_such_job(name: object) -> ApiError:
     )
 
 
-class Query:
-    """The parameters of a request; one that the route does not know is refused, not ignored."""
-
-    def __init__(self, request: web.Request, known: Iterable[str]) -> None:
-        self._values: dict[str, str] = {}
-        names = sorted(known)
-        for name, value in request.query.items():
-            if name not in names:
-                raise _wrong(name, value, "is no parameter here", f"there are {', '.join(names)}")
-            if name in self._values:
-                raise _wrong(name, value, "is given twice", "give it once")
-            self._values[name] = value
-
-    def text(self, name: str) -> str | None:
-        return self._values.get(name)
-
-    def number(self, name: str, default: int, *, least: int, most: int) -> int:
-        """A whole number within bounds, both included."""
-        found = self.optional_number(name, least=least, most=most)
-        return default if found is None else found
-
-    def optional_number(self, name: str, *, least: int, most: int) -> int | None:
-        text = self._values.get(name)
-        if text is None:
-            return None
-        if not _is_number(text, 18) or not least <= int(text) <= most:
-            raise _wrong(name, text, f"is not a whole number from {least} to {most}")
-        return int(text)
-
-    def seconds(self, name: str, default: float, *, most: float) -> float:
-        """Seconds from 0 to `most`; more than that is `most`."""
-        text = self._values.get(name)
-        if text is None:
-            return default
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not value >= 0:
-            raise _wrong(name, text, "is not a number of seconds")
-        return min(value, most)
-
-    def moment(self, name: str, now: float) -> float | None:
-        """UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`."""
-        text = self._values.get(name)
-        if text is None:
-            return None
-        try:
-            # A plus that was not quoted has become a space.
-            return moment(text.replace(" ", "+"), now)
-        except RefusedError as error:
-            raise _wrong(name, text, error.message, error.hint) from error
-
-    def wrong(self, name: str, message: str, hint: str = "") -> ApiError:
-        """The error of a parameter that is there and does not go with the others."""
-        return _wrong(name, self._values.get(name, ""), message, hint)
-
-    def flag(self, name: str) -> bool:
-        text = self._values.get(name, "0").lower()
-        if text not in _TRUE + _FALSE:
-            raise _wrong(name, text, "is neither true nor false")
-        return text in _TRUE
-
-    def one_of(self, name: str, allowed: Iterable[str]) -> str | None:
-        """One of the words allowed; None where not given."""
-        text = self._values.get(name)
-        names = sorted(allowed)
-        if text is not None and text not in names:
-            raise _wrong(name, text, "is not possible", f"possible: {', '.join(names)}")
-        return text
-
-    def choices(self, name: str, allowed: Iterable[str]) -> frozenset[str] | None:
-        """Words separated by commas, each of them allowed; None where not given."""
-        text = self._values.get(name)
-        if text is None:
-            return None
-        words = frozenset(word for word in text.split(",") if word)
-        names = sorted(allowed)
-        for word in sorted(words):
-            if word not in names:
-                raise _wrong(name, word, "is not possible", f"possible: {', '.join(names)}")
-        return words
+def read_moment(name: str, text: str, now: float) -> float:
+    """UTC seconds of a time in RFC 3339, or of a span (`10m`) before `now`. Raises ApiError."""
+    try:
+        # A plus that was not quoted has become a space.
+        return moment(text.replace(" ", "+"), now)
+    except RefusedError as error:
+        raise wrong_parameter(name, text, error.message, error.hint) from error
 
 
 def read_query(request: web.Request, kind: type[_Q]) -> _Q:
@@ -132,9 +56,9 @@ def read_query(request: web.Request, kind: type[_Q]) -> _Q:
     for name, text in request.query.items():
         if name not in fields:
             names = f"there are {', '.join(sorted(fields))}" if fields else "there are none"
-            raise _wrong(name, text, "is no parameter here", names)
+            raise wrong_parameter(name, text, "is no parameter here", names)
         if name in values:
-            raise _wrong(name, text, "is given twice", "give it once")
+            raise wrong_parameter(name, text, "is given twice", "give it once")
         values[name] = _value(name, text, fields[name])
     return kind(**values)
 
@@ -152,34 +76,38 @@ def _plain(kind: inspect.Type) -> inspect.Type:
         case inspect.Metadata(inner):
             return _plain(inner)
         case inspect.UnionType(types):
-            (inner,) = (each for each in types if not isinstance(each, inspect.NoneType))
-            return _plain(inner)
+            given = tuple(each for each in types if not isinstance(each, inspect.NoneType))
+            return _plain(given[0]) if len(given) == 1 else inspect.UnionType(given)
         case _:
             return kind
 
 
 def _value(name: str, text: str, kind: inspect.Type) -> object:
     match kind:
+        case inspect.UnionType(types):
+            (words,) = (each for each in types if isinstance(each, inspect.LiteralType))
+            (other,) = (each for each in types if each is not words)
+            return text if text in words.values else _value(name, text, _plain(other))
         case inspect.BoolType():
             if text.lower() not in _TRUE + _FALSE:
-                raise _wrong(name, text, "is neither true nor false")
+                raise wrong_parameter(name, text, "is neither true nor false")
             return text.lower() in _TRUE
         case inspect.IntType(ge=least, le=most):
             if not _is_number(text, 18) or not (least or 0) <= int(text) <= (most or 10**18):
-                raise _wrong(name, text, f"is not a whole number from {least} to {most}")
+                raise wrong_parameter(name, text, f"is not a whole number from {least} to {most}")
             return int(text)
         case inspect.FloatType():
             return _seconds(name, text)
         case inspect.EnumType(cls):
             if text not in (each.value for each in cls):
                 possible = ", ".join(sorted(each.value for each in cls))
-                raise _wrong(name, text, "is not possible", f"possible: {possible}")
+                raise wrong_parameter(name, text, "is not possible", f"possible: {possible}")
             return cls(text)
         case inspect.VarTupleType(item):
             return tuple(_value(name, word, _plain(item)) for word in text.split(",") if word)
         case inspect.StrType(max_length=most):
             if most is not None and len(text) > most:
-                raise _wrong(name, text, f"is longer than {most} characters")
+                raise wrong_parameter(name, text, f"is longer than {most} characters")
             return text
         case _:
             raise AssertionError(f"{name}: no parameter is read as {kind}")
@@ -191,7 +119,7 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise _wrong(name, text, "is not a number of seconds")
+        raise wrong_parameter(name, text, "is not a number of seconds")
     return value
 
 
@@ -228,7 +156,7 @@ def _is_number(text: str, digits_max: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= digits_max
 
 
-def _wrong(name: str, value: str, message: str, hint: str = "") -> ApiError:
+def wrong_parameter(name: str, value: str, message: str, hint: str = "") -> ApiError:
     problem = FieldProblem(shown(name), shown(value), message, hint)
     detail = f"the query parameter {shown(name)} = {shown(value)} {message}"
     return ApiError(400, "bad_query", detail, hint, problems=[problem])

@@ -14,18 +14,20 @@ from orchestrator.core.placement import count
 from orchestrator.core.state import Node, State
 
 CLOCK_TOLERANCE_S: Final = 10.0
+_CLOCK_MOST_S: Final = 1e10  # whatever an agent says is to be shown
 NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Codes of the refusals of a second agent of one name."""
 
 
 def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | None:
     """Why this agent cannot be let in by a coordinator of `version`; None where it can."""
-    if hello.protocol_max < PROTOCOL_MIN or hello.protocol_min > PROTOCOL_MAX:
+    too_old = hello.protocol_max < PROTOCOL_MIN
+    if too_old or hello.protocol_min > PROTOCOL_MAX:
         return Refused(
             "protocol",
             f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
             f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: "
-            "install the same release on both",
+            f"upgrade the {'agent' if too_old else 'coordinator'}",
         )
     try:
         check_node_name(hello.node)
@@ -94,4 +96,4 @@ def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
     that may be the way between the two."""
     if wall_s is None or abs(wall_s - now.wall) < CLOCK_TOLERANCE_S:
         return 0.0
-    return float(round(wall_s - now.wall))
+    return float(round(max(-_CLOCK_MOST_S, min(_CLOCK_MOST_S, wall_s - now.wall))))

@@ -43,6 +43,17 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
 
     `leased`: the port on which the gang's rank 0 itself was to listen, 0 where that is torchrun's.
     """
+    if report.prepared is not None and task.prepared is None:
+        try:
+            check_address(report.prepared.address)
+        except BadHost as error:
+            return Cause(
+                CauseCode.ARRANGE_FAILED,
+                Outcome.INFRA,
+                f"{task.node} reports an address that no peer can use: {error}",
+                node=task.node,
+                node_fault=True,
+            )
     if report.stopped_by == "lease":
         return Cause(
             CauseCode.LEASE_EXPIRED,
@@ -61,17 +72,6 @@ def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None
         )
     if report.stopped_by:
         return None
-    if report.prepared is not None and task.prepared is None:
-        try:
-            check_address(report.prepared.address)
-        except BadHost as error:
-            return Cause(
-                CauseCode.ARRANGE_FAILED,
-                Outcome.INFRA,
-                f"{task.node} reports an address that no peer can use: {error}",
-                node=task.node,
-                node_fault=True,
-            )
     if report.refusal is not None and report.exit is not None:
         return _start_failed(task, report.refusal, report.exit)
     failed = first_failed(report)

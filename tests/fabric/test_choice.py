@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from muster.fabric.choice import Choice, choose, speed_of
+from muster.fabric.choice import Choice, choose
+from muster.fabric.classes import speed_of
 from muster.fabric.environment import environment
 from muster.fabric.rules import Rules
 from muster.fabric.types import Affinity, AffinityClass, Gid, Hca
@@ -139,6 +140,36 @@ def test_what_is_dropped_on_evidence(fields: dict[str, object], word: str) -> No
 def test_what_is_not_known_drops_nothing(fields: dict[str, object]) -> None:
     (hca,) = choose([ib("mlx5_0", **fields)], []).hcas
     assert hca.use
+
+
+@pytest.mark.parametrize(
+    "unread",
+    ["hca_type", "pci_id", "link_layer", "state", "rate_gbps", "node_type", "driver", "pci"],
+)
+@pytest.mark.parametrize("all_but_it", [False, True])
+def test_one_value_that_is_not_read_moves_no_port_to_another_class(
+    unread: str, all_but_it: bool
+) -> None:
+    """Four for compute and two for storage; of one port, or of all of them, a file is missing."""
+    full: dict[str, object] = {"pci_id": "15b3:1021", "driver": "mlx5_core", "node_type": 1}
+    hcas = [ib(f"mlx5_{n}", **full, pci=f"0000:{n + 1:02x}:00.0") for n in range(4)]
+    slow: dict[str, object] = {**full, "pci_id": "15b3:101d", "hca_type": "MT4125"}
+    slow |= {"rate_gbps": 100.0}
+    hcas += [ib(f"mlx5_{n}", **slow, pci=f"0000:{n + 1:02x}:00.0") for n in (4, 5)]
+    missing = (0, 1, 2, 3, 4, 5) if all_but_it else (0,)
+    for at in missing:
+        hcas[at] = replace(hcas[at], **{unread: None})
+    assert used(choose(hcas, [])) == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
+    if not all_but_it:
+        hcas[4] = replace(hcas[4], **{unread: None})
+        assert used(choose(hcas, [])) == ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]
+
+
+def test_what_nccl_would_take_without_a_list() -> None:
+    hcas = [ib("a"), ib("b", state="DOWN"), ib("c", link_layer="Unknown"), ib("d", state=None)]
+    hcas.append(ib("irdma0"))
+    found = [hca.usable_by_nccl_ib for hca in choose(hcas, []).hcas]
+    assert found == [True, False, False, None, True]
 
 
 def near(hca: str, kind: AffinityClass) -> Affinity:

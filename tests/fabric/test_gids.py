@@ -178,6 +178,15 @@ def test_one_index_for_hcas_that_differ() -> None:
     assert made.values["NCCL_IB_GID_INDEX"] == "5"
 
 
+def test_an_old_nccl_and_a_table_that_is_not_known() -> None:
+    hca = Hca(name="mlx5_0", port=1, link_layer="Ethernet", state="ACTIVE")
+    made = environment(choose([hca], []), (), version_of("2.20.5"))
+    assert "NCCL_IB_GID_INDEX" not in made.values
+    assert "mlx5_0:1 is unknown" in (made.apart or "")
+    for version in ("2.21.5", "2.27.3"):
+        assert environment(choose([hca], []), (), version_of(version)).apart is None
+
+
 def test_kinds_of_gids() -> None:
     assert str(address_of(number_of(FOURTH) or 0)) == "10.152.0.12"
     assert str(address_of(number_of(SIXTH) or 0)) == "fd93:16d3:59b6:10d:690:81ff:fe39:1"

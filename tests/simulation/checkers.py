@@ -21,6 +21,7 @@ from muster.spec.types import JobSpec, Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.elastic import next_join
+from orchestrator.core.explain import chance
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
@@ -51,6 +52,9 @@ class Checkers:
     on_node: dict[NodeName, dict[TaskId, Shim]] = field(default_factory=dict)
     of_job: dict[JobId, dict[TaskId, Shim]] = field(default_factory=dict)
     warned: set[TaskId] = field(default_factory=set)
+    signals: set[tuple[TaskId, int]] = field(default_factory=set)
+    holds: set[JobId] = field(default_factory=set)  # acknowledged, and no release asked for since
+    settings: dict[JobId, dict[str, float]] = field(default_factory=dict)  # acknowledged
     wiring: dict[NodeName, Machine] = field(default_factory=dict)
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
@@ -175,15 +179,18 @@ class Checkers:
                 if clash and other is not shim:
                     self.fail(f"ports: {other.task} and {shim.task} meet at {shim.listen_port}")
 
-    def signalled(self, shim: Shim) -> None:
-        """The ranks of a task get the signal that warns of its time limit."""
-        self.world.met["warned"] += 1
-        if shim.task in self.warned:
-            self.fail(f"warn: {shim.task} is warned twice")
-        self.warned.add(shim.task)
+    def signalled(self, shim: Shim, number: int, name: str) -> None:
+        """The ranks of a task get a signal: a user's, or the one that warns of its time limit."""
         attempt = self._attempt(shim.job, shim.attempt)
-        if attempt is None or attempt.warned_at is None:
-            self.fail(f"warn: {shim.task} is warned, and that is not on disk")
+        given = [] if attempt is None else [it for it in attempt.signals if it.number == number]
+        if not given or given[0].name != name:
+            self.fail(f"warn: {shim.task} gets {name}, and that is not on disk")
+        self.world.met["warned" if given[0].late else "signalled"] += 1
+        if (shim.task, number) in self.signals:
+            self.fail(f"warn: {shim.task} gets the same {name} twice")
+        self.signals.add((shim.task, number))
+        if given[0].late:
+            self.warned.add(shim.task)
 
     def succeeded(self, shim: Shim) -> None:
         self.succeeded_tasks.add(shim.task)
@@ -227,6 +234,8 @@ class Checkers:
         ahead = [name for priority, name in state.queues[job.spec.pool] if (priority, name) < mine]
         if ahead:
             self.fail(f"queue: job {job.id} is placed before job {ahead[0]}")
+        if job.id in self.holds:
+            self.fail(f"hold: job {job.id} is placed although it is held")
         if job.cancel is not None:
             self.fail(f"I1: job {job.id} is placed although it was cancelled")
         if not job.spec.nodes <= len(fact.nodes) <= job.spec.most_nodes:
@@ -239,6 +248,8 @@ class Checkers:
                 job = state.jobs[queue[0][1]]
                 if _fits(state, job.spec, job.avoid):
                     self.fail(f"queue: job {job.id} waits although it fits")
+                if chance(state, job).starts_now:
+                    self.fail(f"explain: job {job.id} is said to start now, and waits")
 
     def synced(self, facts: list[f.Durable], durable: State) -> None:
         """These facts are on disk now; `durable` is what all that is there amounts to."""
@@ -302,7 +313,7 @@ class Checkers:
             self.fail(f"warn: {name} is stopped at its limit and was not warned")
         for shim in self.of_job.get(attempt.job, {}).values():
             in_peace = (shim.started_at or 0.0) > self.peace_at
-            if in_peace and shim.phase is ShimPhase.RUNNING and not shim.signalled:
+            if in_peace and shim.phase is ShimPhase.RUNNING and shim.task not in self.warned:
                 self.fail(f"warn: {name} is stopped at its limit, {shim.task} was not warned")
 
     def settled(self, state: State, disk: Disk) -> None:
@@ -318,6 +329,7 @@ class Checkers:
             ("jobs", state.jobs, replayed.jobs),
             ("keys", state.keys, replayed.keys),
             ("elastic gangs", state.elastic, replayed.elastic),
+            ("held", state.held, replayed.held),
             ("queues", _filled(state.queues), _filled(replayed.queues)),
             ("ports", _filled(state.ports), _filled(replayed.ports)),
             ("nodes", _lasting(state), _lasting(replayed)),
@@ -334,6 +346,13 @@ class Checkers:
             known = state.jobs[job]
             if known.cancel is None and known.phase is not JobPhase.ENDED:
                 self.fail(f"I1: the cancel of job {job} was acknowledged and is lost")
+        for job in self.holds:
+            if state.jobs[job].phase not in (JobPhase.HELD, JobPhase.ENDED):
+                self.fail(f"I1: the hold of job {job} was acknowledged and is lost")
+        for job, wanted in self.settings.items():
+            for name, value in wanted.items():
+                if getattr(state.jobs[job].spec, name) != value:
+                    self.fail(f"I1: {name} {value} of job {job} was acknowledged and is lost")
         for job, cause in self.ends.items():
             if state.jobs[job].cause != cause:
                 self.fail(f"I2: job {job} ended of {cause}, and now of {state.jobs[job].cause}")
@@ -350,8 +369,12 @@ class Checkers:
                 known = self.durable.jobs[job]
                 if known.phase is not JobPhase.ENDED and (already_ended or known.cancel is None):
                     self.fail(f"I1: the cancel of job {job} is acknowledged and not on disk")
-            case a.Changed() | a.Signalled():
-                pass
+            case a.Changed(job, _):
+                if job not in self.durable.jobs:
+                    self.fail(f"I1: the change of job {job} is acknowledged and not on disk")
+            case a.Signalled(job, _, _):
+                if not any(attempt.signals for attempt in self.durable.jobs[job].attempts):
+                    self.fail(f"I1: the signal to job {job} is acknowledged and not on disk")
             case a.Declined():
                 pass
 
@@ -367,6 +390,21 @@ class Checkers:
     def cancel_acked(self, job: JobId, *, already_ended: bool) -> None:
         if not already_ended:
             self.cancels.add(job)
+
+    def change_asked(self, job: JobId, wanted: dict[str, int | float | bool]) -> None:
+        """From here on what was acknowledged before may be otherwise."""
+        if "hold" in wanted:
+            self.holds.discard(job)
+        for field_name in wanted:
+            self.settings.get(job, {}).pop(field_name, None)
+
+    def change_acked(self, job: JobId, wanted: dict[str, int | float | bool]) -> None:
+        if wanted.get("hold"):
+            self.holds.add(job)
+            if self.durable.jobs[job].phase not in (JobPhase.HELD, JobPhase.ENDED):
+                self.fail(f"I1: the hold of job {job} is acknowledged and not on disk")
+        kept = {name: value for name, value in wanted.items() if name != "hold"}
+        self.settings.setdefault(job, {}).update(kept)
 
     # --- parts ----------------------------------------------------------------------------
 

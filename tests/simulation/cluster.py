@@ -19,6 +19,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.programs import Programs
+from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
@@ -58,6 +59,10 @@ class Cluster:
         self.gone: Node | None = None
         pools = self._make_nodes()
         self.clients = self._make_clients(pools)
+        steered = seed >= FIRST_STEERED
+        self.steering = (
+            Steering(self.world, self.coordinator, self.checkers, self.clients) if steered else None
+        )
         self.swarm = Swarm(self)
 
     def run(self) -> World:
@@ -158,6 +163,8 @@ class Cluster:
                 node.thaw()
                 self.power_on(node)
                 node.start()
+        if self.steering is not None:
+            self.steering.make_peace(self.clients)
         for client in self.clients:
             client.peace = True
             program = self.programs.by_name[client.spec.name]

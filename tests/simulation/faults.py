@@ -12,6 +12,7 @@ from orchestrator.core import facts as f
 from tests.simulation.coordinator import Doom, Moment
 from tests.simulation.impostor import Impostor
 from tests.simulation.node import Node, NodeDoom
+from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -176,7 +177,8 @@ class Swarm:
     def _coordinator_doom(self) -> bool:
         rng = self.world.rng
         power = rng.random() < 0.2
-        self.cluster.coordinator.doom = Doom(rng.choice(WINDOWS), rng.choice(list(Moment)), power)
+        windows = WINDOWS if self.cluster.steering is None else WINDOWS + MORE_WINDOWS
+        self.cluster.coordinator.doom = Doom(rng.choice(windows), rng.choice(list(Moment)), power)
         return self.cluster.coordinator.up
 
     def _coordinator_freeze(self) -> bool:

@@ -46,7 +46,7 @@ class Truth(Protocol):
 
     def listens(self, shim: Shim) -> None: ...
 
-    def signalled(self, shim: Shim) -> None: ...
+    def signalled(self, shim: Shim, number: int, name: str) -> None: ...
 
     def succeeded(self, shim: Shim) -> None: ...
 
@@ -159,8 +159,8 @@ class Shim:
                 self._start(command)
             case s.ShimStop(signal, grace_s):
                 self._stop("stop", 0.0 if signal == "SIGKILL" else grace_s)
-            case s.ShimSignal(_, number):
-                self._signal(number)
+            case s.ShimSignal(name, number):
+                self._signal(number, name)
             case s.ShimKill():
                 self._stop("kill", 0.0)
             case s.ShimLease():
@@ -171,10 +171,10 @@ class Shim:
             case _:
                 assert_never(command)
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int, name: str) -> None:
         if self.phase is P.RUNNING and number > self.signalled:
             self.signalled = number
-            self.truth.signalled(self)
+            self.truth.signalled(self, number, name)
             self.changed(self)
 
     def _lease(self, command: s.ShimLease) -> None:

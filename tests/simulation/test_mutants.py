@@ -7,6 +7,7 @@ import pytest
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
+from tests.simulation.steering import FIRST_STEERED
 
 SEEDS = range(40)
 """Tried where the seed that once found the bug does so no more: the simulator has changed.
@@ -15,11 +16,14 @@ SEEDS = range(40)
 VARIED = range(FIRST_VARIED, FIRST_VARIED + 40)
 """As SEEDS, for bugs that need a gang of another kind."""
 
+STEERED = range(FIRST_STEERED, FIRST_STEERED + 40)
+"""As SEEDS, for bugs that need users who change their minds."""
+
 
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
-    varied = mutant.seed >= FIRST_VARIED
-    found = hunt(mutant, VARIED if varied else SEEDS)
+    steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
+    found = hunt(mutant, STEERED if steered else VARIED if varied else SEEDS)
     assert found is not None, "no seed has found it"
     assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"
 

@@ -14,6 +14,7 @@ import pytest
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
+from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
 BLOCKS = 8
 SEEDS_A_BLOCK = 50
@@ -38,6 +39,10 @@ WANTED = {
     "refused": 50,
     "rank_failed": 100,
     "warned": 50,
+    "hold": 200,
+    "change": 500,
+    "signalled": 300,
+    "explained": 2_000,
     "start_failed": 20,
     "gate_died": 10,
     "spawn_failed": 20,
@@ -105,7 +110,7 @@ def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None
         print(", ".join(f"{kind} {count:,}" for kind, count in sorted(met.items())))
     wanted = dict.fromkeys(KINDS, 20) | WANTED
     wanted |= {f"crash_{moment.value}": 20 for moment in Moment}
-    wanted |= {f"crash_at_{window.__name__}": 1 for window in WINDOWS}
+    wanted |= {f"crash_at_{window.__name__}": 1 for window in WINDOWS + MORE_WINDOWS}
     wanted |= {f"agent_{how}_in_{step.__name__}": 5 for how in ("dies", "stops") for step in STEPS}
     short = {kind: met[kind] for kind, least in wanted.items() if met[kind] < least}
     assert not short, f"met less often than wanted: {short}"

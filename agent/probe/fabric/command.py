@@ -53,16 +53,20 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return exit_code(found) if verb == "doctor" else 0
 
 
-def asked_by(config: AgentConfig, *, live: bool = True, nccl: str | None = None) -> Asked:
-    """What a probe of this agent's node is told by its configuration."""
+def asked_by(
+    config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
+) -> Asked:
+    """What a probe of this agent's node is told by its configuration; `agent`: by the agent
+    itself."""
     user = user_named(config.run_as) if live and config.run_as is not None else None
     return Asked(
         rules=config.fabric,
         nccl=nccl,
         python=str(config.python),
         user=user,
-        home=_home(user) if live else "root",
+        home=_home(user) if live else None,
         network=config.interface or config.address,
+        agent=agent,
     )
 
 
@@ -72,7 +76,7 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     if live and file is None and "MUSTER_AGENT_CONFIG" not in os.environ and _readable(CONFIG):
         file = CONFIG
     if not live and file is None:
-        return Asked(nccl=nccl, home="root")
+        return Asked(nccl=nccl)
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
 
 
@@ -80,7 +84,7 @@ def _readable(file: Path) -> bool:
     return os.access(file, os.R_OK)
 
 
-def _home(user: User | None) -> str | None:
+def _home(user: User | None) -> str:
     return user.home if user is not None else os.path.expanduser("~")
 
 

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
 from muster.fabric.affinity import card_of
-from muster.fabric.choice import Choice, has_no_address, speed_of
+from muster.fabric.choice import Choice, has_no_address
+from muster.fabric.classes import speed_of
 from muster.fabric.environment import Environment
 from muster.fabric.gids import routable, version_of
 from muster.fabric.kinds import EFA, special
@@ -186,6 +187,11 @@ def _links(ports: Ports) -> Found:
                 f"{hca.key}: this kernel has no name for the port's speed and says "
                 f"{hca.rate_gbps:g} Gb/s",
                 "nothing; a newer kernel or driver tells it",
+            )
+        if hca.phys_state == "LinkErrorRecovery":
+            yield warning(
+                f"{hca.key} is ACTIVE, but in LinkErrorRecovery: the link fails and comes back",
+                "look at the cable and the transceivers (`mlxlink -d PCI -m -c`)",
             )
         if hca.link_layer == INFINIBAND and hca.sm_lid == 0:
             yield error(

@@ -47,14 +47,15 @@ _DRIVER_VERSION: Final = re.compile(r"\b(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _OFED: Final = re.compile(r"\d{1,2}\.\d{1,2}-\d+\.\d+.*")
 _DMABUF_KERNEL: Final = (5, 12)
 _NCCL_PACKAGE: Final = re.compile(r"nvidia_nccl_cu\d+-(\d+\.\d+\.\d+)[^/]*\.dist-info")
+_HOMES_MAX: Final = 256
 _SETTING: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*(.{0,1024}?)\s*")
 
 
 def software_of(
     tree: Tree, *, python: str | None = None, home: str | None = None, nccl: str | None = None
 ) -> Software:
-    """`python` is the interpreter of jobs, `home` that of their user, `nccl` a version that is told
-    instead of looked for."""
+    """`python` is the interpreter of jobs, `home` that of their user (None: anybody's), `nccl` a
+    version that is told instead of looked for."""
     kernel = _text(tree, "proc/sys/kernel/osrelease")
     driver = _text(tree, "proc/driver/nvidia/version") or ""
     number = _DRIVER_VERSION.search(driver)
@@ -93,9 +94,9 @@ def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
     """What NCCL reads by itself, as `NAME` -> `value (from file)`: the user's file before the
     machine's, and the environment before both."""
     found: dict[str, str] = {}
-    for file in (_below(home, ".nccl.conf"), "etc/nccl.conf"):
-        text = tree.text(file) if file else None
-        if text is None or isinstance(text, Unread):
+    for file in (*(f"{place}/.nccl.conf" for place in _homes(tree, home)), "etc/nccl.conf"):
+        text = tree.text(file)
+        if isinstance(text, Unread):
             continue
         for line in text.splitlines():
             pair = _SETTING.fullmatch(line.partition("#")[0])
@@ -104,8 +105,12 @@ def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
     return found
 
 
-def _below(home: str | None, name: str) -> str | None:
-    return None if home is None else f"{home.strip('/')}/{name}".lstrip("/")
+def _homes(tree: Tree, home: str | None) -> list[str]:
+    if home is not None:
+        return [home.strip("/")]
+    names = tree.names("home")
+    users = () if isinstance(names, Unread) else names[:_HOMES_MAX]
+    return ["root", *(f"home/{name}" for name in sorted(users))]
 
 
 def _modules(tree: Tree) -> dict[str, str]:

@@ -89,8 +89,8 @@ class Retention:
 
     async def _remove(self, name: JobId, why: str, size: int) -> None:
         self._settled.pop(name, None)
-        if self._store.removed(name) is None:
-            await self._store.remove(name, why)
+        await self._store.remove(name, why)
+        if size:
             _log.info("logs_removed", job=name, bytes=size, why=why)
         self._gone.add(name)
 

@@ -3,7 +3,8 @@
 A task that wrote nothing has no folder there, only a line in `logs/<job>/<attempt>/silent`.
 
 Bytes are appended on the loop (a copy into the page cache) and synced by a thread, all streams
-together, at most 200 ms after they came. What an agent is told to be stored is on disk.
+together, at most 200 ms after they came, sooner when they are many. What an agent is told to be
+stored is on disk.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, Stre
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
+# An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
+_SYNC_BYTES: Final = 1 << 20
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _SILENT: Final = "silent"
@@ -104,6 +107,7 @@ class LogStore:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
         self._dirty: dict[StreamFile, tuple[StreamId, Synced]] = {}
+        self._unsynced = 0  # bytes
         self._new_folders: set[Path] = set()
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -138,6 +142,7 @@ class LogStore:
         """
         self._work.clear()
         self._hurry.clear()
+        self._unsynced = 0
         dirty, self._dirty = self._dirty, {}
         folders, self._new_folders = self._new_folders, set()
         rounds, self._rounds = self._rounds, []
@@ -204,6 +209,7 @@ class LogStore:
         if taken:
             self.stored_bytes += taken
             job.take_seq()
+            self._unsynced += taken
             job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
@@ -281,11 +287,12 @@ class LogStore:
     async def remove(self, job_id: JobId, why: str) -> None:
         """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
         job = self.job(job_id)
-        mark = Removed(self._clock.now().wall, why)
         gone = list(job.streams.values())
+        mark = job.removed or Removed(self._clock.now().wall, why)
         try:
             # The mark is first: what a crash leaves behind it is nobody's any more.
-            await asyncio.to_thread(write_removed, job.root, mark)
+            if job.removed is None:
+                await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
             job.streams, job.late = {}, {}
             for stream in gone:
@@ -344,6 +351,8 @@ class LogStore:
     def _touched(self, stream: StreamFile, name: StreamId, synced: Synced) -> None:
         self._dirty[stream] = (name, synced)
         self._work.set()
+        if self._unsynced >= _SYNC_BYTES:
+            self._hurry.set()
         if stream.is_open:
             self._open[stream] = None
             self._open.move_to_end(stream)

@@ -147,3 +147,26 @@ def test_a_stream_of_a_removed_task_is_sent_no_more() -> None:
     pair.ledger.drop(TASK)
     assert pair.ledger.next_readable() is None
     assert pair.ledger.reconnect() == []
+
+
+def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
+    ledger = Ledger()
+    ledger.add_stream(STREAMS[0], "path")
+    ledger.reconnect()
+    ledger.at(STREAMS[0], 0)
+    stream = ledger.next_readable()
+    assert stream is not None
+    ledger.sent(stream, 1000)
+    ledger.acked(STREAMS[0], 400)
+    ledger.complete(TASK)
+    again = ledger.next_readable()
+    assert again is stream
+    assert ledger.read_to_end(stream) == [EndStream(STREAMS[0], 1000), TaskLogsEnd(TASK, 1)]
+    ledger.at(STREAMS[0], 400)
+    assert ledger.next_readable() is stream
+    assert (stream.sent, stream.stored) == (400, 400)
+    ledger.sent(stream, 600)
+    assert ledger.read_to_end(stream) == [EndStream(STREAMS[0], 1000), TaskLogsEnd(TASK, 1)]
+    assert ledger.store(TASK)
+    ledger.at(STREAMS[0], 0)
+    assert ledger.next_readable() is None, "it is all stored"

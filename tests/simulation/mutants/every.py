@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, hosts, links, networks, ours, stops
+from tests.simulation.mutants import books, hosts, links, networks, ours, steered, stops
 
 EVERY = (
     *books.MUTANTS,
@@ -10,5 +10,6 @@ EVERY = (
     *links.MUTANTS,
     *networks.MUTANTS,
     *ours.MUTANTS,
+    *steered.MUTANTS,
     *stops.MUTANTS,
 )

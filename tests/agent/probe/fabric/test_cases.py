@@ -149,7 +149,7 @@ def test_what_no_kernel_prints_is_taken_as_it_is(case: Case) -> None:
 
 def test_omni_path_and_iwarp_are_not_for_nccl(case: Case) -> None:
     opa = by_key(probed(case, "procfs-infiniband"))["hfi1_0:1"]
-    assert (opa.group, opa.use) == ("Omni-Path", False)
+    assert (opa.group, opa.use) == ("OPA", False)
     iwarp = by_key(probed(case, "node-exporter-infiniband"))["i40iw0:1"]
     assert (iwarp.group, iwarp.rate_gbps, iwarp.use) == ("iWARP", 10, False)
 

@@ -47,6 +47,7 @@ def test_a_healthy_node_has_none(node: Node) -> None:
         ({"state": "3: ARMED"}, ERROR, "on its way up", "again"),
         ({"sm_lid": "0x0"}, ERROR, "no subnet manager", "opensm"),
         ({"lid": "0x0"}, WARNING, "no LID", "subnet manager"),
+        ({"phys": "6: LinkErrorRecovery"}, WARNING, "LinkErrorRecovery", "cable"),
         ({"rate": "200 Gb/sec (4X HDR)"}, WARNING, "runs at 200 Gb/s", "mlxlink"),
     ],
 )
@@ -289,6 +290,13 @@ def test_nccl_s_own_files(
     found = told(node.probe(home="/home/ada"))
     assert [problem.severity for problem in found] == ([severity] if severity else [])
     assert all(word in problem.what and f"/{file}" in problem.fix for problem in found)
+
+
+def test_anybody_s_file_where_the_user_is_not_known(node: Node) -> None:
+    node.file("home/ada/.nccl.conf", "NCCL_IB_DISABLE=1\n")
+    node.file("root/.nccl.conf", "NCCL_NET=Socket\n")
+    assert set(software_of(Tree(node.root)).nccl_conf) == {"NCCL_IB_DISABLE", "NCCL_NET"}
+    assert set(software_of(Tree(node.root), home="/root").nccl_conf) == {"NCCL_NET"}
 
 
 def test_the_user_s_file_comes_before_the_machine_s(node: Node) -> None:

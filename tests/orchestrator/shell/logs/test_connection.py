@@ -163,3 +163,30 @@ def test_a_hello_of_another_agent_is_not_taken(coordinator: CoordinatorProcess) 
                 assert message.type is aiohttp.WSMsgType.CLOSE, message
 
     asyncio.run(main())
+
+
+def test_a_stream_that_cannot_be_stored_is_asked_for_again_and_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        task = await place_job(coordinator, "f1")
+        async with connect_logs(coordinator, "f1") as link:
+            await link.send(out(task), 0, b"abc")
+            await link.hear_until(LogAck(out(task), 3))
+            folder = tmp_path / "state/logs/1/1/0"
+            (folder / "stdout.1.idx").mkdir()  # no file can be made there, not even by root
+            await link.send(out(task, 1), 0, b"x" * 10)
+            await link.send(out(task, 1), 10, b"y" * 10)
+            await link.send(out(task), 3, b"def")
+            await link.hear_until(LogAck(out(task), 6))
+            (folder / "stdout.1.idx").rmdir()
+            await link.hear_until(StreamAt(out(task, 1), 0))
+            await link.send(out(task, 1), 0, b"x" * 10 + b"y" * 10)
+            await link.hear_until(LogAck(out(task, 1), 20))
+            await link.say(EndStream(out(task), 6))
+            await link.say(EndStream(out(task, 1), 20))
+            await link.say(TaskLogsEnd(task, 2))
+            await link.hear_until(TaskLogsStored(task))
+        assert len(coordinator.events("log_store_failed")) == 1
+        assert len(coordinator.events("log_store_recovered")) == 1
+
+    with CoordinatorProcess(tmp_path).start() as coordinator:
+        asyncio.run(main())

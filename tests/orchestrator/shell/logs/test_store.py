@@ -11,6 +11,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
 from muster.protocol.logs import StreamId, StreamKind
 from orchestrator.shell.changes import Changes
+from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream import LogStoreError
@@ -28,6 +29,7 @@ class Rig:
         self.changes = Changes()
         self.store = LogStore(root, self.changes, SystemClock())
         self.acks: list[tuple[StreamId, int]] = []
+        self.acked = asyncio.Event()
 
     def put(self, offset: int, data: bytes, stream: StreamId = OUT, ts: float = 1.0) -> int | None:
         return self.store.append(stream, offset, memoryview(data), ts, self.synced)
@@ -37,6 +39,7 @@ class Rig:
 
     def synced(self, stream: StreamId, offset: int) -> None:
         self.acks.append((stream, offset))
+        self.acked.set()
 
     def content(self, stream: StreamId = OUT) -> bytes:
         return self.store.stream(stream).path.read_bytes()
@@ -247,5 +250,19 @@ def test_more_streams_than_descriptors(tmp_path: Path) -> None:
         await rig.store.sync()
         assert all(rig.content(stream) == b"ababab" for stream in streams)
         assert sum(s.is_open for s in rig.store.job(JobId(7)).streams.values()) <= 4
+
+    with_store(tmp_path, main)
+
+
+def test_many_bytes_do_not_wait_for_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SYNC_EVERY_S", 3600.0)
+
+    async def main(rig: Rig) -> None:
+        for at in range(0, 1 << 20, 1 << 16):
+            rig.put(at, bytes(1 << 16))
+        await rig.acked.wait()
+        assert rig.acks == [(OUT, 1 << 20)]
 
     with_store(tmp_path, main)

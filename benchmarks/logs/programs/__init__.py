@@ -1,0 +1,1 @@
+"""What the benchmark runs in processes of their own."""

@@ -1,0 +1,9 @@
+"""A job that writes what time it is, a line at a time, as a training loop prints its steps."""
+
+import os
+import sys
+import time
+
+for _ in range(int(sys.argv[1])):
+    os.write(1, b"%d\n" % time.time_ns())
+    time.sleep(0.02)

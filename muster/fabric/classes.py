@@ -1,0 +1,108 @@
+"""Classes of alike ports, and which of them is the compute fabric.
+
+A port of which not all is known joins the class that it may be of: the unknown shuts nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from muster.fabric.kinds import special
+from muster.fabric.types import ACTIVE, INFINIBAND, Hca
+
+# Of two classes one is not clearly the compute class when it has less than twice the bandwidth.
+_CLEAR: Final = 2
+# What an old kernel says of a speed that it has no name for.
+_UNNAMED_GBPS: Final = 10
+_FAST: Final = ("MT4123", "MT4124", "MT4125", "MT4126", "MT4129", "MT4131", "MT41692")
+
+Groups = Mapping[str, Sequence[Hca]]
+
+
+def grouped(hcas: Iterable[Hca]) -> list[Hca]:
+    """The ports with the names of their classes."""
+    named = [replace(hca, group=_name(hca)) for hca in hcas]
+    surest = sorted(named, key=_known, reverse=True)
+    made = []
+    for hca in named:
+        like = next((o for o in surest if _known(o) > _known(hca) and _may_be_like(hca, o)), hca)
+        made.append(replace(hca, group=like.group))
+    return made
+
+
+def speed_of(hca: Hca) -> float | None:
+    """The rate of an active port in Gb/s; a port that is down tells any number, and so does an old
+    kernel of a speed that it does not know."""
+    if hca.state != ACTIVE or hca.rate_gbps is None:
+        return None
+    unnamed = hca.rate_gbps <= _UNNAMED_GBPS and hca.hca_type in _FAST
+    return None if unnamed else hca.rate_gbps
+
+
+def by_bandwidth(groups: Groups) -> list[str]:
+    """The names of the classes, the one to use first: most bandwidth, or most ports where the speed
+    of a class is not known; InfiniBand before Ethernet."""
+    known = all(_speed(ports) is not None for ports in groups.values())
+
+    def order(name: str) -> tuple[float, bool, str]:
+        ports = groups[name]
+        weight = _links(ports) * ((_speed(ports) or 0.0) if known else 1.0)
+        return -weight, ports[0].link_layer != INFINIBAND, name
+
+    return sorted(groups, key=order)
+
+
+def clearly(first: Sequence[Hca], second: Sequence[Hca]) -> bool:
+    """Whether the first has far more bandwidth than the second."""
+    one, other = _speed(first), _speed(second)
+    speeds = (1.0, 1.0) if one is None or other is None else (one, other)
+    return _links(first) * speeds[0] >= _CLEAR * _links(second) * speeds[1]
+
+
+def in_words(name: str, ports: Sequence[Hca]) -> str:
+    """Ethernet MT4125: 4 ports of 100 Gb/s."""
+    speeds = sorted({speed for hca in ports if (speed := speed_of(hca)) is not None})
+    rate = f" of {'/'.join(f'{speed:g}' for speed in speeds)} Gb/s" if speeds else ""
+    return f"{name}: {len(ports)} port{'s' if len(ports) != 1 else ''}{rate}"
+
+
+def _name(hca: Hca) -> str:
+    kind = special(hca)
+    if kind is not None:
+        return kind
+    model = hca.hca_type or hca.pci_id or ""
+    return f"{hca.link_layer or 'unknown link'} {model}".strip()
+
+
+def _known(hca: Hca) -> int:
+    """How much is known of what makes a class."""
+    if special(hca) is not None:
+        return 0
+    return (
+        4 * (hca.link_layer is not None) + 2 * (hca.hca_type is not None) + (hca.pci_id is not None)
+    )
+
+
+def _may_be_like(hca: Hca, other: Hca) -> bool:
+    """Whether nothing that is known of both differs."""
+    if special(hca) is not None or special(other) is not None:
+        return False
+    if None not in (hca.link_layer, other.link_layer) and hca.link_layer != other.link_layer:
+        return False
+    for one, two in ((hca.hca_type, other.hca_type), (hca.pci_id, other.pci_id)):
+        if one is not None and two is not None:
+            return one == two
+    speeds = speed_of(hca), speed_of(other)
+    return None in speeds or speeds[0] == speeds[1]
+
+
+def _speed(ports: Iterable[Hca]) -> float | None:
+    return max((speed for hca in ports if (speed := speed_of(hca)) is not None), default=None)
+
+
+def _links(ports: Iterable[Hca]) -> int:
+    """Virtual functions share the link of their owner."""
+    return len({hca.physical_function or hca.key for hca in ports})

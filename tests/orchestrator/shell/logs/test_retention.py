@@ -1,0 +1,132 @@
+"""Which logs go: of ended jobs, the oldest first, by age and by size; never a running job's."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import JobId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.logs import StreamId, StreamKind
+from muster.protocol.states import TaskState
+from orchestrator.core.job import JobPhase
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.removed import read_removed
+from orchestrator.shell.logs.retention import Keep, Retention
+from orchestrator.shell.logs.store import LogStore
+
+NOW = 1_000_000.0
+DAY = 86400.0
+
+
+def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLEANED) -> Any:
+    """As much of a job as retention looks at; one task, of attempt 1 on node 0."""
+    task = SimpleNamespace(state=state, rank=0)
+    return SimpleNamespace(
+        id=JobId(number),
+        phase=JobPhase.ACTIVE if ended_at is None else JobPhase.ENDED,
+        ended_at=ended_at,
+        attempts=[SimpleNamespace(number=1, tasks=[task])],
+    )
+
+
+class Rig:
+    def __init__(self, root: Path, *jobs: Any) -> None:
+        self.root = root
+        self.jobs = {found.id: found for found in jobs}
+        self.store = LogStore(root, Changes(), SystemClock())
+        self.coordinator = SimpleNamespace(
+            now=lambda: Instant(0.0, NOW), state=SimpleNamespace(jobs=self.jobs)
+        )
+
+    def write(self, number: int, size: int, *, delivered: bool = True) -> None:
+        stream = self.stream(number)
+        self.store.append(stream, 0, memoryview(bytes(size)), 1.0, lambda *_: None)
+        if delivered:
+            self.store.job(JobId(number)).stored.add((1, 0))
+
+    def stream(self, number: int) -> StreamId:
+        return StreamId(TaskId(f"{number}.1.0"), StreamKind.STDOUT, 0)
+
+    def sweep(self, keep: Keep) -> list[int]:
+        """Which jobs have logs after it."""
+        coordinator = cast("Coordinator", self.coordinator)
+        asyncio.run(Retention(self.root, self.store, coordinator, keep).sweep())
+        return self.kept()
+
+    def kept(self) -> list[int]:
+        return sorted(n for n in self.jobs if (self.root / str(n) / "1").exists())
+
+
+def test_what_is_too_old_goes(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, job(1, NOW - 9 * DAY), job(2, NOW - 5 * DAY), job(3, None))
+    for number in (1, 2, 3):
+        rig.write(number, 100)
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [2, 3]
+    mark = rig.store.removed(JobId(1))
+    assert mark is not None
+    assert mark.text(JobId(1)).startswith("the logs of job 1 were removed at 20")
+    assert "more than 7 days before (job_logs.keep_s)" in mark.why
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [2, 3], "again, nothing more"
+    again = Rig(tmp_path, *rig.jobs.values())
+    assert again.store.removed(JobId(1)) == mark, "the mark outlives the process"
+    rig.store.close()
+
+
+def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
+    ages = {1: NOW - DAY, 2: NOW - 3 * DAY, 3: NOW - 2 * DAY}
+    rig = Rig(tmp_path, *(job(n, at) for n, at in ages.items()), job(4, None))
+    for number in (1, 2, 3, 4):
+        rig.write(number, 10_000)
+    assert rig.sweep(Keep(99 * DAY, 25_000)) == [1, 4]
+    assert rig.sweep(Keep(99 * DAY, 1)) == [4]
+    rig.store.close()
+
+
+@pytest.mark.parametrize(
+    ("ended_s_ago", "state", "kept"),
+    [
+        (60.0, TaskState.CLEANED, True),  # its node may still deliver
+        (60.0, TaskState.LOST, False),
+        (2 * 3600.0, TaskState.CLEANED, False),
+    ],
+)
+def test_what_is_still_coming_is_waited_for(
+    tmp_path: Path, ended_s_ago: float, state: TaskState, kept: bool
+) -> None:
+    rig = Rig(tmp_path, job(1, NOW - ended_s_ago, state=state))
+    rig.write(1, 100, delivered=False)
+    assert rig.sweep(Keep(1.0, 1)) == ([1] if kept else [])
+    rig.store.close()
+
+
+def test_what_comes_after_the_end_of_the_logs_is_taken_and_not_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, job(1, NOW - DAY))
+    rig.write(1, 100, delivered=False)
+    assert rig.sweep(Keep(1.0, 1)) == []
+    acks: list[int] = []
+    stream = rig.stream(1)
+    assert rig.store.size(stream) == 0
+    late = memoryview(b"late")
+    assert rig.store.append(stream, 0, late, 1.0, lambda _, to: acks.append(to)) == 0
+    assert acks == [4]
+    assert rig.store.end(stream, 4, lambda *_: None)
+    assert asyncio.run(rig.store.end_task(stream.task, 1)), "its node may forget it"
+    assert rig.kept() == []
+    rig.store.close()
+
+
+def test_a_crash_in_the_middle_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, job(1, NOW - DAY))
+    rig.write(1, 100)
+    rig.store.close()
+    (tmp_path / "1" / "removed").write_text('{"at":1.0,"why":"x"}')
+    after = Rig(tmp_path, *rig.jobs.values())
+    assert after.store.removed(JobId(1)) == read_removed(tmp_path / "1")
+    assert after.store.job(JobId(1)).streams == {}
+    assert after.sweep(Keep(1.0, 1)) == [], "the rest of it goes, too"
+    assert (tmp_path / "1" / "removed").exists()

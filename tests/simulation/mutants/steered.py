@@ -1,0 +1,64 @@
+"""Planted bugs of what users do to their jobs after the submit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.core import decide, explain
+from orchestrator.core import facts as f
+from orchestrator.core.decision import Decision
+from orchestrator.core.placement import Considered, Verdict
+from orchestrator.core.state import Job, State
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _durable, _unseen, _wrap
+
+
+def _overlooks_holders(real: Any) -> Any:
+    """Its own idea of which nodes are free."""
+
+    def consider(state: State, job: Job) -> Considered:
+        found: Considered = real(state, job)
+        lacks = (Verdict(v.node) if v.lack and v.lack.code == "busy" else v for v in found.verdicts)
+        verdicts = tuple(lacks)
+        free = tuple(v.node.name for v in verdicts if v.lack is None)
+        return Considered(verdicts, free if len(free) >= job.spec.nodes else ())
+
+    return consider
+
+
+def _released_by_any_change(real: Any) -> Any:
+    def change(state: State, asked: Any, now: Any) -> Decision:
+        decision: Decision = real(state, asked, now)
+        changed = [x.job for x in decision.facts if isinstance(x, f.JobChanged)]
+        decision.facts += [f.JobReleased(job, "ada") for job in changed if job in state.held]
+        return decision
+
+    return change
+
+
+MUTANTS = (
+    Mutant(
+        "a hold is acknowledged before it is on disk",
+        _durable(f.JobHeld, f.Durability.LAZY),
+        ("I1",),
+        seed=200,
+    ),
+    Mutant(
+        "a signal is sent before it is on disk",
+        _durable(f.SignalRequested, f.Durability.LAZY),
+        ("warn", "I1"),
+        seed=200,
+    ),
+    Mutant(
+        "a change lets a held job go",
+        _unseen(_wrap(decide, "change", _released_by_any_change)),
+        ("hold", "I1"),
+        seed=203,
+    ),
+    Mutant(
+        "explain judges nodes by itself",
+        _wrap(explain, "consider", _overlooks_holders),
+        ("explain",),
+        seed=200,
+    ),
+)
