@@ -304,6 +304,61 @@ def test_an_older_coordinator_is_named_where_it_does_not_know_a_request(
     assert b"does not know this request: compare `muster version` on both sides" in done.stderr
 
 
+def test_nodes_of_an_elastic_job_are_those_it_has_of_those_it_can_use(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    fake.put(job_view(1, nodes=2, max_nodes=4, nodes_now=3))
+    fake.put(job_view(2, nodes=1, max_nodes=3, state=JobState.QUEUED))
+    fake.put(job_view(3, nodes=5, nodes_now=5))
+    rows = run("ps").stdout.decode().splitlines()
+    assert [re.split("  +", row.strip())[4] for row in rows] == ["NODES", "5", "1..3", "3 of 2..4"]
+
+
+def test_jobs_of_one_pool_are_listed(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(1, pool="a"))
+    fake.put(job_view(2, pool="b"))
+    assert [job["id"] for job in json.loads(run("ps", "--pool", "b", "--json").stdout)["jobs"]] == [
+        2
+    ]
+
+
+def exited(*ranks: api.RankView, code: int, launcher: str = "torchrun") -> api.JobView:
+    task = api.TaskView("gpu-01", 0, "launcher", TaskState.CLEANED, ranks, ExitStatus(code), None)
+    attempt = api.AttemptView(1, "closed", (task,), None, None, timestamp(1), timestamp(2), None)
+    return job_view(attempts=(attempt,), spec={"run": "x", "launcher": launcher})
+
+
+@pytest.mark.parametrize(
+    ("view", "shown"),
+    [
+        (exited(api.RankView(0, ExitStatus(0)), api.RankView(1, ExitStatus(9)), code=1), "9"),
+        (exited(api.RankView(0, ExitStatus(signal=9)), code=1), "signal 9"),
+        (exited(code=1), "1 (torchrun)"),
+        (exited(code=1, launcher="none"), "1"),
+        (exited(api.RankView(0, ExitStatus(signal=15), stopped=True), code=1), "stopped"),
+        (exited(api.RankView(0, ExitStatus(0)), code=0), "0"),
+    ],
+)
+def test_the_exit_of_a_node_is_that_of_its_rank(
+    run: Run, fake: FakeCoordinator, view: api.JobView, shown: str
+) -> None:
+    fake.put(view)
+    row = next(line for line in run("show", "42").stdout.decode().splitlines() if "gpu-01" in line)
+    assert re.split("  +", row.strip())[5] == shown
+
+
+def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
+    said = "node-2 refused: the folder /shared/data/x does not exist on it, and nobody made it"
+    cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, said, "node-2", None, None)
+    attempt = api.AttemptView(1, "closed", (), cause, None, timestamp(1), None, timestamp(3))
+    steps = (api.Step(timestamp(1), "placed"), api.Step(timestamp(2), f"attempt 1: {said}"))
+    view = job_view(attempts=(attempt,), timeline=steps)
+    fake.put(ended(view, JobState.FAILED, 1, said))
+    text = run("show", "42").stdout.decode()
+    assert text.count(said) == 1
+    assert "attempt 1: as above\n" in text
+
+
 def test_on_a_terminal_what_is_said_is_broken_between_words(
     environ: dict[str, str], fake: FakeCoordinator
 ) -> None:
