@@ -28,7 +28,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 TICKS = 200
 BURST_MIB = 256
 STORM_MIB_S = 100
-STORM_S = 10
+STORM_S = 12
+SAMPLES = 6
 
 
 def main() -> int:
@@ -122,11 +123,11 @@ def storm(local: LocalCluster, connection: Connection, rounds: int) -> list[Row]
     in_storm = Row("control", f"the same {during}", "ours")
     ratio = Row("control", "the second / the first, medians", "ours", "ratio", Aim(2))
     for _ in range(rounds):
-        rest = [_started_ms(local, connection) for _ in range(10)]
+        rest = [_started_ms(local, connection) for _ in range(SAMPLES)]
         body = _python("burst.py", STORM_MIB_S * STORM_S, STORM_MIB_S, node="node-1")
         job = connection.submit(body)
         with _following(local, job):
-            busy = [_started_ms(local, connection) for _ in range(10)]
+            busy = [_started_ms(local, connection) for _ in range(SAMPLES)]
             still = connection.call("GET", f"/v1/jobs/{job}")["ended_at"] is None
             connection.wait(job)
         if not still:
