@@ -11,7 +11,7 @@ from agent.core import task as agent_task
 from agent.core.shim import ShimLease, ShimPhase
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core import decide, follow, placement, scheduler
+from orchestrator.core import admission, follow, placement, scheduler
 from orchestrator.core.decision import Decision
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.node import LinkState
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
-        _put(decide, "_name_taken", _only_connected),
+        _put(admission, "_name_taken", _only_connected),
         ("I3", "I4", "I5"),
         seed=25,
     ),
