@@ -13,16 +13,15 @@ from muster.spec.problems import RefusedError, SpecError
 from muster.spec.render import to_mapping
 from muster.spec.units import signal_name
 from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import idempotency_key, wanted_revisions
+from orchestrator.api.conditional import idempotency_key, job_etag, wanted_revisions
 from orchestrator.api.jobs import (
     JobsApi,
     declined,
     find_job,
     summary_of,
 )
-from orchestrator.api.parameters import NoQuery
 from orchestrator.api.problems import ApiError, bad_field
-from orchestrator.api.reading import job_id, read_query, struct_body
+from orchestrator.api.reading import job_id, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
 from orchestrator.core.actions import Changed, Declined, Signalled
@@ -68,7 +67,9 @@ class JobVerbsApi:
         match result:
             case Changed(job=changed, anything=anything):
                 summary = await summary_of(self._coordinator, changed)
-                return reply(ChangeAnswer(summary, anything))
+                state, job = await find_job(self._coordinator, changed)
+                etag = {"ETag": job_etag(state, job)}
+                return reply(ChangeAnswer(summary, anything), headers=etag)
             case Declined():
                 raise declined(result)
             case _:
@@ -77,7 +78,6 @@ class JobVerbsApi:
     async def explain(self, request: web.Request) -> web.Response:
         """Why the job waits, runs where it does, or ended."""
         name = job_id(request)
-        read_query(request, NoQuery)
         state, job = await find_job(self._coordinator, name)
         return reply(explain(state, job, self._coordinator.now()))
 
