@@ -69,16 +69,14 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
     """Of two agents of one name, the one that is there stays: it may have tasks of which the other
     knows nothing, and would seem to have lost them."""
     connected = node.link is LinkState.CONNECTED
-    # Until its lease is over it may be running something, wherever it is.
-    absent = node.link is LinkState.SUSPECT and node.holder is not None
     both = f"by an agent at {node.peer}; this one is at {peer}"
     if node.agent_id != hello.agent_id:
-        if connected or absent:
+        if _name_taken(node):
             text = f"the name {hello.node} is in use {both}: give each agent its own `node`"
             return Refused("duplicate_name", text)
         return None
     elsewhere = node.inventory.machine_id != hello.inventory.machine_id
-    if (connected and node.boot_id != hello.boot_id) or (absent and elsewhere):
+    if (connected and node.boot_id != hello.boot_id) or (_name_taken(node) and elsewhere):
         return Refused(
             "duplicate_identity",
             f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
@@ -89,6 +87,13 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
         text = f"the connection of {hello.node} is still held {both}"
         return Refused("duplicate_identity", text, soon=True)
     return None
+
+
+def _name_taken(node: Node) -> bool:
+    """Until its lease is over, an agent that is cut off may be running something."""
+    if node.link is LinkState.CONNECTED:
+        return True
+    return node.link is LinkState.SUSPECT and node.holder is not None
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
