@@ -79,7 +79,9 @@ def _print_queue(found: Explanation) -> None:
 
 
 def _print_nodes(found: Explanation, now: datetime | None) -> None:
-    print(f"\nneeds {_nodes(found.wanted)}; {found.ready} could be taken now")
+    mine = not found.ready or any(verdict.can for verdict in found.nodes)
+    what = "could be taken now" if mine else "free, for those before it"
+    print(f"\nneeds {_nodes(found.wanted)}; {found.ready} {what}")
     if found.nodes:
         print_table(_NODES, [_row(verdict, now) for verdict in found.nodes])
 

@@ -13,7 +13,7 @@ from muster.spec.problems import RefusedError, SpecError
 from muster.spec.render import to_mapping
 from muster.spec.units import signal_name
 from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import idempotency_key, wanted_revisions
+from orchestrator.api.conditional import idempotency_key, job_etag, wanted_revisions
 from orchestrator.api.jobs import (
     JobsApi,
     declined,
@@ -67,7 +67,9 @@ class JobVerbsApi:
         match result:
             case Changed(job=changed, anything=anything):
                 summary = await summary_of(self._coordinator, changed)
-                return reply(ChangeAnswer(summary, anything))
+                state, job = await find_job(self._coordinator, changed)
+                etag = {"ETag": job_etag(state, job)}
+                return reply(ChangeAnswer(summary, anything), headers=etag)
             case Declined():
                 raise declined(result)
             case _:

@@ -23,8 +23,7 @@ from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
-from orchestrator.core.actions import CHANGED, Cancelled, Declined, Submitted
-from orchestrator.core.decide import DISK_FULL
+from orchestrator.core.actions import CHANGED, DISK_FULL, Cancelled, Declined, Submitted
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State

@@ -85,6 +85,8 @@ class Cancelled:
 
 CHANGED: Final = "changed"
 """Code of a Declined: the job is not any more as whoever asks last saw it."""
+DISK_FULL: Final = "disk_full"
+"""Code of a Declined: there is no room to write it down."""
 
 
 @dataclass(frozen=True, slots=True)

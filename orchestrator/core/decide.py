@@ -41,8 +41,6 @@ from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
 
 VERSION = "0.1.0"
-DISK_FULL = "disk_full"
-"""Code of a declined submit, for which there is no room."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -107,7 +105,7 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
             return Decision([], [a.Answer(request, declined)])
     if state.disk_full:
         declined = a.Declined(
-            DISK_FULL,
+            a.DISK_FULL,
             f"no job is taken now: {state.disk_full}",
             "make room there and submit again; jobs run on and can be cancelled",
         )

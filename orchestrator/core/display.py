@@ -91,7 +91,7 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(_node_state(node, now), warnings),
+        state=_warned(node_state(node, now), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -353,7 +353,8 @@ def _why_stopping(attempt: Attempt) -> str:
     return f"{cause.text}{others}"
 
 
-def _node_state(node: Node, now: Instant) -> h.Reason:
+def node_state(node: Node, now: Instant) -> h.Reason:
+    """What a node does, or why it cannot be reached."""
     match node.link:
         case LinkState.CONNECTED:
             if node.holder is None:

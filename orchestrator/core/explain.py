@@ -11,9 +11,10 @@ from muster.protocol import http as h
 from muster.protocol.instant import Instant
 from muster.protocol.timestamp import Timestamp, timestamp
 from muster.spec.types import MAX_PRIORITY
-from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.display import job_state, job_summary, node_state
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.job import JobPhase
+from orchestrator.core.network import reachable_gang
 from orchestrator.core.placement import (
     Considered,
     Lack,
@@ -26,6 +27,7 @@ from orchestrator.core.placement import (
 from orchestrator.core.policy import blame
 from orchestrator.core.state import Attempt, Job, State
 
+TRIES: Final = 4
 AHEAD_MAX: Final = 20
 """So many of those before a job are named."""
 
@@ -109,18 +111,26 @@ def _verdict(state: State, verdict: Verdict, lack: Lack | None, now: Instant) ->
     node = verdict.node
     if lack is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", "is free"))
+    text = f"{lack.text}{_since_when(verdict, now)}" if lack.code == "not_connected" else lack.text
     if lack.holder is None:
-        return h.NodeVerdict(node.name, False, h.Reason(lack.code, lack.text))
+        return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
     holder = state.jobs[lack.holder[0]]
     in_s = ends_in_s(state, holder, now)
     limit = "" if in_s is not None else ", which has no time limit"
     return h.NodeVerdict(
         node.name,
         False,
-        h.Reason(lack.code, f"{lack.text}{limit}"),
+        h.Reason(lack.code, f"{text}{limit}"),
         job=holder.id,
         free_by=None if in_s is None else timestamp(now.wall + in_s),
     )
+
+
+def _since_when(verdict: Verdict, now: Instant) -> str:
+    node = verdict.node
+    heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
+    holder = f", has job {node.holder[0]}" if node.holder is not None else ""
+    return f": {node_state(node, now).text}{heard}{holder}"
 
 
 def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:
@@ -177,8 +187,11 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     would judge that job."""
     if job.spec.placement.include and job.spec.nproc_on:
         return 0  # its nodes are named one by one
-    free = sum(v.lack is None or v.lack.code == "network" for v in it.found.verdicts)
-    for nodes in range(min(job.spec.nodes - 1, free), 0, -1):
+    free = [v.node for v in it.found.verdicts if v.lack is None or v.lack.code == "network"]
+    most = min(job.spec.nodes - 1, len(free))
+    together = reachable_gang(free, 1, state.networks, most) if most else None
+    # Fewer are wanted, so more may be left out for what they did to it before.
+    for nodes in range(len(together or ()), 0, -1)[:TRIES]:
         smaller = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
             return nodes

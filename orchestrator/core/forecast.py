@@ -14,8 +14,9 @@ from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.placement import Waiting, count, place, unfit
 from orchestrator.core.state import Attempt, Job, State
 
-STEPS_MAX: Final = 200
-"""Jobs placed and ended on the way; beyond that nobody can tell."""
+VERDICTS_MAX: Final = 30_000
+"""So many nodes are looked at for one forecast: a tenth of a second. In a larger cluster it sees
+less far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +29,32 @@ class Forecast:
 
 def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
     """Of a job behind those of `line`, in their order."""
-    trial = State(networks=state.networks, nodes={n: replace(it) for n, it in state.nodes.items()})
+    pool = [it for it in state.nodes.values() if it.inventory.pool == job.spec.pool]
+    trial = State(networks=state.networks, nodes={it.name: replace(it) for it in pool})
     trial.jobs = state.jobs
     ends = {
         it.holder[0]: ends_in_s(state, state.jobs[it.holder[0]], now)
-        for it in state.nodes.values()
-        if it.holder is not None and it.inventory.pool == job.spec.pool
+        for it in pool
+        if it.holder is not None
     }
-    at, steps = 0.0, 0
+    at, looked = 0.0, 0
     for next_one in [*line, job]:
+        looked += len(trial.nodes)
         while isinstance(gang := place(trial, next_one), Waiting):
-            steps += 1
+            looked += len(trial.nodes)
             known = [(end, name) for name, end in ends.items() if end is not None]
             if not known:
                 return Forecast(None, _unknown(trial, next_one, job))
-            if steps > STEPS_MAX:
-                return Forecast(None, "unknown: too many jobs come first")
             end, ended = min(known)
             at = max(at, end)
             del ends[ended]
             for node in trial.nodes.values():
                 if node.holder is not None and node.holder[0] == ended:
                     node.holder = None
+            if looked > VERDICTS_MAX:
+                break
+        if isinstance(gang, Waiting) or looked > VERDICTS_MAX:
+            return Forecast(None, "unknown: too much comes before it to tell")
         if next_one is job:
             break
         for name in gang:

@@ -5,33 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId, NodeName
-from muster.spec.types import JobSpec, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Resources, nproc_wanted
+from muster.spec.units import size_text
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
 from orchestrator.core.state import Job, Node, State
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
+class Lack(NamedTuple):
     """What keeps a node from being taken: a stable code, and words that follow the node's name.
 
     `holder` is the attempt that has the node, where one does.
     """
 
     code: str
-    text: str
+    words: str
     holder: tuple[JobId, int] | None = None
+
+    @property
+    def text(self) -> str:
+        # Made when somebody asks: of a large cluster, nearly nobody does.
+        return (
+            self.words if self.code != "busy" or not self.holder else f"runs job {self.holder[0]}"
+        )
 
     def __str__(self) -> str:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Of one node for one job, now: taken if need be where nothing is lacking."""
 
     node: Node
@@ -75,6 +81,26 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
     if model and model.lower() not in node.inventory.gpu_model.lower():
         has = node.inventory.gpu_model or "none"
         return Lack("gpu_model", f"has GPUs of model {has}, not {model}")
+    return _too_small(spec.resources, node) or _without_label(spec.placement, node)
+
+
+def _too_small(wanted: Resources, node: Node) -> Lack | None:
+    cpus, memory = node.inventory.cpus, node.inventory.memory_bytes
+    if wanted.cpu is not None and cpus < wanted.cpu:
+        return Lack("cpu", f"has {cpus} of the {wanted.cpu} CPUs wanted")
+    if wanted.memory_bytes is not None and memory < wanted.memory_bytes:
+        has = f"{memory / 2**30:.1f} GiB"
+        return Lack("memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted")
+    return None
+
+
+def _without_label(placement: Placement, node: Node) -> Lack | None:
+    for name, value in placement.labels.items():
+        has = node.inventory.labels.get(name)
+        if has is None:
+            return Lack("label", f"has no label {name}")
+        if has != value:
+            return Lack("label", f"has the label {name}={has}, not {value}")
     return None
 
 
@@ -83,7 +109,7 @@ def busy(node: Node) -> Lack | None:
     if node.link is not LinkState.CONNECTED:
         return Lack("not_connected", "is not connected", node.holder)
     if node.holder is not None:
-        return Lack("busy", f"runs job {node.holder[0]}", node.holder)
+        return Lack("busy", "runs a job", node.holder)
     return None
 
 
@@ -95,15 +121,18 @@ def consider(state: State, job: Job) -> Considered:
     """
     spec, known = job.spec, tuple(state.nodes.values())
     unfits = [unfit(spec, node) for node in known]
-    kept = _unspoilt(state, spec, job.avoid)
+    fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
+    kept = _unspoilt(fitting, job.avoid)
     if len(kept) < spec.nodes or (
         job.avoid and reachable_gang(kept, spec.nodes, state.networks) is None
     ):
-        kept = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
-    names = {node.name for node in kept}
+        kept = fitting
+    left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
-        Verdict(node, lack or (busy(node) if node.name in names else _left_out(job, node)))
-        for node, lack in zip(known, unfits, strict=True)
+        [
+            Verdict(node, lack or (_left_out(job, node) if node.name in left_out else busy(node)))
+            for node, lack in zip(known, unfits, strict=True)
+        ]
     )
     free = [verdict.node for verdict in verdicts if verdict.lack is None]
     if len(free) < spec.nodes:
@@ -190,20 +219,17 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
-    kept = _unspoilt(state, spec, avoid)
+    fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
+    kept = _unspoilt(fitting, avoid)
     if len(kept) < spec.nodes:
         return False
     return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
 
 
-def _unspoilt(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> list[Node]:
+def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # One that has been lost may never come back: it is no reason to wait.
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    return [
-        node
-        for node in state.nodes.values()
-        if node.name not in avoid and node.link in there and unfit(spec, node) is None
-    ]
+    return [node for node in fitting if node.link in there and node.name not in avoid]
 
 
 def _gang(

@@ -112,6 +112,8 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
     if declined is not None:
         return _answer(asked.request, declined)
     facts = [*_changed(job, asked), *_held(job, asked)]
+    if facts and state.disk_full:
+        return _answer(asked.request, _no_room(state, "is changed"))
     return Decision(facts, [a.Answer(asked.request, a.Changed(job.id, bool(facts)))])
 
 
@@ -139,6 +141,8 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
                 else f"how far it is: muster show {job.id}",
             ),
         )
+    if state.disk_full:
+        return _answer(asked.request, _no_room(state, "is signalled"))
     found = _addressed(state, job, attempt, asked)
     if isinstance(found, a.Declined):
         return _answer(asked.request, found)
@@ -193,6 +197,15 @@ def _addressed(
 
 def unknown_job(job: JobId) -> a.Declined:
     return a.Declined("unknown_job", f"there is no job {job}", "list the jobs with: muster ps -a")
+
+
+def _no_room(state: State, done: str) -> a.Declined:
+    """What room is left is for the ends of jobs."""
+    return a.Declined(
+        a.DISK_FULL,
+        f"no job {done} now: {state.disk_full}",
+        "make room there and ask again; jobs run on and can be cancelled",
+    )
 
 
 def _ended(job: Job, done: str) -> a.Declined:

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
+from orchestrator.core.node import LinkState
 from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
 
@@ -80,11 +81,25 @@ def next_placement(state: State) -> AttemptPlaced | None:
         if not queue:
             continue
         job = state.jobs[queue[0][1]]
+        if not _enough_free(state, job.spec.nodes):
+            continue
         nodes = place(state, job)
         if not isinstance(nodes, Waiting):
             why = why_there(state, job, nodes)
             return AttemptPlaced(job.id, len(job.attempts) + 1, nodes, why)
     return None
+
+
+def _enough_free(state: State, wanted: int) -> bool:
+    """Looked at first, whatever nodes they are: of a full cluster, which a restart finds node by
+    node, nothing else need be asked."""
+    free = 0
+    for node in state.nodes.values():
+        if node.holder is None and node.link is LinkState.CONNECTED:
+            free += 1
+            if free >= wanted:
+                return True
+    return False
 
 
 def why_waiting(state: State, job: Job) -> str:

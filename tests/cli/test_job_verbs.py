@@ -170,7 +170,7 @@ def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     said = muster("explain", job).stdout
     assert "in the queue of pool default, behind" in said
     assert "needs 2 nodes; 0 could be taken now" in said
-    assert "c1    no   is not connected" in said
+    assert "c1    no   is not connected: unreachable, last heard of" in said
     assert "waits for 2 nodes to come back" in said
     found = json.loads(muster("explain", "why", "--json").stdout)
     assert (found["wanted"], found["starts_now"]) == (2, False)

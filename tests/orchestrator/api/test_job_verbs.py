@@ -103,8 +103,10 @@ def test_only_the_job_that_was_looked_at_is_changed(cluster: CoordinatorProcess)
         path = f"/v1/jobs/{await user.submit()}"
         async with user.http.get(path) as answer:
             seen = answer.headers["ETag"]
-        status, _ = await ask(user, "PATCH", path, {"priority": 60}, If_Match=seen)
-        assert status == 200
+        match = {"If-Match": seen}
+        async with user.http.patch(path, json={"priority": 60}, headers=match) as answer:
+            assert answer.status == 200
+            assert answer.headers["ETag"] != seen
         status, problem = await ask(user, "PATCH", path, {"priority": 70}, If_Match=seen)
         assert (status, problem["code"]) == (412, "changed")
         assert (await user.get(path))["priority"] == 60

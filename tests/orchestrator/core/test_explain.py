@@ -62,7 +62,7 @@ def test_each_node_says_why_not() -> None:
     found = told(cluster, 2)
     assert said(found) == {
         "big": (True, "is free"),
-        "away": (False, "is not connected"),
+        "away": (False, "is not connected: unreachable, last heard of 0 s ago"),
         "busy": (False, "runs job 1"),
         "old": (False, "has GPUs of model A100, not H100"),
         "other": (False, "is in pool spare"),
@@ -129,6 +129,19 @@ def test_a_free_node_is_for_who_is_first() -> None:
     assert said(found)["n1"] == (False, "is free, but job 2 is before it in the queue")
     assert found.hints == ("would start now with a priority above 50: muster set 3 priority=51",)
     assert not found.starts_now
+
+
+def test_a_node_that_is_away_says_since_when_and_what_it_has() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec())
+    cluster.run_gang(1)
+    cluster.leave("n0")
+    cluster.pass_time(40)
+    cluster.submit(spec("second", nodes=2))
+    text = said(told(cluster, 2))["n0"][1]
+    assert text.startswith("is not connected: unreachable; what it runs keeps it for 290 s")
+    assert text.endswith(", last heard of 40 s ago, has job 1, which has no time limit")
 
 
 def test_a_held_job_says_what_a_release_would_do() -> None:

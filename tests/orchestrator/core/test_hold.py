@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Retry
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.state import State
-from tests.orchestrator.core.playbook import Cluster, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
 
 CHANGED = a.Changed(JobId(2), anything=True)
 SAME = a.Changed(JobId(2), anything=False)
@@ -155,6 +157,46 @@ def test_the_hold_is_in_the_journal() -> None:
     assert (job.hold.user, job.hold.reason) == ("ada", "data")
     assert job.revision == cluster.job(2).revision
     assert (job.spec.priority, job.as_submitted.priority) == (80, 50)
+
+
+def test_on_a_full_disk_nothing_is_held_changed_or_signalled() -> None:
+    cluster = busy()
+    cluster.run_gang(1)
+    cluster.turn(s.SpaceSeen("the disk is full"))
+    for answer in (cluster.change(2, hold=True), cluster.change(2, priority=1)):
+        assert isinstance(answer, a.Declined)
+        assert answer.code == a.DISK_FULL
+    assert cluster.change(2, priority=50) == SAME
+    cluster.turn(s.SignalReceived(a.RequestId(99), JobId(1), "ada", "SIGUSR1"))
+    declined = cluster.answers[99]
+    assert isinstance(declined, a.Declined)
+    assert declined.code == a.DISK_FULL
+    assert cluster.cancel(2) == a.Cancelled(JobId(2), already_ended=False)
+
+
+OLD = (
+    """{"type":"JobSubmitted","job":1,"user":"ada","spec":{"name":"x","run":{"type":"argv",
+    "argv":["x.py"]},
+    "time_limit_s":60.0,"stop":{"warn":{"signal":"SIGUSR1","before_s":9.0}}}}""",
+    """{"type":"AttemptPlaced","job":1,"attempt":1,"nodes":["n0"]}""",
+    """{"type":"AttemptWarned","job":1,"attempt":1}""",
+)
+"""Facts as the release before this one wrote them."""
+
+
+def test_an_old_journal_is_read() -> None:
+    state = State()
+    register = f.NodeRegistered(NodeName("n0"), "id", "boot", "0.0.9", INVENTORY)
+    apply(state, register, 0.0)
+    for text in OLD:
+        apply(state, msgspec.json.decode(text, type=f.Durable), 0.0)
+    job = state.jobs[JobId(1)]
+    (attempt,) = job.attempts
+    assert (job.rerun_of, job.hold, attempt.why_there) == (None, None, "")
+    # The warning had the number 1 on its nodes; what is sent next must be another one.
+    assert [(it.number, it.name, it.late) for it in attempt.signals] == [(1, "SIGUSR1", True)]
+    apply(state, f.SignalRequested(JobId(1), 1, "ada", "SIGUSR2"), 0.0)
+    assert attempt.signals[-1].number == 2
 
 
 def test_a_job_that_failed_meanwhile_is_not_held_by_its_timer() -> None:

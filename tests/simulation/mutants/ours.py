@@ -9,9 +9,10 @@ import pytest
 from agent.core import follow as agent_follow
 from agent.core import task as agent_task
 from agent.core.shim import ShimLease, ShimPhase
+from muster.protocol.messages import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core import decide, follow, placement, scheduler
+from orchestrator.core import admission, follow, placement, scheduler
 from orchestrator.core.decision import Decision
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.node import LinkState
@@ -19,7 +20,7 @@ from orchestrator.core.placement import Waiting
 from orchestrator.core.state import Attempt, Job, Node, State
 from orchestrator.core.task import reached
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.books import _wrap
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -72,8 +73,13 @@ def _waits_for_the_lost(real: Any) -> Any:
     return place
 
 
-def _only_connected(node: Node) -> bool:
-    return node.link is LinkState.CONNECTED
+def _only_connected(real: Any) -> Any:
+    def refuse(node: Node, hello: Hello, peer: str) -> Refused | None:
+        there = node.link is LinkState.CONNECTED
+        found: Refused | None = real(node, hello, peer) if there else None
+        return found
+
+    return refuse
 
 
 def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
-        _put(decide, "_name_taken", _only_connected),
+        _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
         seed=25,
     ),
