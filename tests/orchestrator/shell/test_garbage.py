@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -216,7 +217,10 @@ def test_it_is_closed_with_a_reason_and_told_in_one_line(
     before = len(scene.process.events(event))
     why = scene.run(throw(scene, path, [first], [(frame, False)] if frame else []))
     assert why, "closed"
-    told = scene.process.events(event)[before:]
+    # Its line comes by a pipe and a thread, and the end of the connection may be seen before it.
+    deadline = time.monotonic() + DEADLINE_S
+    while not (told := scene.process.events(event)[before:]) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert len(told) == 1, told
     assert told[0]["why"]
     assert "Traceback" not in json.dumps(told)
