@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import signal
 import socket
 import ssl
@@ -67,7 +68,7 @@ async def serve(config: CoordinatorConfig) -> None:
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
-        state = replay(journal.replay())
+        state = replayed(journal)
         epoch = journal.begin_epoch()
         first_job = journal.first_job
     except BaseException:
@@ -84,6 +85,19 @@ async def serve(config: CoordinatorConfig) -> None:
     finally:
         writer.close()
     _log.info("stopped")
+
+
+def replayed(journal: Journal) -> State:
+    """The state on disk, out of the collector's sight: nothing of it is garbage. A collection that
+    looks through a million jobs would stop the loop for seconds. Raises JournalError.
+    """
+    gc.disable()
+    try:
+        state = replay(journal.replay())
+    finally:
+        gc.enable()
+    gc.freeze()
+    return state
 
 
 def _build(

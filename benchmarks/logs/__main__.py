@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -17,6 +22,7 @@ from benchmarks.launch.samples import Aim, Row
 from benchmarks.logs import floor
 from benchmarks.logs.reader import Follower
 from examples.local_cluster import ClusterError, LocalCluster
+from muster.client import load_settings
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TICKS = 200
@@ -35,9 +41,9 @@ def main() -> int:
     try:
         with cluster(2) as local:
             connection = Connection(local)
-            for name, measure in (("latency", latency), ("bytes", throughput), ("storm", storm)):
+            for name in args.only or FIGURES:
                 print(f"measuring {name}", file=sys.stderr, flush=True)
-                rows += measure(local, connection, args.rounds)
+                rows += FIGURES[name](local, connection, args.rounds)
             connection.close()
     except KeyboardInterrupt:
         code = 130
@@ -117,19 +123,12 @@ def storm(local: LocalCluster, connection: Connection, rounds: int) -> list[Row]
     ratio = Row("control", "the second / the first, medians", "ours", "ratio", Aim(2))
     for _ in range(rounds):
         rest = [_started_ms(local, connection) for _ in range(10)]
-        arrived = [0]
-
-        def took(data: bytes, arrived: list[int] = arrived) -> None:
-            arrived[0] += len(data)
-
         body = _python("burst.py", STORM_MIB_S * STORM_S, STORM_MIB_S, node="node-1")
         job = connection.submit(body)
-        with Follower(local, job, took):
-            while arrived[0] < STORM_MIB_S << 20:
-                time.sleep(0.05)
+        with _following(local, job):
             busy = [_started_ms(local, connection) for _ in range(10)]
-            still = arrived[0] < (STORM_MIB_S * STORM_S) << 20
-        connection.wait(job)
+            still = connection.call("GET", f"/v1/jobs/{job}")["ended_at"] is None
+            connection.wait(job)
         if not still:
             raise Wrong("the storm was over before it was measured")
         for sample in rest:
@@ -138,6 +137,24 @@ def storm(local: LocalCluster, connection: Connection, rounds: int) -> list[Row]
             in_storm.add(sample)
         ratio.add(statistics.median(busy) / statistics.median(rest))
     return [at_rest, in_storm, ratio]
+
+
+@contextlib.contextmanager
+def _following(local: LocalCluster, job: int) -> Iterator[None]:
+    """A reader of a storm, once a second of it has arrived."""
+    argv = [sys.executable, str(PROGRAMS / "follow.py"), str(local.port), str(job)]
+    environ = {**local.base_env(), "MUSTER_TOKEN": load_settings(local.base_env()).token}
+    with tempfile.TemporaryFile() as out:
+        reader = subprocess.Popen(argv, env=environ, stdout=out)
+        try:
+            while os.fstat(out.fileno()).st_size < STORM_MIB_S << 20:
+                time.sleep(0.05)
+                if reader.poll() is not None:
+                    raise Wrong("the reader of the storm ended before it began")
+            yield
+        finally:
+            reader.kill()
+            reader.wait()
 
 
 def _started_ms(local: LocalCluster, connection: Connection) -> float:
@@ -164,9 +181,13 @@ def _python(program: str, *args: object, node: str = "node-1") -> bytes:
     return job_of(launcher="none", run=argv, placement={"include": [node]})
 
 
+FIGURES = {"latency": latency, "bytes": throughput, "storm": storm}
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.logs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="repeats of each figure")
+    parser.add_argument("--only", action="append", choices=FIGURES, help="this figure; repeatable")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there too")
     return parser.parse_args()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
@@ -35,10 +35,10 @@ def terminal_width() -> int | None:
     return terminal_size()[0] if on_terminal() else None
 
 
-def terminal_size() -> tuple[int | None, int | None]:
-    """Columns and lines of the terminal on stdout; None for what nobody knows."""
+def terminal_size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
+    """Columns and lines of the terminal on `stream`, stdout else; None for what nobody knows."""
     try:
-        size = os.get_terminal_size(sys.stdout.fileno())
+        size = os.get_terminal_size((stream or sys.stdout).fileno())
         columns, lines = size.columns, size.lines
     except (OSError, ValueError):
         columns, lines = 0, 0

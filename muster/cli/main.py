@@ -59,7 +59,9 @@ def _failed(error: Exception) -> int:
 
 def _say(text: str) -> None:
     try:
-        print(f"muster: {text}", file=sys.stderr, flush=True)
+        from muster.cli.text import note
+
+        note(text)
     except OSError:
         pass  # nobody reads it
 

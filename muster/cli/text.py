@@ -25,8 +25,23 @@ def safe(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Tell the user something; never on stdout, where programs read."""
-    print(f"muster: {text}", file=sys.stderr, flush=True)
+    """Tell the user something; never on stdout, where programs read.
+
+    On a terminal lines are broken between words; what is indented stays so.
+    """
+    text = f"muster: {text}"
+    if sys.stderr.isatty():
+        from muster.cli.layout import terminal_size, wrap
+
+        width = terminal_size(sys.stderr)[0]
+        lines = []
+        for line in text.split("\n"):
+            words = line.lstrip(" ")
+            indent = line[: len(line) - len(words)]
+            room = None if width is None else max(width - len(indent), 1)
+            lines += [indent + part for part in wrap(words, room)]
+        text = "\n".join(lines)
+    print(text, file=sys.stderr, flush=True)
 
 
 def span(time: float | timedelta) -> str:

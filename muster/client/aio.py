@@ -146,10 +146,11 @@ class AsyncClient:
         states: Sequence[JobState] = (),
         user: str | None = None,
         pool: str | None = None,
+        name: str | None = None,
         limit: int | None = None,
     ) -> JobList:
         """As `Client.all_jobs`."""
-        return await self._run(calls.all_jobs(states, user, pool, limit))
+        return await self._run(calls.all_jobs(states, user, pool, name, limit))
 
     async def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
         """As `Client.wait`."""

@@ -170,14 +170,21 @@ def wait(number: int, timeout_s: float | None) -> Steps[JobSummary]:
 
 
 def all_jobs(
-    states: Sequence[JobState], user: str | None, pool: str | None, limit: int | None
+    states: Sequence[JobState] = (),
+    user: str | None = None,
+    pool: str | None = None,
+    name: str | None = None,
+    limit: int | None = None,
 ) -> Steps[JobList]:
-    """As many pages as `limit` jobs take, or all; `cursor` is there where there are more."""
+    """As many pages as `limit` jobs take, or all; `cursor` is there where there are more.
+
+    A page may have fewer jobs than were asked for, even none, and not be the last.
+    """
     found: list[JobSummary] = []
     cursor: str | None = None
     while True:
         left = _PAGE_MAX if limit is None else min(limit - len(found), _PAGE_MAX)
-        page: JobList = yield jobs(states, user, pool, None, left, cursor)
+        page: JobList = yield jobs(states, user, pool, name, left, cursor)
         found += page.jobs
         cursor = page.cursor
         if cursor is None or len(found) == limit:
@@ -194,13 +201,14 @@ def find_job(text: str) -> Steps[int]:
         return int(text)
     who: VersionView = yield version()
     user = who.user or None
-    found: JobList = yield jobs((), user, None, None if text in LAST else text, 1, None)
+    name = None if text in LAST else text
+    found = yield from all_jobs(user=user, name=name, limit=1)
     if found.jobs:
         return found.jobs[0].id
     if text in LAST:
         raise NoSuchJobError("you have submitted no job yet", "muster submit -- python train.py")
     recent: JobList = yield jobs((), user, None, None, _PAGE_MAX, None)
-    names = list({known.name: None for known in recent.jobs})
+    names = list(dict.fromkeys(known.name for known in recent.jobs))
     raise NoSuchJobError(
         f"none of your jobs is named {text!r}",
         _did_you_mean(text, names) or "`muster ps -a` lists jobs and their ids",

@@ -130,10 +130,11 @@ class Client:
         states: Sequence[JobState] = (),
         user: str | None = None,
         pool: str | None = None,
+        name: str | None = None,
         limit: int | None = None,
     ) -> JobList:
         """The newest `limit` jobs, or all, over as many pages as it takes."""
-        return self._run(calls.all_jobs(states, user, pool, limit))
+        return self._run(calls.all_jobs(states, user, pool, name, limit))
 
     def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
         """The job once it has ended, or as it is after `timeout_s` seconds."""

@@ -100,7 +100,7 @@ class Exchange:
                 status=status,
                 code="not_a_problem",
                 detail=f"the answer was {status} {reason}, and not from a coordinator",
-                hint=f"check the address and port: {self._where_from}",
+                hint=f"check the address and port, and correct them {self._where_from}",
             )
         hint = self._better_hint(problem)
         return ApiError(msgspec.structs.replace(problem, hint=hint) if hint else problem)
@@ -129,7 +129,7 @@ class Exchange:
     def not_http(self) -> BadAnswerError:
         return BadAnswerError(
             f"what answers at {self.url} is no coordinator: it does not speak HTTP",
-            f"check the port, and http:// or https://: {self._where_from}",
+            f"check the port, and http:// or https://; say it {self._where_from}",
         )
 
     def explain(self, error: Exception) -> ClientError:
@@ -140,13 +140,13 @@ class Exchange:
                 return UnreachableError(
                     self.url,
                     f"{said} does not answer: nothing listens there",
-                    f"start it with `muster coordinator`, or say where it is: {self._where_from}",
+                    f"start it with `muster coordinator`, or say where it is {self._where_from}",
                 )
             case socket.gaierror():
                 return UnreachableError(
                     self.url,
                     f"{said} is not found: {error.strerror}",
-                    f"check the host name: {self._where_from}",
+                    f"check the host name; say it {self._where_from}",
                     passing=error.errno == socket.EAI_AGAIN,
                 )
             case ssl.SSLCertVerificationError():
@@ -160,7 +160,7 @@ class Exchange:
                 return UnreachableError(
                     self.url,
                     f"{said} does not speak TLS as we do: {error.reason or error}",
-                    f"check http:// or https://, and the port: {self._where_from}",
+                    f"check http:// or https://, and the port; say it {self._where_from}",
                     passing=False,
                 )
             case TimeoutError():
@@ -181,8 +181,9 @@ class Exchange:
     @property
     def _where_from(self) -> str:
         origin = self._settings.url_from
-        told = "--url, MUSTER_URL, or `url` in the file that --config names"
-        return f"the address is from {origin} ({told})" if origin else told
+        told = "with --url, MUSTER_URL, or `url` in the file that --config names"
+        from_ = "" if origin.startswith("the default") else "from "
+        return f"{told}; this address is {from_}{origin}" if origin else told
 
 
 class Lines:

@@ -39,7 +39,7 @@ class ClientFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Everything needed to call the coordinator. `warnings` are sentences for the user; `url_from`
-    and `token_from` say where each was found (`MUSTER_URL`, a file), empty for the caller's own.
+    and `token_from` say what each is: `MUSTER_URL`, a file; empty for the caller's own.
     """
 
     url: str
@@ -111,7 +111,7 @@ def _url(
         return environ["MUSTER_URL"], "MUSTER_URL"
     if file.url:
         return file.url, str(path)
-    return DEFAULT_URL, f"nowhere, so it is the default: neither MUSTER_URL nor {path} has one"
+    return DEFAULT_URL, f"the default, as neither MUSTER_URL nor {path} has one"
 
 
 def _token(

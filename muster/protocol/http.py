@@ -6,13 +6,16 @@ Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose na
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
+
+_PRIORITY: Final = msgspec.Meta(ge=0, le=100)
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -141,7 +144,9 @@ class EnvironmentView(msgspec.Struct, frozen=True):
 
 
 class JobList(msgspec.Struct, frozen=True):
-    """A page of jobs, newest first; `cursor` asks for the next one."""
+    """A page of jobs, newest first; `cursor` asks for the next one, which there is also where this
+    one has fewer than were asked for: a page looks at so many jobs and no more.
+    """
 
     jobs: tuple[JobSummary, ...]
     cursor: str | None = None
@@ -261,6 +266,16 @@ class CancelAnswer(msgspec.Struct, frozen=True):
     job: JobSummary
     already_ended: bool
     note: str = ""
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of `PATCH /v1/jobs/{id}`: any of them, as in a job file; `time_limit` null is none."""
+
+    priority: Annotated[int, _PRIORITY] | UnsetType = UNSET
+    time_limit: str | UnsetType | None = UNSET
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9-]{0,62}$")] | UnsetType = UNSET
+    hold: bool | UnsetType = UNSET
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):

@@ -121,7 +121,7 @@ def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
     view = memoryview(frame)
     try:
         chunk = _chunk_decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a log chunk: {error}") from error
     return chunk, view[_LENGTH.size + size :]
 
@@ -130,7 +130,7 @@ def decode_log_report(text: str | bytes) -> LogReport:
     """Read a text frame that an agent sent. Raises ProtocolError."""
     try:
         return _report_decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a message of the log connection: {error}") from error
 
 
@@ -138,5 +138,5 @@ def decode_log_command(text: str | bytes) -> LogCommand:
     """Read a text frame that the coordinator sent. Raises ProtocolError."""
     try:
         return _command_decoder.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a message of the log connection: {error}") from error

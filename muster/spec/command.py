@@ -7,17 +7,18 @@ or refused with the exact line to write.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from muster.spec import later
 from muster.spec.environment import MAX_STRING_BYTES
-from muster.spec.problems import Kind, RefusedError
+from muster.spec.problems import Kind, RefusedError, raise_refused
 from muster.spec.scalars import scalar_text
 from muster.spec.types import Argv, Command, Launcher, Shell
-from muster.spec.words import base_name, split_words, stem, suffix
+from muster.spec.words import base_name, first_words, stem, suffix
 
 DEFAULT_NAME: Final = "job"
 MAX_NAME_CHARS: Final = 63
@@ -57,13 +58,29 @@ def read_run(value: object, launcher: Launcher) -> Command:
                 f"write `run: {_listed(corrected)}`",
             )
     else:
-        words = split_words(_text(value))
-        if not words:
-            raise RefusedError(
-                "is empty", "write the script and its arguments: `run: train.py --lr 1`"
-            )
-        words = _training_words(words)
+        empty = "write the script and its arguments: `run: train.py --lr 1`"
+        words = _read_line(_text(value), _training_words, empty)
     return _checked(Argv(tuple(words)))
+
+
+def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -> list[str]:
+    """The words of a line, as `check` makes them. Raises RefusedError, for all mistakes at once."""
+    refused: list[RefusedError] = []
+    words = first_words(text, refused)
+    variables = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
+    words = words[len(variables) :]
+    if variables:
+        hint = f"write `env: {_listed(variables)}` instead"
+        refused.append(RefusedError("begins by setting a variable", hint))
+    if words:
+        try:
+            words = check(words)
+        except RefusedError as wrong:
+            refused.append(wrong)
+    elif not refused:
+        refused.append(RefusedError("is empty", empty))
+    raise_refused(refused)
+    return words
 
 
 def read_script(value: object) -> Command:
@@ -130,20 +147,17 @@ def _rank_words(value: object) -> list[str]:
     """The words of one rank's program, which may be any."""
     if isinstance(value, list | tuple):
         return _argv(value)
-    words = split_words(_text(value))
-    if not words:
-        raise RefusedError("is empty", "write the program of a rank: `run: train.py --lr 1`")
+    return _read_line(_text(value), _of_rank, "write the program of a rank: `run: train.py --lr 1`")
+
+
+def _of_rank(words: list[str]) -> list[str]:
     program = base_name(words[0])
     if program in ("torchrun", "accelerate", "deepspeed"):
         raise RefusedError(
             f"`{program}` starts ranks, and `launcher: processes` starts one of it for each",
             "write what a rank is to run, or use `launcher: none`",
         )
-    if _ASSIGNMENT.fullmatch(words[0]):
-        raise RefusedError("begins by setting a variable", f"write `env: [{words[0]}]` instead")
-    if words[0] == "-m":
-        return _module_words(words)
-    return of_python(words)
+    return _module_words(words) if words[0] == "-m" else of_python(words)
 
 
 def of_python(words: list[str]) -> list[str]:

@@ -19,6 +19,8 @@ from muster.spec.types import SCHEMA_VERSION, Launcher, Rendezvous, Warn
 MAX_NODES: Final = 100_000
 DAY: Final = 86400.0
 _MAX_PATH_CHARS: Final = 4096
+_MAX_CPUS: Final = 65536
+_MAX_LABEL_CHARS: Final = 256
 _WARN_BEFORE_S: Final = 60.0  # as in Slurm
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -49,6 +51,35 @@ def failures(text: str) -> tuple[FailureKind, ...]:
         )
         raise RefusedError("is no class of failures", hint)
     return (FailureKind(name),)
+
+
+def cpus(text: str) -> int:
+    """The least number of CPUs, as `16`, `16..` or `16+`."""
+    return whole_number(1, _MAX_CPUS)(_at_least(text))
+
+
+def memory(text: str) -> int:
+    """The least memory in bytes, as `200GB`, `200GB..` or `200GB+`."""
+    found = units.size(_at_least(text))
+    if found == 0:
+        raise RefusedError("is nothing", "leave the key out: then any memory will do")
+    return found
+
+
+def _at_least(text: str) -> str:
+    """Others write the open end of a range; here a number is the least that is wanted."""
+    typed = text.strip()
+    return typed.removesuffix("+") if typed.endswith("+") else typed.removesuffix("..")
+
+
+def label(text: str) -> str:
+    """The value of a node's label, as its agent's configuration has it."""
+    if not text.isprintable() or len(text) > _MAX_LABEL_CHARS:
+        raise RefusedError(
+            "is no label that a node can have",
+            f"use printable text of at most {_MAX_LABEL_CHARS} characters",
+        )
+    return text
 
 
 def schema_version(text: str) -> int:

@@ -29,14 +29,7 @@ LATER_KEYS: Final = {
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
         "user": "leave it out; the agent's configuration decides as whom jobs run",
     },
-    "resources": {
-        "cpu": "leave it out; this release places jobs by nodes and GPUs alone",
-        "memory": "leave it out; this release places jobs by nodes and GPUs alone",
-    },
-    "placement": {
-        "labels": "name the nodes in `placement.include`",
-        "spread": "name the nodes in `placement.include`",
-    },
+    "placement": {"spread": "name the nodes in `placement.include`"},
     "workdir": {
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
         "url": "clone in `setup`, or use a `workdir` that exists on the nodes",

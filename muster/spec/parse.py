@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
 from muster.spec import fields, later, units
@@ -213,7 +214,12 @@ def _resources(job: Section) -> Resources:
     top = job.take("accelerators")
     part = _part(job, "resources", "`resources: {gpu: 8}`")
     inner = part.take("gpu", "accelerators") if part else None
+    least = Resources()
     if part:
+        least = Resources(
+            cpu=part.read("cpu", fields.cpus, None),
+            memory_bytes=part.read("memory", fields.memory, None),
+        )
         part.finish()
     if top and inner:
         job.problems.add(
@@ -224,7 +230,7 @@ def _resources(job: Section) -> Resources:
         )
     found = inner or top
     if found is None:
-        return Resources()
+        return least
     if isinstance(found.value, dict) and len(found.value) == 1:  # SkyPilot's {H100: 8}
         model, count = next(iter(found.value.items()))
         job.problems.add(
@@ -233,8 +239,13 @@ def _resources(job: Section) -> Resources:
             "must be text, not a map",
             f"write `{printable(str(model))}:{shown(count) or 8}`",
         )
-        return Resources()
-    return job.typed(found, lambda text: Resources(*units.gpu(text)), Resources())
+        return least
+    return job.typed(found, lambda text: replace(least, **_gpus(text)), least)
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    count, model = units.gpu(text)
+    return {"gpu": count, "gpu_model": model}
 
 
 def _workdir(job: Section) -> str | None:
@@ -341,6 +352,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
     part = part or Section({}, "placement", job.problems)
     include = part.items("include", fields.node_name, "`[gpu-01, gpu-02]`")
     exclude = part.items("exclude", fields.node_name, "`[gpu-07]`")
+    labels = _labels(part)
     part.finish()
     counted = [r for r in (roles.launcher, roles.worker) if r.nproc_per_node is not None]
     where, given = f"{part.path}.include", shown(part.raw.get("include"))
@@ -361,4 +373,11 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
             f"leaves {len(usable)} nodes for a job of {nodes}",
             "name more, or ask for fewer",
         )
-    return Placement(include, exclude)
+    return Placement(include, exclude, labels)
+
+
+def _labels(placement: Section) -> dict[str, str]:
+    part = _part(placement, "labels", "`labels: {rack: r1}`")
+    if part is None:
+        return {}
+    return {str(name): part.read(str(name), fields.label, "") for name in part.raw}

@@ -67,6 +67,22 @@ class RefusedError(ValueError):
         self.kind = kind
 
 
+class SeveralRefusedError(RefusedError):
+    """Several mistakes of one value; the message is that of the first."""
+
+    def __init__(self, refused: Sequence[RefusedError]) -> None:
+        super().__init__(refused[0].message, refused[0].hint, refused[0].kind)
+        self.refused = tuple(refused)
+
+
+def raise_refused(refused: Sequence[RefusedError]) -> None:
+    """Raise what was collected, if anything was."""
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        raise SeveralRefusedError(refused)
+
+
 class Problems:
     """Collects problems, knows the line of each field, and keeps a hostile file from making many.
 
@@ -100,8 +116,10 @@ class Problems:
         self._found.append(Problem(field, value, said, advice, kind, self._line_of(field)))
 
     def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
-        """Record what a pure reader refused."""
-        self.add(field, value, refused.message, refused.hint, refused.kind)
+        """Record what a pure reader refused, each mistake by itself."""
+        several = refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
+        for one in several:
+            self.add(field, value, one.message, one.hint, one.kind)
 
     def extend(self, problems: Sequence[Problem]) -> None:
         """Take over problems that already know their line."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from muster.spec.types import Argv, Command, JobSpec, Rendezvous, Role, Shell, Stop
-from muster.spec.units import duration_text, gpu_text
+from muster.spec.units import duration_text, gpu_text, size_text
 
 
 def to_mapping(spec: JobSpec) -> dict[str, object]:
@@ -21,8 +21,15 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     if spec.rendezvous is not Rendezvous.STATIC:
         made["rendezvous"] = spec.rendezvous.value
     resources = spec.resources
+    wanted: dict[str, object] = {}
     if resources.gpu is not None:
-        made["resources"] = {"gpu": gpu_text(resources.gpu, resources.gpu_model)}
+        wanted["gpu"] = gpu_text(resources.gpu, resources.gpu_model)
+    if resources.cpu is not None:
+        wanted["cpu"] = resources.cpu
+    if resources.memory_bytes is not None:
+        wanted["memory"] = size_text(resources.memory_bytes)
+    if wanted:
+        made["resources"] = wanted
     if spec.nproc_on:
         made["nproc_per_node"] = dict(spec.nproc_on)
     elif spec.nproc_per_node is not None:
@@ -53,8 +60,11 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["priority"] = spec.priority
     made["pool"] = spec.pool
     chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
-    if any(chosen.values()):
-        made["placement"] = {key: names for key, names in chosen.items() if names}
+    placed: dict[str, object] = {key: names for key, names in chosen.items() if names}
+    if spec.placement.labels:
+        placed["labels"] = dict(spec.placement.labels)
+    if placed:
+        made["placement"] = placed
     return made
 
 

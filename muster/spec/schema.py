@@ -66,7 +66,14 @@ def _properties() -> dict[str, Schema]:
         "name": _text("Default: made of the command.", pattern=_NAME),
         "nodes": nodes,
         "num_nodes": nodes,
-        "resources": _map({"gpu": gpu, "accelerators": gpu}),
+        "resources": _map(
+            {
+                "gpu": gpu,
+                "accelerators": gpu,
+                "cpu": {"type": ["integer", "string"], "description": "The least CPUs of a node."},
+                "memory": _text("The least memory of a node: 200GB."),
+            }
+        ),
         "accelerators": gpu,
         "nproc_per_node": _nproc(),
         "roles": _map({"launcher": _role(), "worker": _role()}),
@@ -96,7 +103,7 @@ def _properties() -> dict[str, Schema]:
         "retry": _retry(),
         "priority": _number("Higher is first.", 0, MAX_PRIORITY, default=DEFAULT_PRIORITY),
         "pool": {**_text("Where the job queues.", pattern=_NAME), "default": DEFAULT_POOL},
-        "placement": _map({"include": _nodes(), "exclude": _nodes()}),
+        "placement": _map({"include": _nodes(), "exclude": _nodes(), "labels": _labels()}),
     }
 
 
@@ -216,6 +223,14 @@ def _retry() -> Schema:
         "backoff": _duration("Pause before the next try.", default="30s"),
     }
     return {"anyOf": [user, _map(parts)]}
+
+
+def _labels() -> Schema:
+    return {
+        "type": "object",
+        "description": "Labels that a node must have, as its agent's configuration gives them.",
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    }
 
 
 def _nodes() -> Schema:

@@ -60,11 +60,14 @@ class Resources(msgspec.Struct, frozen=True):
     """What a job needs of each node.
 
     `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
-    name as typed (`H100`), None for any.
+    name as typed (`H100`), None for any. `cpu` and `memory_bytes` are the least that the node has
+    as a whole, None where it does not matter.
     """
 
     gpu: int | None = None
     gpu_model: str | None = None
+    cpu: int | None = None
+    memory_bytes: int | None = None
 
 
 class Warn(msgspec.Struct, frozen=True):
@@ -99,10 +102,11 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Node names a job may run on (empty: any) and must not run on."""
+    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
 
 
 class Role(msgspec.Struct, frozen=True):

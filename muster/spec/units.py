@@ -21,7 +21,7 @@ _DAYS_CLOCK: Final = re.compile(
 _BARE: Final = re.compile(r"[0-9]{1,18}(\.[0-9]{1,6})?")
 _MINUTES_SECONDS: Final = re.compile(r"([0-9]{1,6}):([0-5][0-9])")
 
-_SIZE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(i?)B")
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(i?)B")
 _SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 _GPU: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_.-]{0,63}):)?([0-9]{1,4})")
@@ -132,6 +132,17 @@ def size(text: str) -> int:
         raise RefusedError("is not a size", "write `KiB`, `MiB`, `GiB` or `B`")
     base: int = 1024 if binary else 1000
     return round(float(amount) * float(base ** _SIZE_POWER[prefix]))
+
+
+def size_text(size_bytes: int) -> str:
+    """The shortest text that `size` reads as these bytes."""
+    exact = [
+        f"{size_bytes // base**power}{prefix}{binary}B"
+        for prefix, power in _SIZE_POWER.items()
+        for base, binary in ((1000, ""), (1024, "i" if prefix else ""))
+        if size_bytes % base**power == 0
+    ]
+    return min(exact, key=len)
 
 
 def signal_name(text: str) -> str:

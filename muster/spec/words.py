@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.spec.problems import RefusedError
+from muster.spec.problems import RefusedError, raise_refused
 
 _BLANK: Final = " \t\r"
 _OPERATORS: Final = ";&|<>"
@@ -19,21 +19,46 @@ _ESCAPED_IN_QUOTES: Final = '$`"\\'
 
 def split_words(text: str) -> list[str]:
     """The words of `text`; `$NAME`, `*` and `~` stay as they are. Raises `RefusedError`."""
-    return _Splitter(text.strip(_BLANK + "\n")).words()
+    refused: list[RefusedError] = []
+    words = first_words(text, refused)
+    raise_refused(refused[:1])
+    return words
+
+
+def first_words(text: str, refused: list[RefusedError]) -> list[str]:
+    """The words of `text` before the first thing that only a shell understands; each such thing is
+    added to `refused`, once.
+    """
+    return _Splitter(text.strip(_BLANK + "\n"), refused).words()
 
 
 class _Splitter:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, refused: list[RefusedError]) -> None:
+        self._refused = refused
         self._text = text
         self._at = 0
         self._word: list[str] | None = None  # None between words
         self._made: list[str] = []
+        self._plain: int | None = None  # how many words stand before the first such thing
 
     def words(self) -> list[str]:
         while self._at < len(self._text):
-            self._step(self._text[self._at])
+            try:
+                self._step(self._text[self._at])
+            except RefusedError as unreadable:  # a quote that is never closed: nothing is left
+                self._refused.append(unreadable)
+                break
         self._end_word()
-        return self._made
+        return self._made if self._plain is None else self._made[: self._plain]
+
+    def _refuse(self, message: str, hint: str) -> None:
+        """Note what a shell would do here, and go on as if it were a blank."""
+        self._end_word()
+        if self._plain is None:
+            self._plain = len(self._made)
+        if all(known.message != message for known in self._refused):
+            self._refused.append(RefusedError(message, hint))
+        self._at += 1
 
     def _step(self, char: str) -> None:
         match char:
@@ -44,18 +69,16 @@ class _Splitter:
             case "\\":
                 self._add_escaped()
             case "\n":
-                raise RefusedError(
-                    "is more than one line", "end a line that goes on with `\\`, or fold"
-                )
+                self._refuse("is more than one line", "end a line that goes on with `\\`, or fold")
             case _ if char in _BLANK:
                 self._end_word()
                 self._at += 1
             case _ if char in _OPERATORS:
-                raise RefusedError(f"`{char}` is an operator of a shell", _NO_SHELL)
+                if char in "<>" and self._word is not None and "".join(self._word).isdecimal():
+                    self._word = None  # the number of a file descriptor
+                self._refuse(f"`{char}` is an operator of a shell", _NO_SHELL)
             case "#" if self._word is None:
-                raise RefusedError(
-                    "`#` begins a comment in a shell", "quote it, or remove the comment"
-                )
+                self._refuse("`#` begins a comment in a shell", "quote it, or remove the comment")
             case _:
                 self._add(char)
                 self._at += 1

@@ -9,6 +9,8 @@ from typing import Final, assert_never
 from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.about import About
+from orchestrator.api.descriptions import DESCRIPTIONS
 from orchestrator.api.problems import ApiError
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.token_file import TokenStore
@@ -32,14 +34,24 @@ class Route:
     handler: Handler
     access: Access
 
+    @property
+    def about(self) -> About:
+        """Raises KeyError where nobody has described it."""
+        return DESCRIPTIONS[self.method, self.path]
+
 
 class AccessTable:
     """The access of each registered (method, path pattern)."""
 
     def __init__(self, routes: list[Route], tokens: TokenStore, *, refusals_per_s: float) -> None:
-        self._access = {(route.method, route.path): route.access for route in routes}
+        self._routes = {(route.method, route.path): route for route in routes}
         self._tokens = tokens
         self._refusals = RateLimit(refusals_per_s)
+
+    def route(self, request: web.Request) -> Route | None:
+        """None where there is no such path, or not with this method."""
+        resource = request.match_info.route.resource
+        return None if resource is None else self._routes.get((request.method, resource.canonical))
 
     def check(self, request: web.Request) -> None:
         """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403, 429).
@@ -47,10 +59,8 @@ class AccessTable:
         A path that does not exist is closed like any other: who may not ask does not learn what
         there is.
         """
-        resource = request.match_info.route.resource
-        needed = Access.ADMIN
-        if resource is not None:
-            needed = self._access.get((request.method, resource.canonical), Access.ADMIN)
+        route = self.route(request)
+        needed = Access.ADMIN if route is None else route.access
         if needed is Access.OPEN:
             return
         record = self._tokens.find(bearer(request))

@@ -14,6 +14,7 @@ from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
 from orchestrator.api.open_requests import OpenRequests
+from orchestrator.api.openapi import SchemaApi
 from orchestrator.api.origins import Origins
 from orchestrator.api.surround import add_headers, expectation, surround
 from orchestrator.api.token_file import TokenStore
@@ -46,8 +47,10 @@ def make_app(
     events = EventsApi(coordinator, tokens)
     cluster = ClusterApi(coordinator)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
+    schema = SchemaApi()
     admin = Access.ADMIN
     routes = [
+        Route("GET", "/openapi.json", schema.show, admin),
         Route("GET", "/healthz", cluster.healthz, Access.OPEN),
         Route("GET", "/readyz", cluster.readyz, Access.OPEN),
         Route("GET", "/metrics", metrics.show, admin),
@@ -73,6 +76,7 @@ def make_app(
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
     ]
     open_requests = OpenRequests(tokens)
+    schema.describe(routes)
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
         middlewares=[surround(access, origins, metrics.http.ended), open_requests.middleware],

@@ -6,9 +6,8 @@ from muster.protocol.http import NodeList, VersionView
 from muster.protocol.ids import NodeName
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.access import TOKEN
-from orchestrator.api.parameters import NoQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import read_query, shown
+from orchestrator.api.reading import shown
 from orchestrator.api.responses import reply
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import node_view
@@ -21,15 +20,13 @@ class ClusterApi:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    async def nodes(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
+    async def nodes(self, _request: web.Request) -> web.Response:
         state = await self._coordinator.settled()
         now = self._coordinator.now()
         nodes = sorted(state.nodes.values(), key=lambda node: node.name)
         return reply(NodeList(tuple(node_view(node, now) for node in nodes)))
 
     async def node(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
         name = NodeName(request.match_info["id"])
         state = await self._coordinator.settled()
         node = state.nodes.get(name)
@@ -43,7 +40,6 @@ class ClusterApi:
         return reply(node_view(node, self._coordinator.now()))
 
     async def version(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
         state = await self._coordinator.settled()
         token = request[TOKEN]
         return reply(

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from muster.protocol.http import EventList, EventsEnd
 from muster.protocol.ids import JobId
+from orchestrator.api.about import STREAM
 from orchestrator.api.access import bearer
 from orchestrator.api.events import event_view
 from orchestrator.api.parameters import EventsQuery
@@ -24,7 +25,6 @@ from orchestrator.core.job import JobPhase
 from orchestrator.core.state import State
 from orchestrator.shell.coordinator import Coordinator, events_key
 
-STREAM: Final = "text/event-stream"
 HEARTBEAT_S: Final = 15.0
 # Facts can be as large as a request: a reader holds this many of them.
 _PAGE: Final = 50

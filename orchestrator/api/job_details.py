@@ -5,8 +5,7 @@ from aiohttp import web
 from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
 from muster.spec.render import to_mapping
-from orchestrator.api.parameters import NoQuery
-from orchestrator.api.reading import job_id, no_such_job, read_query
+from orchestrator.api.reading import job_id, no_such_job
 from orchestrator.api.redaction import without_secrets
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
@@ -23,18 +22,15 @@ class JobDetailsApi:
         self._coordinator = coordinator
 
     async def validate(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
         spec = await spec_body(request)
         return reply(validation(await self._coordinator.settled(), spec))
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))
-        read_query(request, NoQuery)
         return reply(SpecView(job.id, to_mapping(job.spec)))
 
     async def env(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))
-        read_query(request, NoQuery)
         if not job.attempts:
             return reply(EnvironmentView(job.id, None, ()))
         attempt = job.attempts[-1]

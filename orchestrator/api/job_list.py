@@ -2,12 +2,12 @@
 
 import base64
 import binascii
+from bisect import bisect_left
 from typing import Final
 
 from aiohttp import web
 
 from muster.protocol.http import JobList, JobSummary
-from muster.protocol.ids import JobId
 from orchestrator.api.parameters import JobsQuery
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_query
@@ -18,6 +18,9 @@ from orchestrator.shell.coordinator import Coordinator
 
 _CURSOR: Final = b"jobs<"
 _DIGITS_MAX: Final = 18
+# One page looks at no more than these, so that no question holds up the loop: such a page may have
+# fewer jobs than were asked for, and a cursor.
+LOOKED_AT_MAX: Final = 10_000
 
 
 class JobListApi:
@@ -31,16 +34,20 @@ class JobListApi:
         before = None if query.cursor is None else _before(query.cursor)
         state = await self._coordinator.settled()
         now = self._coordinator.now()
+        ids = self._coordinator.index.candidates(
+            states=query.state, user=query.user, name=query.name
+        )
+        end = len(ids) if before is None else bisect_left(ids, before)
+        stop = max(0, end - LOOKED_AT_MAX)
         page: list[JobSummary] = []
-        newest = state.next_job if before is None else min(before, state.next_job)
-        for number in range(newest - 1, 0, -1):
-            job = state.jobs.get(JobId(number))
-            if job is None or not _matches(job, query):
+        for place in range(end - 1, stop - 1, -1):
+            job = state.jobs[ids[place]]
+            if not _matches(job, query):
                 continue
             if len(page) == query.limit:
                 return reply(JobList(tuple(page), _cursor(page[-1].id)))
             page.append(job_summary(state, job, now))
-        return reply(JobList(tuple(page)))
+        return reply(JobList(tuple(page), _cursor(ids[stop]) if stop else None))
 
 
 def _matches(job: Job, query: JobsQuery) -> bool:

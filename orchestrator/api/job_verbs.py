@@ -20,9 +20,8 @@ from orchestrator.api.jobs import (
     find_job,
     summary_of,
 )
-from orchestrator.api.parameters import NoQuery
 from orchestrator.api.problems import ApiError, bad_field
-from orchestrator.api.reading import job_id, read_query, struct_body
+from orchestrator.api.reading import job_id, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
 from orchestrator.core.actions import Changed, Declined, Signalled
@@ -79,7 +78,6 @@ class JobVerbsApi:
     async def explain(self, request: web.Request) -> web.Response:
         """Why the job waits, runs where it does, or ended."""
         name = job_id(request)
-        read_query(request, NoQuery)
         state, job = await find_job(self._coordinator, name)
         return reply(explain(state, job, self._coordinator.now()))
 

@@ -17,7 +17,7 @@ from muster.protocol.ids import JobId
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
-from orchestrator.api.parameters import WAIT_S_MAX, NoQuery, WaitQuery
+from orchestrator.api.parameters import WAIT_S_MAX, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
@@ -89,7 +89,6 @@ class JobsApi:
 
     async def show(self, request: web.Request) -> web.Response:
         name = job_id(request)
-        read_query(request, NoQuery)
         state, job = await find_job(self._coordinator, name)
         headers = {"ETag": job_etag(state, job)}
         return reply(job_view(state, job, self._coordinator.now()), headers=headers)

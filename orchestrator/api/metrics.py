@@ -22,8 +22,6 @@ from prometheus_client.registry import Collector
 
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
-from orchestrator.api.parameters import NoQuery
-from orchestrator.api.reading import read_query
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
 from orchestrator.core.node import LinkState
@@ -162,7 +160,6 @@ class MetricsApi(Collector):
         ProcessCollector(registry=self._registry)
 
     async def show(self, request: web.Request) -> web.Response:
-        read_query(request, NoQuery)
         await self._coordinator.settled()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
@@ -175,8 +172,9 @@ class MetricsApi(Collector):
         state, meters = self._coordinator.state, self._coordinator.meters
         yield _values("muster_build", {(VERSION,): 1})
         yield _values("muster_epoch", {(): state.epoch})
-        jobs = Counter({name: meters.ended[name] for name in JobState})
-        jobs.update(job_state(state.jobs[job]) for job in meters.open)
+        index = self._coordinator.index
+        jobs = Counter({name: index.ended(name) for name in JobState})
+        jobs.update(job_state(state.jobs[job]) for job in index.open)
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())
         yield from _nodes(state)

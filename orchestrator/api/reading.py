@@ -13,6 +13,7 @@ from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
 from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError
+from orchestrator.api.about import ABOUT, QUERY
 from orchestrator.api.problems import ApiError
 
 _T = TypeVar("_T")
@@ -48,6 +49,13 @@ def read_moment(name: str, text: str, now: float) -> float:
 
 
 def read_query(request: web.Request, kind: type[_Q]) -> _Q:
+    """The parameters of a request, which are of the type that its route says."""
+    query = request[QUERY]
+    assert isinstance(query, kind), f"{request.path} says {type(query)} and reads {kind}"
+    return query
+
+
+def parse_query(request: web.Request, kind: type[_Q]) -> _Q:
     """The parameters of a request as a struct of `orchestrator.api.parameters`; one that it does
     not know is refused, not ignored. Raises ApiError (400) that names the parameter.
     """
@@ -140,6 +148,10 @@ async def read_body(request: web.Request) -> bytes:
 
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:
     """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408)."""
+    about = request[ABOUT]
+    # A mapping is read by whoever asked for one.
+    said = about.body is kind or not hasattr(kind, "__struct_fields__")
+    assert said, f"{request.path} says {about.body} and reads {kind}"
     raw = await read_body(request)
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)

@@ -14,15 +14,15 @@ from orchestrator.api.reading import read_body
 
 # Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
-_JSON_TYPES: Final = ("application/json",)
-_YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+JSON_TYPES: Final = ("application/json",)
+YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
 async def spec_body(request: web.Request) -> JobSpec:
     """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
-    if request.content_type in _JSON_TYPES:
+    if request.content_type in JSON_TYPES:
         parse = parse_json
-    elif request.content_type in _YAML_TYPES:
+    elif request.content_type in YAML_TYPES:
         parse = parse_job
     else:
         raise ApiError(

@@ -7,6 +7,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from orchestrator.api.about import ABOUT, QUERY
 from orchestrator.api.access import TOKEN, AccessTable, Handler
 from orchestrator.api.guard import GuardedConnection
 from orchestrator.api.origins import Origins
@@ -18,6 +19,7 @@ from orchestrator.api.problems import (
     problem_response,
     request_id_of,
 )
+from orchestrator.api.reading import parse_query
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 
 URL_CHARS_MAX: Final = 4096
@@ -77,6 +79,10 @@ async def _answer(
         access.check(request)
         if connection is not None and TOKEN in request:
             connection.identified(request[TOKEN])
+        route = access.route(request)
+        if route is not None:
+            request[ABOUT] = route.about
+            request[QUERY] = parse_query(request, route.about.query)
         return await handler(request)
     except ApiError as error:
         problem = error

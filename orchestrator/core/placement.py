@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId, NodeName
-from muster.spec.types import JobSpec, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Resources, nproc_wanted
+from muster.spec.units import size_text
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
@@ -80,6 +81,26 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
     if model and model.lower() not in node.inventory.gpu_model.lower():
         has = node.inventory.gpu_model or "none"
         return Lack("gpu_model", f"has GPUs of model {has}, not {model}")
+    return _too_small(spec.resources, node) or _without_label(spec.placement, node)
+
+
+def _too_small(wanted: Resources, node: Node) -> Lack | None:
+    cpus, memory = node.inventory.cpus, node.inventory.memory_bytes
+    if wanted.cpu is not None and cpus < wanted.cpu:
+        return Lack("cpu", f"has {cpus} of the {wanted.cpu} CPUs wanted")
+    if wanted.memory_bytes is not None and memory < wanted.memory_bytes:
+        has = f"{memory / 2**30:.1f} GiB"
+        return Lack("memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted")
+    return None
+
+
+def _without_label(placement: Placement, node: Node) -> Lack | None:
+    for name, value in placement.labels.items():
+        has = node.inventory.labels.get(name)
+        if has is None:
+            return Lack("label", f"has no label {name}")
+        if has != value:
+            return Lack("label", f"has the label {name}={has}, not {value}")
     return None
 
 

@@ -29,6 +29,7 @@ from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.job_index import JobIndex
 from orchestrator.shell.meters import Meters
 from orchestrator.shell.timers import Timers
 
@@ -105,7 +106,8 @@ class Coordinator:
         first_job: int = 0,
     ) -> None:
         self.state = state
-        self.meters = Meters(state)
+        self.meters = Meters()
+        self.index = JobIndex(state)
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -255,7 +257,8 @@ class Coordinator:
                 if durability is not f.Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
                     found.add(durability)
-        self.meters.took_in(self.state, facts[known:])
+        self.meters.took_in(facts[known:])
+        self.index.took_in(self.state, facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
         for durability in (f.Durability.SYNC, f.Durability.PATIENT):
             if durability in found:

@@ -2,15 +2,11 @@
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
-from muster.protocol.ids import JobId
 from muster.protocol.outcome import CauseCode
-from muster.protocol.states import JobState
 from orchestrator.core import facts as f
-from orchestrator.core.display import job_state
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import State
 
 FAST_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """Upper bounds, in seconds, for what should take no time."""
@@ -32,33 +28,20 @@ class Histogram:
 
 
 class Meters:
-    """Counters of this process's life, and the jobs by state: those that ended are not looked
-    through again each time."""
+    """Counters of this process's life."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self) -> None:
         self.turns = Histogram(FAST_S)
         self.commits = Histogram(FAST_S)
         self.facts = 0
         self.attempts_started = 0
         self.attempts_failed: Counter[CauseCode] = Counter()
         self.loop_lag = Histogram(FAST_S)
-        self.ended: Counter[JobState] = Counter()
-        self.open: set[JobId] = set()
-        for job in state.jobs.values():
-            if job.phase is JobPhase.ENDED:
-                self.ended[job_state(job)] += 1
-            else:
-                self.open.add(job.id)
 
-    def took_in(self, state: State, facts: list[f.Fact]) -> None:
-        """Facts that are in `state` already."""
+    def took_in(self, facts: Sequence[f.Fact]) -> None:
+        """Facts that were decided."""
         for fact in facts:
             match fact:
-                case f.JobSubmitted(job):
-                    self.open.add(job)
-                case f.JobEnded(job):
-                    self.open.discard(job)
-                    self.ended[job_state(state.jobs[job])] += 1
                 case f.AttemptStarted():
                     self.attempts_started += 1
                 case f.StopRequested(_, _, cause) if cause.code is not CauseCode.COMPLETED:

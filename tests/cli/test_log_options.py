@@ -151,6 +151,16 @@ def test_what_is_late_is_said_aside(run: Run, fake: FakeCoordinator) -> None:
     assert done.stderr == b"muster: [gpu-01 r0 stdout] from byte 4 on: the log disk is full\n"
 
 
+def test_logs_that_are_not_complete_are_no_success(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(ended(job_view(), JobState.FAILED, 3))
+    fake.log(record(1, "one\n"))
+    fake.script.undelivered = "not all logs were delivered by gpu-01"
+    done = run("logs", "42")
+    assert (done.stdout, done.returncode) == (b"one\n", 125)
+    assert b"not complete: not all logs were delivered by gpu-01" in done.stderr
+    assert run("logs", "-f", "--exit-status", "42").returncode == 3, "the job's code says more"
+
+
 def part(
     number: int, data: str | bytes, offset: int, stream: str = "stdout", rank: int | None = 0
 ) -> api.LogRecord:

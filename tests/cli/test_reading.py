@@ -4,6 +4,7 @@ import json
 import re
 import signal
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run, Start
+from tests.cli.terminal import Terminal
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
@@ -269,3 +271,102 @@ def test_show_says_what_runs(run: Run, fake: FakeCoordinator, run_key: object, l
     lines = [text.strip() for text in run("show", "1").stdout.decode().splitlines()]
     assert line in lines
     assert "in        /shared/x" in lines
+
+
+def test_an_error_says_where_the_address_and_the_token_are_from(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    wrong = run("ps", MUSTER_TOKEN="muster_admin_other_x")
+    assert b"your token is from MUSTER_TOKEN; " + fake.url.encode() in wrong.stderr
+    file = tmp_path / "other.yaml"
+    file.write_text('url: "http://127.0.0.1:1"\ntoken: "muster_admin_other_x"\n')
+    file.chmod(0o600)
+    other = run("ps", "--config", str(file), MUSTER_URL="", MUSTER_TOKEN="")
+    assert (other.returncode, other.stdout) == (125, b"")
+    assert f"this address is from {file}\n".encode() in other.stderr
+    fake.stop()
+    away = run("ps", "--url", fake.url)
+    assert f"the coordinator at {fake.url} does not answer".encode() in away.stderr
+    assert b"`url` in the file that --config names; this address is from --url\n" in away.stderr
+    missing = run("ps", "--config", "missing.yaml")
+    assert missing.stderr == b"muster: missing.yaml, named by --config, does not exist\n"
+
+
+def test_an_older_coordinator_is_named_where_it_does_not_know_a_request(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    problem = (
+        b'{"type":"x","title":"x","status":404,"code":"no_such_route","detail":"nothing at /x"}'
+    )
+    fake.script.first_answers = [(404, problem, "application/problem+json")]
+    done = run("nodes")
+    assert done.returncode == 125
+    assert b"does not know this request: compare `muster version` on both sides" in done.stderr
+
+
+def test_nodes_of_an_elastic_job_are_those_it_has_of_those_it_can_use(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    fake.put(job_view(1, nodes=2, max_nodes=4, nodes_now=3))
+    fake.put(job_view(2, nodes=1, max_nodes=3, state=JobState.QUEUED))
+    fake.put(job_view(3, nodes=5, nodes_now=5))
+    rows = run("ps").stdout.decode().splitlines()
+    assert [re.split("  +", row.strip())[4] for row in rows] == ["NODES", "5", "1..3", "3 of 2..4"]
+
+
+def test_jobs_of_one_pool_are_listed(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(1, pool="a"))
+    fake.put(job_view(2, pool="b"))
+    assert [job["id"] for job in json.loads(run("ps", "--pool", "b", "--json").stdout)["jobs"]] == [
+        2
+    ]
+
+
+def exited(*ranks: api.RankView, code: int, launcher: str = "torchrun") -> api.JobView:
+    task = api.TaskView("gpu-01", 0, "launcher", TaskState.CLEANED, ranks, ExitStatus(code), None)
+    attempt = api.AttemptView(1, "closed", (task,), None, None, timestamp(1), timestamp(2), None)
+    return job_view(attempts=(attempt,), spec={"run": "x", "launcher": launcher})
+
+
+@pytest.mark.parametrize(
+    ("view", "shown"),
+    [
+        (exited(api.RankView(0, ExitStatus(0)), api.RankView(1, ExitStatus(9)), code=1), "9"),
+        (exited(api.RankView(0, ExitStatus(signal=9)), code=1), "signal 9"),
+        (exited(code=1), "1 (torchrun)"),
+        (exited(code=1, launcher="none"), "1"),
+        (exited(api.RankView(0, ExitStatus(signal=15), stopped=True), code=1), "stopped"),
+        (exited(api.RankView(0, ExitStatus(0)), code=0), "0"),
+    ],
+)
+def test_the_exit_of_a_node_is_that_of_its_rank(
+    run: Run, fake: FakeCoordinator, view: api.JobView, shown: str
+) -> None:
+    fake.put(view)
+    row = next(line for line in run("show", "42").stdout.decode().splitlines() if "gpu-01" in line)
+    assert re.split("  +", row.strip())[5] == shown
+
+
+def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
+    said = "node-2 refused: the folder /shared/data/x does not exist on it, and nobody made it"
+    cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, said, "node-2", None, None)
+    attempt = api.AttemptView(1, "closed", (), cause, None, timestamp(1), None, timestamp(3))
+    steps = (api.Step(timestamp(1), "placed"), api.Step(timestamp(2), f"attempt 1: {said}"))
+    view = job_view(attempts=(attempt,), timeline=steps)
+    fake.put(ended(view, JobState.FAILED, 1, said))
+    text = run("show", "42").stdout.decode()
+    assert text.count(said) == 1
+    assert "attempt 1: as above\n" in text
+
+
+def test_on_a_terminal_what_is_said_is_broken_between_words(
+    environ: dict[str, str], fake: FakeCoordinator
+) -> None:
+    terminal = Terminal(environ, "show", "not-a-job-of-mine", width=30)
+    assert terminal.end() == 125
+    assert terminal.lines == [
+        "muster: none of your jobs is",
+        "named 'not-a-job-of-mine'",
+        "  `muster ps -a` lists jobs",
+        "  and their ids",
+    ]

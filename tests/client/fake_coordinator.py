@@ -86,6 +86,8 @@ class Script:
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
     logs: list[api.LogRecord] = field(default_factory=list)
+    # What the trailer of the logs says of bytes that did not come.
+    undelivered: str = ""
     # For each connection to the logs in turn, after how many records it is cut; then never.
     cuts: list[int] = field(default_factory=list)
     # As `cuts`, but the stream ends with the trailer of a coordinator that restarts.
@@ -323,7 +325,8 @@ class _Handler(BaseHTTPRequestHandler):
         job = script.jobs[number]
         over = job.state in ENDED_STATES
         if not self.server.gone:
-            self._end(api.LogTrailer(end=over, state=job.state.value, exit_code=job.exit_code))
+            reason = script.undelivered or None
+            self._end(api.LogTrailer(over, job.state.value, job.exit_code, reason))
 
     def _follow_events(self, number: int) -> None:
         """Those that there are, then as they come, until the job has ended."""

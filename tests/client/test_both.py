@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import muster
@@ -98,6 +99,16 @@ def test_all_jobs_come_over_pages(make: MakeClient, monkeypatch: pytest.MonkeyPa
         assert ([job.id for job in found.jobs], found.cursor) == ([5, 4, 3, 2, 1], None)
         some = client.all_jobs(limit=3)
         assert ([job.id for job in some.jobs], some.cursor) == ([5, 4, 3], "3")
+
+
+def test_a_page_without_the_job_is_not_the_end(make: MakeClient) -> None:
+    with running(Script(jobs={1: job_view(1, name="eval")})) as fake:
+        client = make(fake.url, TOKEN)
+        client.version()
+        empty = (200, b'{"jobs": [], "cursor": "9"}', "application/json")
+        version = msgspec.json.encode(client.version())
+        fake.script.first_answers = [(200, version, "application/json"), empty, empty]
+        assert client.find_job("eval") == 1
 
 
 def test_a_reader_may_leave_early_and_a_call_may_be_cancelled() -> None:

@@ -185,3 +185,27 @@ def test_from_command_leaves_corrections_to_the_parser(argv: list[str]) -> None:
 def test_from_command_without_words() -> None:
     with pytest.raises(SpecError):
         from_command([])
+
+
+def test_all_mistakes_of_a_line_are_told_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_mapping({"run": "A=1 B=2 torchrun --nnodes 2 train.py 2>&1 | tee log # slow"})
+    told = [(problem.field, problem.message, problem.hint) for problem in caught.value.problems]
+    assert [message for _, message, _ in told] == [
+        "`>` is an operator of a shell",
+        "`&` is an operator of a shell",
+        "`|` is an operator of a shell",
+        "`#` begins a comment in a shell",
+        "begins by setting a variable",
+        "Muster writes the torchrun line itself",
+    ]
+    assert {field for field, _, _ in told} == {"run"}
+    assert told[4][2] == "write `env: [A=1, B=2]` instead"
+    assert told[5][2] == "write `run: train.py` and `nodes: 2`"
+
+
+def test_a_quote_that_is_never_closed_is_told_beside_what_stands_before_it() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_mapping({"run": "A=1 ./bench.sh 'x", "launcher": "processes"})
+    messages = [problem.message for problem in caught.value.problems]
+    assert messages == ["has a quote ' that is never closed", "begins by setting a variable"]

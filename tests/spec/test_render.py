@@ -42,6 +42,8 @@ def may_be_set(name: str) -> bool:
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,62}", fullmatch=True).filter(lambda name: name != "last")
 NODE_NAMES = st.from_regex(r"[a-z0-9]{1,8}(-[0-9]{1,3})?", fullmatch=True)
+LABEL = st.from_regex(r"[ -~]{1,12}", fullmatch=True)
+LABELS = st.dictionaries(LABEL, LABEL, max_size=3)
 MILLIS = st.integers(0, 86_400_000).map(lambda millis: millis / 1000)
 WORDS = st.lists(TEXT, max_size=4)
 TRAINING = WORDS.map(lambda rest: Argv(("train.py", *rest))) | WORDS.map(
@@ -91,7 +93,12 @@ def specs(draw: st.DrawFn) -> JobSpec:
         nodes=nodes,
         max_nodes=most,
         rendezvous=rendezvous,
-        resources=Resources(gpu, draw(st.none() | st.just("H100")) if gpu else None),
+        resources=Resources(
+            gpu,
+            draw(st.none() | st.just("H100")) if gpu else None,
+            draw(st.none() | st.integers(1, 512)),
+            draw(st.none() | st.integers(1, 2**42)),
+        ),
         nproc_per_node=None if nproc_on else draw(st.none() | NPROC),
         nproc_on=nproc_on,
         roles=draw(st.builds(Roles, roles(runs), roles(runs))),
@@ -115,7 +122,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         ),
         priority=draw(st.integers(0, 100)),
         pool=draw(NAMES),
-        placement=Placement(include, draw(names) if not include else ()),
+        placement=Placement(include, draw(names) if not include else (), draw(LABELS)),
     )
 
 

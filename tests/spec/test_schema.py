@@ -24,7 +24,7 @@ ACCEPTED: dict[str, list[object]] = {
     "nodes": [2, "2", "2..4"],
     "num_nodes": [2, "1 .. 3"],
     "rendezvous": ["static", "c10d"],
-    "resources": [{}, {"gpu": 1}, {"accelerators": "H100:8"}],
+    "resources": [{}, {"gpu": 1}, {"accelerators": "H100:8"}, {"cpu": "16..", "memory": "200GB"}],
     "accelerators": ["H100:8", 0],
     "nproc_per_node": [1, "8", {"launcher": 4, "worker": "2"}, {"a": 4, "b.c": 2}],
     "roles": [
@@ -45,7 +45,7 @@ ACCEPTED: dict[str, list[object]] = {
     "retry": [1, {}, {"user": 1, "on_exit_codes": [75], "never_on": ["OOM"], "backoff": "1m"}],
     "priority": [0, "100"],
     "pool": ["x"],
-    "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}],
+    "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}, {"labels": {"rack": "r1"}}],
 }
 
 REFUSED: list[dict[str, object]] = [
@@ -56,7 +56,7 @@ REFUSED: list[dict[str, object]] = [
     {"nodes": "2.."},
     {"nodes": "2-4"},
     {"rendezvous": "etcd"},
-    {"resources": {"cpu": 4}},
+    {"resources": {"cpu": []}},
     {"workdir": "."},
     {"workdir": {}},
     {"workdir": {"path": "/x", "ship": True}},

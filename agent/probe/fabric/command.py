@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from agent.config import AgentConfig, load
+from agent.config import PREFIX, AgentConfig, load
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user import User, user_named
@@ -73,15 +74,15 @@ def asked_by(
 def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     """Of this machine's configuration nothing is taken for another tree, unless it is named."""
     live = os.path.realpath(root) == "/"
-    if live and file is None and "MUSTER_AGENT_CONFIG" not in os.environ and _readable(CONFIG):
+    told = any(name.startswith(f"{PREFIX}_") for name in os.environ)
+    if live and file is None and not told and os.access(CONFIG, os.R_OK):
         file = CONFIG
     if not live and file is None:
         return Asked(nccl=nccl)
+    if file is None and not told:
+        # No agent is set up here: an own default of its settings must not keep us from looking.
+        return Asked(nccl=nccl, python=shutil.which("python3"), home=_home(None))
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
-
-
-def _readable(file: Path) -> bool:
-    return os.access(file, os.R_OK)
 
 
 def _home(user: User | None) -> str:

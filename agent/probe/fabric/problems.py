@@ -87,7 +87,7 @@ def _hindered(ports: Ports) -> Found:
         if state is None or state == ACTIVE:
             continue
         what, fix = _down(state, phys, names, group)
-        if unused_ends and phys != "Disabled" and state == "DOWN":
+        if unused_ends and state == "DOWN":
             yield warning(
                 f"{what}; {left}, the same of each card: not cabled?", _leave_out(fix, group)
             )

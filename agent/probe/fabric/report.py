@@ -82,7 +82,7 @@ def _head(probe: Probe) -> str:
 
 
 def _hcas(hcas: Sequence[Hca]) -> Iterator[str]:
-    heading = ("HCA", "PCI", "LINK", "Gb/s", "STATE", "GID", "NETDEV", "USE")
+    heading = ("HCA", "USE", "LINK", "Gb/s", "STATE", "GID", "PCI", "NETDEV")
     first, *lines = _table([heading, *map(_port, hcas)])
     yield first
     for line, hca in zip(lines, hcas, strict=True):
@@ -93,13 +93,13 @@ def _hcas(hcas: Sequence[Hca]) -> Iterator[str]:
 def _port(hca: Hca) -> tuple[str, ...]:
     return (
         hca.key,
-        hca.pci or "?",
+        "yes" if hca.use else "no",
         hca.link_layer or "?",
         "?" if hca.rate_gbps is None else f"{hca.rate_gbps:g}",
         _state(hca),
         "-" if hca.gid_index is None else str(hca.gid_index),
+        hca.pci or "?",
         ",".join(hca.netdevs) or "-",
-        "yes" if hca.use else "no",
     )
 
 

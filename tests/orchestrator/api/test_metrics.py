@@ -12,15 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
-from muster.protocol.ids import JobId
-from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.states import JobState
-from muster.spec.parse import parse_mapping
 from orchestrator.api.metrics import FAMILIES, reference
-from orchestrator.core import facts as f
-from orchestrator.core.evolve import apply
-from orchestrator.core.state import State
-from orchestrator.shell.meters import Histogram, Meters
+from orchestrator.shell.meters import Histogram
 from tests.orchestrator.fake_agent import connect, connect_logs
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import User, user_of
@@ -138,22 +131,6 @@ def test_the_dashboard_asks_for_what_is_exported() -> None:
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["title"] and panel["targets"] for panel in panels)
-
-
-def test_ended_jobs_are_counted_once_and_over_a_restart() -> None:
-    spec = parse_mapping({"run": ["/bin/true"], "launcher": "none"})
-    cause = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "x")
-    state = State()
-    meters = Meters(state)
-    facts: list[f.Fact] = [f.JobSubmitted(JobId(number), spec, "alice") for number in (1, 2, 3)]
-    facts.append(f.JobEnded(JobId(2), cause))
-    for fact in facts:
-        apply(state, fact, 0.0)
-    meters.took_in(state, facts)
-    again = Meters(state)
-    for found in (meters, again):
-        assert found.open == {1, 3}
-        assert found.ended == {JobState.CANCELLED: 1}
 
 
 def test_a_histogram_has_a_bucket_for_everything() -> None:

@@ -142,6 +142,16 @@ def test_a_page_of_our_own_may_ask(coordinator: CoordinatorProcess) -> None:
     assert get(coordinator, "/v1/nodes", f"Origin: {coordinator.url}").status == 200
 
 
+@pytest.mark.long
+def test_a_head_that_never_ends_ends_the_connection(coordinator: CoordinatorProcess) -> None:
+    """With the deadline that is shipped; tests/orchestrator/api/test_guard.py has the rest."""
+    with dial(coordinator) as connection:
+        connection.sendall(b"GET /v1/nodes HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        answer = read_answer(connection)
+        assert (answer.status, answer.problem["code"]) == (408, "request_timeout")
+        assert until_closed(connection) == b""
+
+
 def test_no_frame_is_read_of_a_websocket_before_its_token(coordinator: CoordinatorProcess) -> None:
     upgrade = (
         "Connection: Upgrade",

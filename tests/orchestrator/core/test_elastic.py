@@ -21,7 +21,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry, Stop
 from orchestrator.core import meeting, network, policy
 from orchestrator.core import stimuli as s
-from orchestrator.core.display import job_view
+from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.state import State, Task
@@ -61,6 +61,15 @@ def test_it_starts_with_what_there_is() -> None:
     assert [t.node for t in tasks(elastic(3, 2, 4))] == ["n0", "n1", "n2"]
     assert [t.node for t in tasks(elastic(5, 2, 4))] == ["n0", "n1", "n2", "n3"]
     assert not elastic(1, 2, 4).state.jobs
+
+
+def test_a_list_of_jobs_can_say_how_many_nodes_of_how_many_it_has() -> None:
+    cluster = elastic(2, 1, 3)
+    summary = job_summary(cluster.state, cluster.job(1), cluster.now)
+    assert (summary.nodes, summary.max_nodes, summary.nodes_now) == (1, 3, 2)
+    cluster.submit(spec(nodes=1, max_nodes=2, rendezvous="c10d"))
+    waiting = job_summary(cluster.state, cluster.job(2), cluster.now)
+    assert (waiting.nodes, waiting.max_nodes, waiting.nodes_now) == (1, 2, None)
 
 
 def test_a_node_that_becomes_free_joins() -> None:

@@ -10,6 +10,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Role, Roles
 from orchestrator.core import turn as turns
+from orchestrator.core.actions import Declined
 from orchestrator.core.elastic import next_join
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import State
@@ -53,6 +54,28 @@ def test_nodes_that_are_named_are_those_that_are_taken() -> None:
     cluster.join("a", "b", "c", "d")
     cluster.submit(spec(nodes=2, nproc_on={"c": 4, "d": 2}, placement={"include": ["c", "d"]}))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"resources": {"cpu": 64}}, "small has 4 of the 64 CPUs wanted"),
+        ({"resources": {"memory_bytes": 10**12}}, "small has 4.0 GiB of the 1TB of memory wanted"),
+        ({"placement": {"labels": {"rack": "r2"}}}, "small has the label rack=r1, not r2"),
+        ({"placement": {"labels": {"room": "b"}}}, "small has no label room"),
+    ],
+)
+def test_a_node_that_is_too_small_or_without_a_label_is_not_taken(
+    wanted: dict[str, Any], reason: str
+) -> None:
+    cluster = Cluster()
+    cluster.join("small", cpus=4, memory_bytes=4 << 30, labels={"rack": "r1"})
+    refused = cluster.submit(spec(**wanted))
+    assert isinstance(refused, Declined)
+    assert reason in refused.text
+    cluster.join("large", cpus=64, memory_bytes=1 << 40, labels={"rack": "r2", "room": "b"})
+    cluster.submit(spec(**wanted))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["large"]
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -166,7 +166,15 @@ LOG_FRAMES = st.one_of(
     mutated(LOG_HELLO.encode()),
     struct(StreamId).map(lambda stream: encode_chunk(Chunk(stream, 2**62, 1e308), b"x")),
     JSON.map(lambda tree: json.dumps(tree).encode()),
-    st.sampled_from([b"", b"\xff\xff\xff\xff", b"\x00\x00\x00\x02{}", b"x" * (2 << 20)]),
+    st.sampled_from(
+        [
+            b"",
+            b'{"type":"log_hello","x":' + b"[" * 100_000,
+            b"\xff\xff\xff\xff",
+            b"\x00\x00\x00\x02{}",
+            b"x" * (2 << 20),
+        ]
+    ),
 )
 
 

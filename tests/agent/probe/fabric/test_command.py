@@ -103,6 +103,17 @@ def test_the_text_fits_a_page(case: str, tmp_path: Path) -> None:
         assert f"{hca['name']}:{hca['port']}" in text
 
 
+def test_long_names_hide_no_verdict(node: Node) -> None:
+    for at in range(2):
+        name = f"roceP2p{at}s0f0np1"
+        node.hca(name, path=f"pci000{at}:00/000{at}:00:00.0/000{at}:01:00.0")
+        node.port(name, gids=classical(f"10.{at}.0.5", f"enP2p{at}s0f0np1"))
+    _, text = in_process("probe", "--root", str(node.root))
+    lines = [line for line in text.splitlines() if line.startswith("roce")]
+    assert [line.split()[1] for line in lines] == ["yes", "yes"]
+    assert all(len(line) <= 80 for line in lines)
+
+
 def test_a_doctor_s_code_is_the_worst_problem(node: Node) -> None:
     empty = muster("doctor", "--root", str(node.root))
     assert (empty.returncode, empty.stdout) == (0, "0 problems, no RDMA here: TCP\n")
@@ -163,6 +174,16 @@ def test_this_very_machine() -> None:
     assert found["hostname"]
     assert found["limits"]["memlock"] is not None
     assert muster("doctor").returncode in (0, 1, 2)
+
+
+def test_a_machine_that_no_agent_could_be_named_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "GPU_Host.")
+    for name in list(os.environ):
+        if name.startswith("MUSTER_AGENT_"):
+            monkeypatch.delenv(name)
+    code, text = in_process("doctor")
+    assert code in (0, 1, 2)
+    assert "problem" in text
 
 
 def test_help_names_the_codes() -> None:

@@ -74,11 +74,12 @@ def test_ports_of_one_kind_are_told_together(node: Node) -> None:
     assert "1 of 12" in problem.what
 
 
-def test_second_ports_that_no_card_has_in_use_are_not_cabled(node: Node) -> None:
+@pytest.mark.parametrize("phys", ["2: Polling", "3: Disabled"])
+def test_second_ports_that_no_card_has_in_use_are_not_cabled(node: Node, phys: str) -> None:
     for at in range(4):
         node.hca(f"mlx5_{at}", hca_type="MT4125")
         node.port(f"mlx5_{at}", 1, link="InfiniBand")
-        node.port(f"mlx5_{at}", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
+        node.port(f"mlx5_{at}", 2, link="InfiniBand", state="1: DOWN", phys=phys)
     (problem,) = told(node.probe())
     assert problem.severity is WARNING
     assert "not cabled?" in problem.what

@@ -1,0 +1,1 @@
+"""What the HTTP API costs where very many jobs have ended."""

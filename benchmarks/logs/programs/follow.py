@@ -1,0 +1,14 @@
+"""A reader in a process of its own, so that whoever measures beside it has its own to itself."""
+
+import http.client
+import os
+import sys
+
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+headers = {"Authorization": f"Bearer {os.environ['MUSTER_TOKEN']}"}
+connection.request("GET", f"/v1/jobs/{sys.argv[2]}/logs?follow=1&format=text", headers=headers)
+answer = connection.getresponse()
+took = 0
+while data := answer.read1(1 << 20):
+    took += len(data)
+    os.ftruncate(1, took)  # says how much came and costs the disk nothing

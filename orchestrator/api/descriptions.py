@@ -1,0 +1,114 @@
+"""What each route reads and answers. A route without its line here does not start."""
+
+from typing import Final
+
+from muster.protocol import http as h
+from orchestrator.api import parameters as p
+from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
+
+_MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
+
+DESCRIPTIONS: Final = {
+    ("GET", "/openapi.json"): About(
+        summary="This description, OpenAPI 3.1.", answers={200: {JSON: None}}
+    ),
+    ("GET", "/healthz"): About(summary="Whether the process answers.", answers=as_text()),
+    ("GET", "/readyz"): About(summary="Whether requests are taken.", answers=as_text()),
+    ("GET", "/metrics"): About(
+        summary="Figures for Prometheus, or as OpenMetrics where that is accepted.",
+        answers=as_text(),
+    ),
+    ("GET", "/v1/version"): About(
+        summary="The coordinator's version, and who it takes the caller for.",
+        answers=as_json(h.VersionView),
+    ),
+    ("GET", "/v1/nodes"): About(summary="All nodes.", answers=as_json(h.NodeList)),
+    ("GET", "/v1/nodes/{id}"): About(summary="One node.", answers=as_json(h.NodeView)),
+    ("POST", "/v1/jobs"): About(
+        summary="Submit a job; under the same Idempotency-Key it is one.",
+        body=JOB,
+        answers=_MADE,
+        headers=("Idempotency-Key",),
+        problems=(409, 422),
+    ),
+    ("POST", "/v1/jobs:validate"): About(
+        summary="What a submit would make of a job, without one.",
+        body=JOB,
+        answers=as_json(h.Validation),
+        problems=(422,),
+    ),
+    ("GET", "/v1/jobs"): About(
+        summary="Jobs, newest first, in pages.",
+        query=p.JobsQuery,
+        answers=as_json(h.JobList),
+    ),
+    ("GET", "/v1/jobs/{id}"): About(summary="Everything about a job.", answers=as_json(h.JobView)),
+    ("GET", "/v1/jobs/{id}/spec"): About(
+        summary="A job's specification with every default.", answers=as_json(h.SpecView)
+    ),
+    ("GET", "/v1/jobs/{id}/env"): About(
+        summary="The environment of the last attempt, by node.",
+        answers=as_json(h.EnvironmentView),
+    ),
+    ("PATCH", "/v1/jobs/{id}"): About(
+        summary="Change, hold or release a job.",
+        body=h.ChangeRequest,
+        answers=as_json(h.ChangeAnswer),
+        headers=("If-Match",),
+        problems=(409, 412, 422),
+    ),
+    ("GET", "/v1/jobs/{id}/wait"): About(
+        summary="The job when it has ended, or when the time is over.",
+        query=p.WaitQuery,
+        answers=as_json(h.JobSummary),
+    ),
+    ("POST", "/v1/jobs/{id}/cancel"): About(
+        summary="Ask for a job to be stopped.",
+        body=h.CancelRequest,
+        answers=as_json(h.CancelAnswer, 202),
+        problems=(422,),
+    ),
+    ("GET", "/v1/jobs/{id}/events"): About(
+        summary="What happened to a job; followed as Server-Sent Events.",
+        query=p.EventsQuery,
+        answers={200: {JSON: h.EventList, STREAM: None}, 204: {}},
+        items=(h.EventView, h.EventsEnd),
+        headers=("Last-Event-ID",),
+    ),
+    ("GET", "/v1/events"): About(
+        summary="What happened; followed as Server-Sent Events.",
+        query=p.EventsQuery,
+        answers={200: {JSON: h.EventList, STREAM: None}},
+        items=(h.EventView, h.EventsEnd),
+        headers=("Last-Event-ID",),
+    ),
+    ("GET", "/v1/jobs/{id}/explain"): About(
+        summary="Why a job is where it is.", answers=as_json(h.Explanation)
+    ),
+    ("POST", "/v1/jobs/{id}/signal"): About(
+        summary="Send a signal to a job's ranks.",
+        body=h.SignalRequest,
+        answers=as_json(h.SignalAnswer, 202),
+        problems=(409, 422),
+    ),
+    ("POST", "/v1/jobs/{id}/rerun"): About(
+        summary="A new job like this one.",
+        body=h.RerunRequest,
+        answers=_MADE,
+        headers=("Idempotency-Key",),
+        problems=(409, 422),
+    ),
+    ("GET", "/v1/jobs/{id}/logs"): About(
+        summary="A job's logs: what there is, then what comes.",
+        query=p.LogsQuery,
+        answers={200: {"application/x-ndjson": None, "text/plain": None}},
+        items=(h.LogRecord, h.LogTrailer),
+        problems=(410,),
+    ),
+    ("GET", "/v1/agent"): About(
+        summary="An agent's control connection (websocket).", answers={101: {}}
+    ),
+    ("GET", "/v1/agent/logs"): About(
+        summary="An agent's bulk connection (websocket).", answers={101: {}}
+    ),
+}

@@ -1,0 +1,89 @@
+"""Which jobs there are, by what people ask for: so that a list never looks through all of them."""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from muster.protocol.ids import JobId
+from muster.protocol.states import ENDED_STATES, JobState
+from orchestrator.core import facts as f
+from orchestrator.core.display import job_state
+from orchestrator.core.job import JobPhase
+from orchestrator.core.state import Job, State
+
+_Key = tuple[str, str]
+_ALL: Final = ("all", "")
+_OPEN: Final = ("open", "")
+
+
+class JobIndex:
+    """Ids in ascending order. What is found may have more than is true now (a job that was renamed
+    is found by both names), never less.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._ids: dict[_Key, list[JobId]] = {_ALL: [], _OPEN: []}
+        for number in sorted(state.jobs):
+            job = state.jobs[number]
+            self._add(job)
+            if job.phase is JobPhase.ENDED:
+                self._end(job)
+
+    def took_in(self, state: State, facts: Sequence[f.Fact]) -> None:
+        """Facts that are in `state` already."""
+        for fact in facts:
+            match fact:
+                case f.JobSubmitted(number):
+                    self._add(state.jobs[number])
+                case f.JobChanged(number):
+                    self._put(("name", state.jobs[number].spec.name), number)
+                case f.JobEnded(number):
+                    self._end(state.jobs[number])
+                case _:
+                    pass
+
+    @property
+    def open(self) -> Sequence[JobId]:
+        """All that have not ended."""
+        return self._ids[_OPEN]
+
+    def ended(self, state: JobState) -> int:
+        """How many ended so."""
+        return len(self._ids.get(("ended", state.value), ()))
+
+    def candidates(
+        self,
+        *,
+        states: Collection[JobState] | None = None,
+        user: str | None = None,
+        name: str | None = None,
+    ) -> Sequence[JobId]:
+        """Few that have all of what is asked for among them; the fewest of those that are known."""
+        found: list[Sequence[JobId]] = [self._ids[_ALL]]
+        for kind, value in (("user", user), ("name", name)):
+            if value is not None:
+                found.append(self._ids.get((kind, value), ()))
+        if states is not None:
+            over = [state for state in states if state in ENDED_STATES]
+            if not over:
+                found.append(self._ids[_OPEN])
+            elif len(over) == len(set(states)) == 1:
+                found.append(self._ids.get(("ended", over[0].value), ()))
+        return min(found, key=len)
+
+    def _add(self, job: Job) -> None:
+        for key in (_ALL, _OPEN, ("user", job.user), ("name", job.spec.name)):
+            self._put(key, job.id)
+
+    def _end(self, job: Job) -> None:
+        waiting = self._ids[_OPEN]
+        place = bisect_left(waiting, job.id)
+        if place < len(waiting) and waiting[place] == job.id:
+            del waiting[place]
+        self._put(("ended", job_state(job).value), job.id)
+
+    def _put(self, key: _Key, number: JobId) -> None:
+        ids = self._ids.setdefault(key, [])
+        place = bisect_left(ids, number)
+        if place == len(ids) or ids[place] != number:
+            insort(ids, number)

@@ -1,0 +1,103 @@
+"""A coordinator whose journal is damaged: refused with the command that helps, and then well."""
+
+import asyncio
+import contextlib
+import io
+import shlex
+import subprocess
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from muster.protocol.states import TaskState
+from orchestrator.__main__ import main
+from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess, run
+from tests.orchestrator.user import user_of
+from tests.small_disk import small_disk
+
+
+def verb(process: CoordinatorProcess, *words: str) -> tuple[int, str]:
+    """`muster coordinator WORDS` in this process; its code and what it says."""
+    said = io.StringIO()
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+        mock.patch("orchestrator.__main__.prepare_surroundings"),
+    ):
+        code = main(["--config", str(process.config), *words])
+    return code, said.getvalue().strip()
+
+
+def refused(process: CoordinatorProcess) -> str:
+    """What is said by one that cannot start."""
+    daemon = run(process.config)
+    _, said = daemon.communicate(timeout=DEADLINE_S)
+    assert daemon.returncode == 1
+    return said.strip()
+
+
+async def submit(process: CoordinatorProcess) -> tuple[int, str]:
+    """A job, and the task of it that the node was told to prepare."""
+    async with user_of(process) as user, connect(process, "n1") as agent:
+        await agent.hello()
+        job = await user.submit()
+        task = await agent.prepare()
+        await agent.report(task, TaskState.CLEANED)
+        return job, task
+
+
+def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        assert asyncio.run(submit(process))[0] == 1
+        assert verb(process, "--check")[0] == 0, "beside the one that runs"
+        backup = str(tmp_path / "backup.sqlite")
+        code, said = verb(process, "--backup", backup)
+        assert (code, "1 jobs" in said) == (0, True), said
+        code, said = verb(process, "--backup", backup)
+        assert (code, "is there already" in said) == (1, True), said
+        code, said = verb(process, "--restore", backup)
+        assert (code, "in use by process" in said) == (1, True), said
+        # What the backup does not know.
+        asyncio.run(submit(process))
+        epoch = process.events("serving")[-1]["epoch"]
+        process.terminate()
+        with (process.state_dir / "journal.sqlite").open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * 8192)
+
+        said = refused(process)
+        (line,) = said.splitlines()
+        assert "is damaged" in line
+        assert f"`muster coordinator --config {process.config} --restore BACKUP`" in line
+        assert verb(process, "--check") == (1, said)
+        words = shlex.split(line.partition("`")[2].partition("`")[0])[2:]
+        given = [word.replace("BACKUP", backup) for word in words if word != "coordinator"]
+        code, said = verb(process, *given)
+        assert (code, "restored 1 jobs" in said) == (0, True), said
+
+        process.start()
+        assert process.events("serving")[-1]["epoch"] > epoch, "agents take it for the newest"
+        assert asyncio.run(submit(process))[0] > 2, "no number comes twice"
+
+
+@pytest.mark.root
+def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        process = CoordinatorProcess(tmp_path, state_dir=str(disk / "state")).start()
+        process.terminate()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        said = refused(process)
+        assert verb(process, "--check") == (1, said)
+    (line,) = said.splitlines()
+    assert "Read-only file system" in line
+    assert str(disk / "state") in line
+
+
+def test_a_check_before_the_first_start_makes_nothing(tmp_path: Path) -> None:
+    process = CoordinatorProcess(tmp_path)
+    process.config.write_text(f"state_dir: {tmp_path}/s\ntokens_file: {tmp_path}/tokens\n")
+    code, said = verb(process, "--check")
+    assert (code, "0 jobs" in said) == (0, True), said
+    assert not (tmp_path / "s").exists(), "looking makes nothing"
