@@ -88,7 +88,7 @@ def test_held_explained_changed_and_run_again(cluster: LocalCluster, tmp_path: P
     view = shown(cluster, again)
     assert view["rerun_of"] == int(third)
     assert node not in [task["node"] for task in view["attempts"][0]["tasks"]]
-    assert "there: the only 2 free nodes that fit" in cluster.muster("explain", again).stdout
+    assert "the only 2 free nodes that fit" in cluster.muster("explain", again).stdout
 
 
 def test_the_time_limit_of_a_running_job_is_moved(cluster: LocalCluster, tmp_path: Path) -> None:
