@@ -1,0 +1,130 @@
+"""One HTTP request, or one stream of lines, over aiohttp: `muster.client.transport`, to be awaited.
+
+Connections are kept, since a program with an event loop makes many calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+import yarl
+
+from muster.client.calls import READ_TIMEOUT_S, Call, Query
+from muster.client.exchange import (
+    BODY_BYTES_MAX,
+    CONNECT_TIMEOUT_S,
+    PROBLEM_BYTES_MAX,
+    Exchange,
+    Lines,
+    keep_alive,
+    target,
+)
+
+_LINE_BUFFER_BYTES: Final = 256 << 10
+
+
+class AsyncTransport:
+    """Speaks to one coordinator, until `close`."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def request(self, call: Call[Any]) -> bytes:
+        address = target(call.path, call.query)
+        answer = await self._answer(
+            call.method, address, call.body, call.headers, max(call.timeout_s, READ_TIMEOUT_S)
+        )
+        with _explained(self._exchange):
+            async with answer:
+                data = await answer.content.read(BODY_BYTES_MAX + 1)
+                while len(data) <= BODY_BYTES_MAX and not answer.content.at_eof():
+                    data += await answer.content.read(BODY_BYTES_MAX + 1 - len(data))
+        if len(data) > BODY_BYTES_MAX:
+            raise self._exchange.too_large()
+        return data
+
+    async def lines(
+        self, path: str, query: Query, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        answer = await self._answer("GET", target(path, query), None, headers or {}, None)
+        lines = Lines(self._exchange.url)
+        with _explained(self._exchange):
+            # Not `async with`: a reader that stops early must not be made to read the rest.
+            try:
+                async for data in answer.content.iter_any():
+                    for line in lines.take(data):
+                        yield line
+            finally:
+                answer.close()
+
+    async def _answer(
+        self,
+        method: str,
+        address: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> aiohttp.ClientResponse:
+        exchange = self._exchange
+        with _explained(exchange):
+            answer = await self._opened_session().request(
+                method,
+                yarl.URL(exchange.url + address, encoded=True),
+                data=body,
+                headers=exchange.headers(body, headers),
+                allow_redirects=False,  # the token goes to this coordinator and nowhere else
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
+                ),
+            )
+            exchange.note(answer.headers.get("Date"), answer.headers.get("Server"))
+            if not 200 <= answer.status < 300:
+                async with answer:
+                    text = await answer.content.read(PROBLEM_BYTES_MAX)
+                raise exchange.refused(answer.status, answer.reason or "", text)
+        return answer
+
+    def _opened_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0, ssl=self._exchange.tls or True, socket_factory=_socket
+                ),
+                read_bufsize=_LINE_BUFFER_BYTES,
+            )
+        return self._session
+
+
+@contextlib.contextmanager
+def _explained(exchange: Exchange) -> Iterator[None]:
+    """What aiohttp raises inside, as our errors."""
+    try:
+        yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise exchange.explain(error.certificate_error) from error
+    except aiohttp.ClientConnectorError as error:
+        raise exchange.explain(error.os_error) from error
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError) as error:
+        raise exchange.closed() from error
+    except aiohttp.ClientResponseError as error:
+        raise exchange.not_http() from error
+    except OSError as error:  # a TimeoutError is one
+        raise exchange.explain(error) from error
+    except aiohttp.ClientError as error:
+        raise exchange.closed() from error
+
+
+def _socket(address: Any) -> socket.socket:
+    made = socket.socket(address[0], address[1], address[2])
+    keep_alive(made)
+    return made
