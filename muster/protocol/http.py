@@ -250,7 +250,7 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
     cursor: str | None = None
 
 
-class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/jobs/{id}/cancel`."""
 
     reason: str = ""
@@ -268,7 +268,7 @@ class CancelAnswer(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `PATCH /v1/jobs/{id}`: any of them, as in a job file; `time_limit` null is none."""
 
     priority: Annotated[int, _PRIORITY] | UnsetType = UNSET
@@ -285,7 +285,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True):
     changed: bool
 
 
-class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
     rank only, where that is given.
     """
@@ -304,7 +304,7 @@ class SignalAnswer(msgspec.Struct, frozen=True):
     away: tuple[str, ...]
 
 
-class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
     nodes to leave out."""
 

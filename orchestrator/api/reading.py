@@ -12,7 +12,8 @@ from msgspec import inspect
 from muster.protocol.http import FieldProblem
 from muster.protocol.ids import JobId
 from muster.protocol.timestamp import moment
-from muster.spec.problems import RefusedError
+from muster.spec.did_you_mean import nearest
+from muster.spec.problems import RefusedError, printable
 from orchestrator.api.about import ABOUT, QUERY
 from orchestrator.api.problems import ApiError
 
@@ -21,6 +22,7 @@ _Q = TypeVar("_Q", bound=msgspec.Struct)
 BODY_S: Final = 30.0
 _SHOWN_CHARS: Final = 80
 _JOB_ID_DIGITS_MAX: Final = 18
+_UNKNOWN_NAMED_MAX: Final = 16
 _TRUE: Final = ("1", "true", "yes", "")
 _FALSE: Final = ("0", "false", "no")
 
@@ -147,7 +149,9 @@ async def read_body(request: web.Request) -> bytes:
 
 
 async def struct_body(request: web.Request, kind: type[_T]) -> _T:
-    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408)."""
+    """A JSON body as `kind`; an empty body is an empty object. Raises ApiError (400, 408; 422 names
+    every field that `kind` does not have).
+    """
     about = request[ABOUT]
     # A mapping is read by whoever asked for one.
     said = about.body is kind or not hasattr(kind, "__struct_fields__")
@@ -156,7 +160,32 @@ async def struct_body(request: web.Request, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            _refuse_unknown(raw, getattr(kind, "__struct_encode_fields__", None))
         raise ApiError(400, "bad_body", f"the body cannot be used: {error}") from error
+
+
+def _refuse_unknown(raw: bytes, known: tuple[str, ...] | None) -> None:
+    """Name every field of a body that is none of `known`. Raises ApiError (422)."""
+    try:
+        body = msgspec.json.decode(raw, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if known is None:
+        return
+    unknown = [name for name in body if name not in known][:_UNKNOWN_NAMED_MAX]
+    problems = [
+        FieldProblem(printable(name), "", "is no field here", _meant(name, known))
+        for name in unknown
+    ]
+    if problems:
+        detail = f"no field here: {', '.join(each.field for each in problems)}"
+        raise ApiError(422, "bad_field", detail, problems[0].hint, problems=problems)
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    meant = nearest(name, known)
+    return f"did you mean `{meant}`?" if meant else f"there are {', '.join(sorted(known))}"
 
 
 def shown(text: str) -> str:

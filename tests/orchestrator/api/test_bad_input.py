@@ -132,12 +132,36 @@ def test_a_wrong_parameter_is_named(coordinator: CoordinatorProcess, path: str, 
         (b'{"grace_s": 1e9}', 422),
         (json.dumps({"reason": "x" * 2000}).encode(), 422),
         (b"[" * 100_000, 400),
+        (b'{"bogus": true}', 422),
+        (b'{"bogus": true', 400),
+        (b'{"bogus": ' + b"[" * 100_000, 400),
+        (b'{"bogus\xff": 1}', 400),
     ],
 )
 def test_a_cancel_that_cannot_be_read(
     coordinator: CoordinatorProcess, body: bytes, status: int
 ) -> None:
     assert ask(coordinator, "POST", "/v1/jobs/1/cancel", body, JSON)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "hints"),
+    [
+        ("cancel", {"reson": "x", "bogus": 1}, ["did you mean `reason`?", "there are force, "]),
+        ("signal", {"signal": "USR1", "ranks": 0}, ["did you mean `rank`?"]),
+        ("signal", {"sginal": "USR1"}, ["did you mean `signal`?"]),
+        ("rerun", {"exclud": ["n1"]}, ["did you mean `exclude`?"]),
+    ],
+)
+def test_an_unknown_field_of_a_body_is_named(
+    coordinator: CoordinatorProcess, verb: str, body: dict[str, Any], hints: list[str]
+) -> None:
+    raw = json.dumps(body).encode()
+    status, problem = ask(coordinator, "POST", f"/v1/jobs/1/{verb}", raw, JSON)
+    assert (status, problem["code"]) == (422, "bad_field")
+    found = problem["problems"]
+    assert all(wrong["field"] in body for wrong in found)
+    assert [wrong["hint"][: len(hint)] for wrong, hint in zip(found, hints, strict=True)] == hints
 
 
 def test_a_bad_cursor_is_refused(coordinator: CoordinatorProcess) -> None:

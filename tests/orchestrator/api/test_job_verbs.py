@@ -137,10 +137,13 @@ def test_each_wrong_state_has_its_own_answer(cluster: CoordinatorProcess) -> Non
             status, problem = await ask(user, method, path, body)
             assert (status, problem["code"]) == (409, "already_ended")
             assert f"muster rerun {job}" in problem["hint"]
-        for method, path in (("PATCH", ""), ("POST", "/signal"), ("POST", "/rerun")):
-            status, problem = await ask(
-                user, method, f"/v1/jobs/999999{path}", {"signal": "USR1", "priority": 1}
-            )
+        nowhere: tuple[tuple[str, str, dict[str, Any]], ...] = (
+            ("PATCH", "", {"priority": 1}),
+            ("POST", "/signal", {"signal": "USR1"}),
+            ("POST", "/rerun", {}),
+        )
+        for method, path, body in nowhere:
+            status, problem = await ask(user, method, f"/v1/jobs/999999{path}", body)
             assert (status, problem["code"]) == (404, "unknown_job")
         for body in ({"signal": "SIGNOPE"}, {"signal": "USR1", "rank": -1}, {"signal": "KILL"}):
             status, _ = await ask(user, "POST", f"/v1/jobs/{job}/signal", body)

@@ -113,6 +113,9 @@ def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> 
             for method in operations
         }
         assert described == set(DESCRIPTIONS)
+        for name in ("Cancel", "Change", "Signal", "Rerun"):
+            body = document["components"]["schemas"][f"{name}Request"]
+            assert body["additionalProperties"] is False
         names = [
             operation["operationId"]
             for operations in document["paths"].values()
