@@ -94,7 +94,11 @@ def parse_cursor(text: str) -> Place:
     key = key_of_file(int(found[3]), int(found[4]), found[5]) if found else None
     if found is None or key is None:
         raise BadCursorError("not a cursor that a log record carried")
-    return History(int(found[1]), float.fromhex(found[2]), key, int(found[6]))
+    try:
+        ts = float.fromhex(found[2])
+    except OverflowError:
+        raise BadCursorError("its time is beyond what a number can hold") from None
+    return History(int(found[1]), ts, key, int(found[6]))
 
 
 def history(sources: Iterable[Source], boundary: int, after: History | None) -> Iterator[Piece]:

@@ -165,7 +165,12 @@ def test_an_unknown_field_of_a_body_is_named(
 
 
 def test_a_bad_cursor_is_refused(coordinator: CoordinatorProcess) -> None:
-    for path in ("/v1/jobs/1/logs?cursor=abc", "/v1/jobs?cursor=17", "/v1/jobs?cursor=%F0%9F"):
+    for path in (
+        "/v1/jobs/1/logs?cursor=abc",
+        "/v1/jobs/1/logs?cursor=h3.0x1.ap9999.1.0.stdout.0.3",
+        "/v1/jobs?cursor=17",
+        "/v1/jobs?cursor=%F0%9F",
+    ):
         status, problem = ask(coordinator, "GET", path)
         assert (status, problem["code"]) == (400, "bad_cursor"), path
 

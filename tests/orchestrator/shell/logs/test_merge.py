@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.daemon.clock import SystemClock
@@ -176,3 +176,24 @@ def test_an_empty_log_has_no_pieces(tmp_path: Path) -> None:
     assert TaskId("1.1.0") == task_id(JOB, 1, 0)
     assert isinstance(parse_cursor("h1.0x1.0p0.1.0.setup.0"), History)
     log.store.close()
+
+
+@given(
+    st.text()
+    | st.from_regex(r"l[0-9]+\.[0-9]+", fullmatch=True)
+    | st.from_regex(
+        r"h[0-9]+\.(-?0x[01]\.[0-9a-f]{1,13}p-?[0-9]{1,4}|-?inf|nan)\.[0-9]+\.[0-9]+"
+        r"\.(stdout|stderr|agent)(\.[0-9]+)?\.[0-9]+",
+        fullmatch=True,
+    )
+)
+@example("h3.0x1.ap9999.1.0.stdout.0.3")
+@example("h3.inf.1.0.stdout.0.3")
+@example("h3.nan.1.0.stdout.0.3")
+@example(f"l{'9' * 5000}.0")
+def test_any_text_is_a_place_or_no_cursor(text: str) -> None:
+    try:
+        place = parse_cursor(text)
+    except BadCursorError:
+        return
+    assert parse_cursor(str(place)) == place
