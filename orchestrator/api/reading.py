@@ -198,6 +198,6 @@ def _is_number(text: str, digits_max: int) -> bool:
 
 
 def wrong_parameter(name: str, value: str, message: str, hint: str = "") -> ApiError:
-    problem = FieldProblem(shown(name), shown(value), message, hint)
+    problem = FieldProblem(printable(name, _SHOWN_CHARS), shown(value), message, hint)
     detail = f"the query parameter {shown(name)} = {shown(value)} {message}"
     return ApiError(400, "bad_query", detail, hint, problems=[problem])
