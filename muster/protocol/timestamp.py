@@ -5,7 +5,7 @@ Inside (facts, messages, cores) a time is seconds since 1970, UTC.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -18,14 +18,18 @@ Timestamp: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 _MOMENT_HINT: Final = "write `10m`, `2h`, or `2026-11-22T01:30:00Z`"
 _FIRST_S: Final = datetime.min.replace(tzinfo=UTC).timestamp()
+_STEP: Final = timedelta(microseconds=1)
 _LAST_S: Final = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Seconds since 1970 (UTC), to the microsecond. What no calendar has (a node's clock may say
-    anything) becomes the first or the last moment that one has.
+    """Seconds since 1970 (UTC), to the microsecond and never later: who asks for what came since
+    a time that we wrote gets that, too. What no calendar has (a node's clock may say anything)
+    becomes the first or the last moment that one has.
     """
-    return datetime.fromtimestamp(min(max(_FIRST_S, seconds), _LAST_S), UTC)
+    given = min(max(_FIRST_S, seconds), _LAST_S)
+    made = datetime.fromtimestamp(given, UTC)
+    return made - _STEP if made.timestamp() > given else made
 
 
 def maybe_timestamp(seconds: float | None) -> Timestamp | None:

@@ -5,7 +5,7 @@ from datetime import timedelta, timezone
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster.protocol.http import JobSummary, Step
@@ -26,6 +26,15 @@ from muster.spec.problems import RefusedError
 )
 def test_seconds_are_written_in_utc(seconds: float, text: str) -> None:
     assert msgspec.json.encode(timestamp(seconds)).decode() == f'"{text}"'
+
+
+@given(st.floats(1.6e9, 2.2e9))
+@example(1_700_000_000.1234568)
+def test_a_time_that_was_written_is_not_after_what_it_is_of(seconds: float) -> None:
+    written = timestamp(seconds)
+    assert moment(written.isoformat(), 0.0) <= seconds
+    assert seconds - written.timestamp() < 2e-6
+    assert timestamp(written.timestamp()) == written
 
 
 def test_what_has_not_happened_has_no_time() -> None:
