@@ -19,8 +19,9 @@ Answers = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """`headers` are those that the route itself looks at; `items` what a stream consists of;
-    `problems` the statuses of its own, besides those that any route has.
+    """`headers` are those that the route itself looks at, `answer_headers` those of its good
+    answers; `items` what a stream consists of; `problems` the statuses of its own, besides those
+    that any route has.
     """
 
     summary: str
@@ -29,6 +30,7 @@ class About:
     body: Any = None
     items: tuple[type, ...] = ()
     headers: tuple[str, ...] = ()
+    answer_headers: tuple[str, ...] = ()
     problems: tuple[int, ...] = ()
 
 

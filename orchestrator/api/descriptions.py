@@ -29,7 +29,8 @@ DESCRIPTIONS: Final = {
         body=JOB,
         answers=_MADE,
         headers=("Idempotency-Key",),
-        problems=(409, 422),
+        answer_headers=("Location",),
+        problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs:validate"): About(
         summary="What a submit would make of a job, without one.",
@@ -42,7 +43,11 @@ DESCRIPTIONS: Final = {
         query=p.JobsQuery,
         answers=as_json(h.JobList),
     ),
-    ("GET", "/v1/jobs/{id}"): About(summary="Everything about a job.", answers=as_json(h.JobView)),
+    ("GET", "/v1/jobs/{id}"): About(
+        summary="Everything about a job.",
+        answers=as_json(h.JobView),
+        answer_headers=("ETag",),
+    ),
     ("GET", "/v1/jobs/{id}/spec"): About(
         summary="A job's specification with every default.", answers=as_json(h.SpecView)
     ),
@@ -55,7 +60,8 @@ DESCRIPTIONS: Final = {
         body=h.ChangeRequest,
         answers=as_json(h.ChangeAnswer),
         headers=("If-Match",),
-        problems=(409, 412, 422),
+        answer_headers=("ETag",),
+        problems=(409, 412, 422, 507),
     ),
     ("GET", "/v1/jobs/{id}/wait"): About(
         summary="The job when it has ended, or when the time is over.",
@@ -89,14 +95,15 @@ DESCRIPTIONS: Final = {
         summary="Send a signal to a job's ranks.",
         body=h.SignalRequest,
         answers=as_json(h.SignalAnswer, 202),
-        problems=(409, 422),
+        problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs/{id}/rerun"): About(
         summary="A new job like this one.",
         body=h.RerunRequest,
         answers=_MADE,
         headers=("Idempotency-Key",),
-        problems=(409, 422),
+        answer_headers=("Location",),
+        problems=(409, 422, 507),
     ),
     ("GET", "/v1/jobs/{id}/logs"): About(
         summary="A job's logs: what there is, then what comes.",

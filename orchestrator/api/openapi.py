@@ -38,6 +38,18 @@ _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
 _ANSWER_HEADERS: Final[Schema] = {
     "X-Request-Id": {"schema": {"type": "string"}, "description": "Also in the log."},
 }
+_OWN_ANSWER_HEADERS: Final[Schema] = {
+    "ETag": {
+        "schema": {"type": "string"},
+        "description": "The job's revision, to be sent as If-Match.",
+        "required": True,
+    },
+    "Location": {
+        "schema": {"type": "string"},
+        "description": "The path of the job.",
+        "required": True,
+    },
+}
 
 
 class SchemaApi:
@@ -105,7 +117,7 @@ def _operation(route: Route, found: Mapping[Any, Schema], query: list[Schema]) -
         "parameters": [*_path(route.path), *query, *map(_header, about.headers)],
         "responses": {
             **{
-                str(status): _answer(status, media, items, found)
+                str(status): _answer(status, media, items, found, about.answer_headers)
                 for status, media in about.answers.items()
             },
             **{str(status): _problem(status, found) for status in _problems(route)},
@@ -180,7 +192,11 @@ def _body(about: About, found: Mapping[Any, Schema]) -> Schema:
 
 
 def _answer(
-    status: int, media: Mapping[str, Any], items: list[Schema], found: Mapping[Any, Schema]
+    status: int,
+    media: Mapping[str, Any],
+    items: list[Schema],
+    found: Mapping[Any, Schema],
+    own_headers: tuple[str, ...],
 ) -> Schema:
     content: dict[str, Schema] = {}
     for name, kind in media.items():
@@ -192,7 +208,8 @@ def _answer(
             content[name] = {"schema": {"type": "string"}}
             if items:
                 content[name]["x-item-schemas"] = items
-    made: Schema = {"description": HTTPStatus(status).phrase, "headers": _ANSWER_HEADERS}
+    headers = _ANSWER_HEADERS | {name: _OWN_ANSWER_HEADERS[name] for name in own_headers}
+    made: Schema = {"description": HTTPStatus(status).phrase, "headers": headers}
     return {**made, "content": content} if content else made
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
     unsupported_method,
@@ -25,6 +26,7 @@ CHECKS = (
     not_a_server_error,
     status_code_conformance,
     content_type_conformance,
+    response_headers_conformance,
     response_schema_conformance,
     unsupported_method,
 )
@@ -116,6 +118,26 @@ def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> 
         for name in ("Cancel", "Change", "Signal", "Rerun"):
             body = document["components"]["schemas"][f"{name}Request"]
             assert body["additionalProperties"] is False
+        paths = document["paths"]
+        for method, path, status, header in (
+            ("post", "/v1/jobs", "201", "Location"),
+            ("post", "/v1/jobs/{id}/rerun", "201", "Location"),
+            ("get", "/v1/jobs/{id}", "200", "ETag"),
+            ("patch", "/v1/jobs/{id}", "200", "ETag"),
+        ):
+            assert header in paths[path][method]["responses"][status]["headers"]
+        refused_when_full = {
+            (method, path)
+            for path, operations in paths.items()
+            for method, operation in operations.items()
+            if "507" in operation["responses"]
+        }
+        assert refused_when_full == {
+            ("post", "/v1/jobs"),
+            ("post", "/v1/jobs/{id}/rerun"),
+            ("patch", "/v1/jobs/{id}"),
+            ("post", "/v1/jobs/{id}/signal"),
+        }
         names = [
             operation["operationId"]
             for operations in document["paths"].values()
