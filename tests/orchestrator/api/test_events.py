@@ -79,6 +79,29 @@ def test_a_last_event_id_that_is_none(coordinator: CoordinatorProcess, given: st
     asyncio.run(main())
 
 
+def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorProcess) -> None:
+    """As a backup was restored: who waited for it would miss all that comes before it."""
+
+    async def main() -> None:
+        await known_node(coordinator)
+        async with user_of(coordinator) as user, asyncio.timeout(60):
+            newest = (await user.get("/v1/events"))["events"][-1]["seq"]
+            job = await user.submit()
+            for path in ("/v1/events", f"/v1/jobs/{job}/events"):
+                async with follow(user, path, str(newest)) as answer:
+                    assert answer.status == 200
+                async with follow(user, path, str(newest + 1000)) as answer:
+                    assert answer.status == 400
+                    problem = await answer.json()
+                    assert problem["code"] == "bad_last_event_id"
+                    assert "from the start" in problem["hint"]
+                async with follow(user, f"{path}?after={newest + 1000}") as answer:
+                    assert answer.status == 400
+                    assert (await answer.json())["problems"][0]["field"] == "after"
+
+    asyncio.run(main())
+
+
 def test_nothing_is_lost_or_doubled_when_the_coordinator_dies(tmp_path: Path) -> None:
     """The client's own iterator, over one kill and one orderly restart, while jobs come and go."""
 
