@@ -53,6 +53,8 @@ def make_app(
         Route("GET", "/openapi.json", schema.show, admin),
         Route("GET", "/healthz", cluster.healthz, Access.OPEN),
         Route("GET", "/readyz", cluster.readyz, Access.OPEN),
+        Route("HEAD", "/healthz", cluster.healthz, Access.OPEN),
+        Route("HEAD", "/readyz", cluster.readyz, Access.OPEN),
         Route("GET", "/metrics", metrics.show, admin),
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),

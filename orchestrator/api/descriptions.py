@@ -14,6 +14,8 @@ DESCRIPTIONS: Final = {
     ),
     ("GET", "/healthz"): About(summary="Whether the process answers.", answers=as_text()),
     ("GET", "/readyz"): About(summary="Whether requests are taken.", answers=as_text()),
+    ("HEAD", "/healthz"): About(summary="As GET, without a body.", answers=as_text()),
+    ("HEAD", "/readyz"): About(summary="As GET, without a body.", answers=as_text()),
     ("GET", "/metrics"): About(
         summary="Figures for Prometheus, or as OpenMetrics where that is accepted.",
         answers=as_text(),

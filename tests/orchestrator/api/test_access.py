@@ -20,7 +20,7 @@ ROUTES = routes()
 UNKNOWN = [("GET", "/"), ("GET", "/v1"), ("POST", "/v2/jobs"), ("GET", "/v1/jobs/1/secrets")]
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 JOIN_ROUTES = {("GET", "/v1/agent"), ("GET", "/v1/agent/logs")}
-OPEN_ROUTES = {("GET", "/healthz"), ("GET", "/readyz")}
+OPEN_ROUTES = {(method, path) for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")}
 
 
 def bad_tokens(coordinator: CoordinatorProcess) -> list[dict[str, str]]:
@@ -84,7 +84,7 @@ def test_the_routes_are_those_that_are_known_here() -> None:
     found = set(ROUTES)
     assert found >= OPEN_ROUTES | JOIN_ROUTES
     assert ("POST", "/v1/jobs") in found
-    assert len(found) == 24, "a new route: see that access_of says who may call it"
+    assert len(found) == 26, "a new route: see that access_of says who may call it"
 
 
 def test_what_does_not_exist_is_closed_as_well(coordinator: CoordinatorProcess) -> None:

@@ -78,6 +78,15 @@ def test_a_request_id_that_is_no_word_is_replaced(
     assert len(made) == 16
 
 
+def test_health_is_told_without_a_body(coordinator: CoordinatorProcess) -> None:
+    """Some load balancers ask so."""
+    for path in ("/healthz", "/readyz"):
+        with dial(coordinator) as connection:
+            connection.sendall(head(coordinator, f"HEAD {path} HTTP/1.1", "Connection: close"))
+            top, _, body = until_closed(connection).partition(b"\r\n\r\n")
+        assert (top.split()[1], body) == (b"200", b"")
+
+
 def test_good_answers_have_the_same_headers(coordinator: CoordinatorProcess) -> None:
     headers = get(coordinator, "/v1/nodes").headers
     assert headers["server"].startswith("muster/")
