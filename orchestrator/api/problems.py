@@ -14,6 +14,33 @@ from muster.protocol.http import FieldProblem, Problem
 from orchestrator.core.decide import VERSION
 
 CONTENT_TYPE: Final = "application/problem+json"
+# How aiohttp's words begin, and ours for the same.
+_UNREADABLE: Final = (
+    (
+        "Invalid method",
+        "the request does not begin with a method of HTTP",
+        "the API knows GET, POST and PATCH",
+    ),
+    (
+        "Received HTTPS",
+        "TLS was spoken where there is none",
+        "call http://, or set TLS for the coordinator",
+    ),
+    ("Too many headers", "the request has too many headers", "send fewer"),
+    ("Duplicate '", "a header that may be there once is there twice", "send it once"),
+    (
+        "Transfer-Encoding can't",
+        "the request has both Transfer-Encoding and Content-Length",
+        "send one of them",
+    ),
+    ("Invalid character in Content-Length", "Content-Length is no number", "send the bytes' count"),
+    ("Invalid char in url", "the URL has a character that no URL has", "quote it as %XX"),
+    (
+        "Invalid header",
+        "a header cannot be read",
+        "write `Name: value`, without control characters",
+    ),
+)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -114,6 +141,10 @@ def unreadable(error: BaseException | None) -> ApiError:
             "the request line or a header is too long",
             "shorten the URL or the headers",
         )
+    said = str(getattr(error, "message", ""))
+    for begins, detail, hint in _UNREADABLE:
+        if said.startswith(begins):
+            return ApiError(400, "bad_request", detail, hint)
     return ApiError(
         400, "bad_request", "the request is not HTTP/1.1", "speak HTTP, or TLS where it is set"
     )

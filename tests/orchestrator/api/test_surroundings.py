@@ -32,6 +32,27 @@ def test_what_is_no_request_is_a_problem(coordinator: CoordinatorProcess, data: 
 
 
 @pytest.mark.parametrize(
+    ("line", "headers", "words"),
+    [
+        ("FOO /v1/nodes HTTP/1.1", (), "a method of HTTP"),
+        ("GET /v1/nodes HTTP/1.1", tuple(f"X-{n}: 1" for n in range(80)), "too many headers"),
+        ("GET /v1/nodes HTTP/1.1", ("Host: a", "Host: b"), "twice"),
+        ("POST /v1/jobs HTTP/1.1", ("Content-Length: x",), "Content-Length"),
+        ("GET /\x00 HTTP/1.1", (), "URL"),
+        ("GET /v1/nodes HTTP/1.1", ("X : 1",), "a header"),
+        ("GET /v1/nodes HTTP/9.9", (), "HTTP/1.1"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    coordinator: CoordinatorProcess, line: str, headers: tuple[str, ...], words: str
+) -> None:
+    problem = ask(coordinator, head(coordinator, line, *headers)).problem
+    assert problem["code"] == "bad_request"
+    assert words in problem["detail"]
+    assert problem["hint"]
+
+
+@pytest.mark.parametrize(
     ("line", "headers", "status", "code"),
     [
         ("GET /v1/nodes HTTP/1.1", ("X-Long: " + "x" * 9000,), 431, "head_too_large"),
