@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.cli.complaints import RefusedError
+import click
+
+from muster.cli.text import safe
 from muster.spec.from_command import from_command
 from muster.spec.overrides import override_document
 from muster.spec.parse import parse_document
@@ -47,7 +49,7 @@ class Job(NamedTuple):
 
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
-    """Read, override and check. Raises SpecError with every problem, RefusedError for the file."""
+    """Read, override and check. Raises SpecError with every problem, UsageError for the file."""
     notes: list[str] = []
     document = _document(typed, notes)
     tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
@@ -125,10 +127,11 @@ def _text(file: str) -> str:
                 raw = stream.read(MAX_BYTES + 1)
         return raw.decode()
     except OSError as error:
-        raise RefusedError(f"the job file {file} cannot be read: {error.strerror}") from error
+        said = f"the job file {safe(file)} cannot be read: {error.strerror}"
+        raise click.UsageError(said) from error
     except UnicodeDecodeError as error:
-        raise RefusedError(
-            f"the job file {file} is not UTF-8 (byte {error.start}): save it as UTF-8"
+        raise click.UsageError(
+            f"the job file {safe(file)} is not UTF-8 (byte {error.start}): save it as UTF-8"
         ) from error
 
 
