@@ -26,4 +26,17 @@ class Duration(click.ParamType[float]):
             self.fail(f"{value!r} {refused.message}; {refused.hint}", param, ctx)
 
 
+class IdempotencyKey(click.ParamType[str]):
+    """What names one submit. An empty one, of a variable that is not set, would be none at all."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        key = str(value)
+        if not key.strip() or not (key.isascii() and key.isprintable()):
+            self.fail(f"{key!r} is no key: write printable ASCII characters", param, ctx)
+        return key
+
+
 DURATION: Final = Duration()
+IDEMPOTENCY_KEY: Final = IdempotencyKey()

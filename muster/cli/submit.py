@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from muster.cli.arguments import IDEMPOTENCY_KEY
 from muster.cli.complaints import EXIT_USAGE, DetachedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.job_input import Job, Typed, looks_like_a_file, read_job
@@ -52,6 +53,7 @@ _REFUSED: Final = frozenset({400, 413, 422})
 @click.option(
     "--idempotency-key",
     "key",
+    type=IDEMPOTENCY_KEY,
     metavar="KEY",
     help="Submitting again under the same key gives the same job.",
 )

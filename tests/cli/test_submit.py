@@ -96,6 +96,8 @@ def test_what_only_the_coordinator_knows_is_refused_by_field(
         (("-f", "."), "cannot be read: Is a directory"),
         (("-f", "latin.yaml"), "is not UTF-8 (byte 5)"),
         (("-f", "job.yaml", "--set", "nodes"), "is not `key=value`"),
+        (("-f", "job.yaml", "--idempotency-key", ""), "'--idempotency-key': '' is no key"),
+        (("-f", "job.yaml", "--idempotency-key", "ü"), "'--idempotency-key': 'ü' is no key"),
     ],
 )
 def test_wrong_usage_is_said(
