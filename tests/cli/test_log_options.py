@@ -238,3 +238,26 @@ def test_a_download_follows_no_link(run: Run, fake: FakeCoordinator, tmp_path: P
     done = run("logs", "42", "--download", "d")
     assert done.returncode == 125
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--rank", "-1", "neither a number from 0 nor `all`"),
+        ("--rank", "9" * 5000, "is over 1000000000"),
+        ("--tail", "x", "neither a number from 0 nor `all`"),
+        ("--tail", "100001", "is over 100000, and not `all`"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_its_option(
+    run: Run, fake: FakeCoordinator, option: str, value: str, said: str
+) -> None:
+    done = run("logs", "42", option, value)
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}': '{value}' " in done.stderr.decode()
+    assert said in done.stderr.decode()
+    assert not fake.script.requests
+
+
+def test_a_tail_of_nothing_is_no_option_of_a_download(run: Run, fake: FakeCoordinator) -> None:
+    assert run("logs", "42", "--download", "logs", "--tail", "0").returncode == 2
