@@ -8,6 +8,7 @@ from muster.cli.complaints import RefusedError
 from muster.cli.text import safe
 from muster.client import LogQuery
 from muster.protocol.http import JobView, TaskView
+from muster.protocol.states import ENDED_STATES
 
 
 def refuse_rank(view: JobView, rank: int | None) -> None:
@@ -74,3 +75,20 @@ def _ranks_each(view: JobView) -> int | None:
     roles = spec.get("roles") or {}
     differs = any("nproc_per_node" in role for role in roles.values())
     return each if isinstance(each, int) and not differs else None
+
+
+def nothing_written(view: JobView, query: LogQuery) -> str:
+    """What to say where nothing came of what exists."""
+    job, over = view.id, view.state in ENDED_STATES
+    said = f"job {job} has written nothing"
+    if view.started_at is None:
+        if over:
+            return f"{said}: it never started\n  why: muster show {job}"
+        return f"{said}: it is {view.state.value}\n  why: muster explain {job}"
+    whose = f"rank {query.rank} of " if query.rank is not None else ""
+    where = f" on {safe(query.node)}" if query.node is not None else ""
+    some = query.since is not None or query.stream in {"stdout", "stderr"}
+    which = " of what the options choose" if some else ""
+    yet = "" if over else " so far"
+    hint = f"every rank: muster logs --rank all {job}" if whose else f"its state: muster show {job}"
+    return f"{whose}{said}{which}{where}{yet}\n  {hint}"

@@ -15,7 +15,7 @@ import click
 from muster.cli.arguments import All, CountOrAll, number_of
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.log_absence import refuse_rank, refuse_unknown
+from muster.cli.log_absence import nothing_written, refuse_rank, refuse_unknown
 from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
@@ -247,6 +247,8 @@ def _print_all(
     view = client.job(job)
     if not printed:
         refuse_unknown(view, query)
+        if query.tail != 0:
+            note(nothing_written(view, query))
     if view.state not in ENDED_STATES:
         return None
     if others and view.exit_code:
@@ -257,8 +259,9 @@ def _print_all(
 
 
 def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinter) -> bool:
-    """Print what comes; False where there was nothing."""
+    """Print what comes; False where there was nothing, and nothing is known to be missing."""
     attempt: int | None = None
+    gap = False
     try:
         for entry in client.logs(job, query):
             if isinstance(entry, LogTrailer):
@@ -267,6 +270,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
                     note(printer.missing)
                 continue
             if entry.gap is not None:
+                gap = True
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
                 continue
             if attempt is not None and entry.attempt != attempt:
@@ -275,7 +279,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
             printer.write(entry)
     finally:
         printer.finish()
-    return attempt is not None
+    return attempt is not None or gap or bool(printer.missing)
 
 
 def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: Look) -> None:
