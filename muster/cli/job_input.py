@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from muster.spec.scalars import MAX_BYTES, Document, read_yaml
 from muster.spec.types import JobSpec
 
 STDIN: Final = "-"
+_OF_A_SHELL: Final = ";&|<>$`\"'\n"
 _NCCL_DEBUG: Final = "NCCL_DEBUG"
 # The level that names networks and transports, and the one above it.
 _NCCL_TALKATIVE: Final = ("INFO", "TRACE")
@@ -140,3 +142,13 @@ def looks_like_a_file(command: tuple[str, ...]) -> bool:
     return (
         len(command) == 1 and command[0].endswith((".yaml", ".yml")) and os.path.exists(command[0])
     )
+
+
+def meant_for_a_shell(command: tuple[str, ...]) -> str | None:
+    """What was meant by a whole line in quotes, which no program is called; None for all else."""
+    if len(command) != 1 or os.path.exists(command[0]):
+        return None
+    line = command[0].strip()
+    if any(char in line for char in _OF_A_SHELL):
+        return f"bash -c {shlex.quote(line)}"
+    return line if any(char.isspace() for char in line) else None
