@@ -140,3 +140,31 @@ def test_a_closed_stream_changes_no_exit_code(
     )
     assert done.returncode == (125 if "nope" in verb else 0), done.stderr
     assert b"Error" not in done.stderr
+
+
+def test_the_own_version_needs_no_coordinator(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"client       ")
+    assert b", protocol 1" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_hint_for_the_api_is_none_for_the_command_line(run: Run, fake: FakeCoordinator) -> None:
+    problem = {
+        "type": "about:blank",
+        "title": "x",
+        "status": 404,
+        "code": "unknown_job",
+        "detail": "there is no job 99",
+        "hint": "list the jobs: muster ps -a (GET /v1/jobs)",
+        "request_id": "r-1",
+    }
+    answer = (404, json.dumps(problem).encode(), "application/problem+json")
+    fake.script.first_answers.append(answer)
+    done = run("show", "99")
+    assert done.stderr == b"muster: there is no job 99\n  list the jobs: muster ps -a\n"
+
+
+def test_the_help_of_a_group_cuts_no_sentence(run: Run) -> None:
+    assert b"..." not in run("node", "--help").stdout.split(b"Commands:")[1]
