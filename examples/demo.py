@@ -87,7 +87,7 @@ The cluster goes on. To use it:
   export MUSTER_CONFIG={cluster.client_config}
   export PATH={Path(MUSTER).parent}:$PATH
   muster nodes
-  muster submit --name hello --nodes 3 --follow -- echo hello
+  muster submit --name hello --nodes 3 --wait -- echo hello && muster logs --rank all hello
 
 Kill any of them and start it again; a running job does not notice:
 

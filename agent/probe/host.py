@@ -119,6 +119,11 @@ def address_towards(coordinator: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(peer)
             return str(sock.getsockname()[0])
+    except socket.gaierror as error:
+        raise ProbeError(
+            f"coordinator: this node does not know {host} ({error.strerror or error}); enter the "
+            "name in DNS or /etc/hosts, or write another `coordinator` in the agent's configuration"
+        ) from error
     except OSError as error:
         raise ProbeError(
             f"the address of this node is not known: there is no way to {host} "

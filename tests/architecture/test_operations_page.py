@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from muster.daemon.clock import SystemClock
+from orchestrator.api.token_file import TokenStore
 
 TREE = Path(__file__).resolve().parents[2]
 PAGE = (TREE / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -37,3 +42,23 @@ def test_a_message_of_the_page_is_said(message: str, source: str) -> None:
 
 def test_there_are_messages() -> None:
     assert len(said()) > 25
+
+
+def test_a_token_made_as_the_page_says_is_taken(tmp_path: Path) -> None:
+    match = re.search(r"python - bob1 bob <<'END'\n(.*?)\nEND\n", PAGE, re.DOTALL)
+    assert match is not None
+    done = subprocess.run(
+        [sys.executable, "-", "bob1", "bob"],
+        input=match[1],
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    token, record = (line.partition(":")[2].strip() for line in done.stdout.splitlines())
+    path = tmp_path / "tokens"
+    path.write_text(f'{{"tokens": [{record}]}}')
+    path.chmod(0o600)
+    found = TokenStore(path, SystemClock()).find(token)
+    assert found is not None
+    assert (found.id, found.user) == ("bob1", "bob")
