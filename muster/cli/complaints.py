@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.cli.text import safe
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from muster.client.errors import ApiError
 
 EXIT_USAGE = 2
+# The coordinator hints at a command and, for other clients, at its request.
+_OF_THE_API = re.compile(r" \((?:GET|POST|PATCH|PUT|DELETE) /[^)]*\)")
 
 
 class Complaint(NamedTuple):
@@ -48,9 +51,10 @@ def complain(error: Exception) -> Complaint:
 
 def _refused_by_server(error: ApiError) -> Complaint:
     problem = error.problem
+    hint = _OF_THE_API.sub("", problem.hint)
     # Where fields are named, `detail` says the same in one string.
     said = "the coordinator refuses this:" if problem.problems else safe(str(error))
-    text = _with_hint(said, problem.hint)
+    text = _with_hint(said, hint)
     for field in problem.problems:
         value = f" `{safe(field.value)}`:" if field.value else ""
         said = f"{safe(field.field)}:{value} {safe(field.message)}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from muster.cli.complaints import RefusedError
+import click
+
+from muster.cli.text import safe
 from muster.spec.from_command import from_command
 from muster.spec.overrides import override_document
 from muster.spec.parse import parse_document
@@ -16,6 +19,7 @@ from muster.spec.scalars import MAX_BYTES, Document, read_yaml
 from muster.spec.types import JobSpec
 
 STDIN: Final = "-"
+_OF_A_SHELL: Final = ";&|<>$`\"'\n"
 _NCCL_DEBUG: Final = "NCCL_DEBUG"
 # The level that names networks and transports, and the one above it.
 _NCCL_TALKATIVE: Final = ("INFO", "TRACE")
@@ -47,7 +51,7 @@ class Job(NamedTuple):
 
 
 def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
-    """Read, override and check. Raises SpecError with every problem, RefusedError for the file."""
+    """Read, override and check. Raises SpecError with every problem, UsageError for the file."""
     notes: list[str] = []
     document = _document(typed, notes)
     tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
@@ -125,10 +129,11 @@ def _text(file: str) -> str:
                 raw = stream.read(MAX_BYTES + 1)
         return raw.decode()
     except OSError as error:
-        raise RefusedError(f"the job file {file} cannot be read: {error.strerror}") from error
+        said = f"the job file {safe(file)} cannot be read: {error.strerror}"
+        raise click.UsageError(said) from error
     except UnicodeDecodeError as error:
-        raise RefusedError(
-            f"the job file {file} is not UTF-8 (byte {error.start}): save it as UTF-8"
+        raise click.UsageError(
+            f"the job file {safe(file)} is not UTF-8 (byte {error.start}): save it as UTF-8"
         ) from error
 
 
@@ -137,3 +142,13 @@ def looks_like_a_file(command: tuple[str, ...]) -> bool:
     return (
         len(command) == 1 and command[0].endswith((".yaml", ".yml")) and os.path.exists(command[0])
     )
+
+
+def meant_for_a_shell(command: tuple[str, ...]) -> str | None:
+    """What was meant by a whole line in quotes, which no program is called; None for all else."""
+    if len(command) != 1 or os.path.exists(command[0]):
+        return None
+    line = command[0].strip()
+    if any(char in line for char in _OF_A_SHELL):
+        return f"bash -c {shlex.quote(line)}"
+    return line if any(char.isspace() for char in line) else None

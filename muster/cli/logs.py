@@ -12,14 +12,16 @@ from typing import Any, Final
 
 import click
 
+from muster.cli.arguments import All, CountOrAll, number_of
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.log_absence import nothing_written, refuse_rank, refuse_unknown
 from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
-from muster.protocol.http import JobView, LogRecord, LogTrailer
+from muster.protocol.http import RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError as SpanError
@@ -30,23 +32,6 @@ _TAIL_OF_ERRORS: Final = 30
 # the store with it. Its lines are shown with --node, and where no rank said why a job failed.
 _OF_THE_JOB: Final = "stdout,stderr,setup"
 _NOT_SOON: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.RETRYING})
-
-
-class CountOrAll(click.ParamType[int | None]):
-    """A number from `least`, or `all`, which is None."""
-
-    name = "N|all"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        if value is None or isinstance(value, int):
-            return value
-        if value == "all":
-            return None
-        if not (str(value).isascii() and str(value).isdecimal()):
-            self.fail(f"{value!r} is neither a number from 0 nor `all`", param, ctx)
-        return int(value)
 
 
 class Pattern(click.ParamType["re.Pattern[str]"]):
@@ -83,17 +68,20 @@ class Since(click.ParamType[str]):
 )
 @click.option(
     "--rank",
-    "rank",
+    type=CountOrAll(RANK_MAX),
     metavar="R|all",
     help="This rank, or all of them. Without it: rank 0, and the errors of the rank that failed.",
 )
 @click.option("--node", metavar="NODE", help="Only what was written on this node.")
-@click.option("--stdout", "stream", flag_value="stdout", help="Only standard output.")
-@click.option("--stderr", "stream", flag_value="stderr", help="Only standard error.")
+@click.option("--stdout", is_flag=True, help="Only standard output; with --stderr, both.")
+@click.option("--stderr", is_flag=True, help="Only standard error.")
 @click.option("--attempt", type=click.IntRange(1), help="This attempt instead of the last one.")
 @click.option("--previous", is_flag=True, help="The attempt before the last one.")
 @click.option(
-    "--tail", metavar="N|all", help="Begin with the last N lines: 10 with -f, else all of them."
+    "--tail",
+    type=CountOrAll(TAIL_MAX),
+    metavar="N|all",
+    help="Begin with the last N lines: 10 with -f, else all of them.",
 )
 @click.option(
     "--since",
@@ -124,12 +112,13 @@ def command(
     *,
     job: str,
     follow: bool,
-    rank: str | None,
+    rank: int | All | None,
     node: str | None,
-    stream: str | None,
+    stdout: bool,
+    stderr: bool,
     attempt: int | None,
     previous: bool,
-    tail: str | None,
+    tail: int | All | None,
     since: str | None,
     grep: re.Pattern[str] | None,
     timestamps: bool,
@@ -148,14 +137,20 @@ def command(
     """
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
-    lines = TAIL_WHEN_FOLLOWING if tail is None and follow else COUNT.convert(tail, None, None)
+    lines = TAIL_WHEN_FOLLOWING if tail is None and follow else number_of(tail)
+    stream = ",".join(["stdout"] * stdout + ["stderr"] * stderr) or None
     if folder is not None:
-        shown = {"--tail": tail, "--since": since, "--grep": grep, "--timestamps": timestamps}
+        shown = {
+            "--tail": tail is not None,
+            "--since": since,
+            "--grep": grep,
+            "--timestamps": timestamps,
+        }
         if wrong := [name for name, given in shown.items() if given]:
             raise click.UsageError(f"--download takes whole streams, so not {', '.join(wrong)}")
-        chosen, lines = None if rank is None else _rank(rank), None
+        chosen, lines = number_of(rank), None
     else:
-        chosen = None if node is not None and rank is None else _rank(rank)
+        chosen = 0 if rank is None and node is None else number_of(rank)
         if chosen is None and node is None and stream is None:
             stream = _OF_THE_JOB
     client = connect()
@@ -180,13 +175,6 @@ def command(
     if code is None:
         raise RefusedError(f"job {number} has not ended: -f waits for its exit code")
     return code
-
-
-COUNT: Final = CountOrAll()
-
-
-def _rank(text: str | None) -> int | None:
-    return 0 if text is None else COUNT.convert(text, None, None)
 
 
 def _previous(view: JobView) -> int:
@@ -222,6 +210,7 @@ def show_logs(
     RefusedError does.
     """
     view = client.job(job)
+    refuse_rank(view, query.rank)
     if query.follow and view.state in _NOT_SOON:
         why = f" ({safe(view.reason.text)})" if view.reason.text else ""
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
@@ -257,7 +246,9 @@ def _print_all(
         client.wait(job)  # the last byte may be there a moment before the end is
     view = client.job(job)
     if not printed:
-        _refuse_unknown(view, query)
+        refuse_unknown(view, query)
+        if query.tail != 0:
+            note(nothing_written(view, query))
     if view.state not in ENDED_STATES:
         return None
     if others and view.exit_code:
@@ -267,23 +258,10 @@ def _print_all(
     return exit_code(view)
 
 
-def _refuse_unknown(view: JobView, query: LogQuery) -> None:
-    """Nothing came: of an attempt, a rank or a node that the job does not have, say so."""
-    last = max((attempt.number for attempt in view.attempts), default=0)
-    if query.attempt is not None and 0 < last < query.attempt:
-        raise RefusedError(f"job {view.id} has no attempt {query.attempt}: {last} was the last")
-    tasks = [task for attempt in view.attempts for task in attempt.tasks]
-    nodes = sorted({task.node for task in tasks})
-    if query.node is not None and nodes and query.node not in nodes:
-        raise RefusedError(f"job {view.id} has no node {safe(query.node)}, only {', '.join(nodes)}")
-    ranks = sorted({rank.rank for task in tasks for rank in task.ranks})
-    if query.rank is not None and ranks and query.rank not in ranks:
-        raise RefusedError(f"job {view.id} has no rank {query.rank}: 0 to {ranks[-1]} are there")
-
-
 def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinter) -> bool:
-    """Print what comes; False where there was nothing."""
+    """Print what comes; False where there was nothing, and nothing is known to be missing."""
     attempt: int | None = None
+    gap = False
     try:
         for entry in client.logs(job, query):
             if isinstance(entry, LogTrailer):
@@ -292,6 +270,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
                     note(printer.missing)
                 continue
             if entry.gap is not None:
+                gap = True
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
                 continue
             if attempt is not None and entry.attempt != attempt:
@@ -300,7 +279,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
             printer.write(entry)
     finally:
         printer.finish()
-    return attempt is not None
+    return attempt is not None or gap or bool(printer.missing)
 
 
 def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: Look) -> None:

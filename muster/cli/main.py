@@ -5,7 +5,6 @@ Imports almost nothing at the top, so that even an interrupt during the start en
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -23,10 +22,10 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; nothing is raised, no traceback is shown."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # in the C locale too, no traceback
     try:
+        from muster.daemon.surroundings import prepare_streams
+
+        prepare_streams()
         from muster.cli.verbs import invoke
 
         code = invoke(arguments)

@@ -28,7 +28,7 @@ def command() -> None:
     """One node: `muster nodes` lists them all."""
 
 
-@command.command("show")
+@command.command("show", short_help="Show all that is known of a node.")
 @click.argument("node", metavar="NODE", type=NODE)
 @json_option
 @connection_options

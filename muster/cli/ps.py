@@ -10,7 +10,7 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json, print_json_line
 from muster.cli.table import Cell, Column, print_table
-from muster.cli.text import coloured, note, span
+from muster.cli.text import coloured, note, safe, span
 from muster.cli.watch import View, watch
 from muster.protocol.http import JobList, JobSummary
 from muster.protocol.states import ENDED_STATES, JobState
@@ -82,8 +82,8 @@ def command(
             print_table(_COLUMNS, [_row(job, client.server_time) for job in found.jobs])
             if everything and count is None and found.cursor is not None:
                 note(f"these are the newest {limit}; -n N lists more")
-        elif not (states or everything or count or user or pool):
-            note("no job waits or runs; `muster ps -a` lists those that ended")
+        else:
+            note(_nothing(user, pool, states, ended=everything or count is not None))
 
     if watched:
         watch(View(fetch, print_json_line if as_json else show, lambda found: found, _over))
@@ -91,6 +91,17 @@ def command(
         print_json(fetch())
     else:
         show(fetch())
+
+
+def _nothing(user: str | None, pool: str | None, states: tuple[str, ...], *, ended: bool) -> str:
+    """What to say where no job is found; `ended`: those that ended were looked at, too."""
+    whose = f" of user {safe(user)}" if user is not None else ""
+    where = f" in pool {safe(pool)}" if pool is not None else ""
+    if states:
+        return f"no job{whose}{where} is {' or '.join(states)}"
+    if ended:
+        return f"there is no job{whose}{where}"
+    return f"no job{whose}{where} waits or runs; `muster ps -a` lists those that ended"
 
 
 def _over(found: JobList) -> bool:

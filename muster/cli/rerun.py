@@ -6,6 +6,7 @@ import os
 
 import click
 
+from muster.cli.arguments import IDEMPOTENCY_KEY
 from muster.cli.complaints import DetachedError
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
@@ -20,6 +21,7 @@ from muster.cli.text import note, safe
 @click.option(
     "--idempotency-key",
     "key",
+    type=IDEMPOTENCY_KEY,
     metavar="KEY",
     help="Running it again under the same key gives the same job.",
 )

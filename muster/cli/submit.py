@@ -8,9 +8,10 @@ from typing import Final
 
 import click
 
+from muster.cli.arguments import IDEMPOTENCY_KEY
 from muster.cli.complaints import EXIT_USAGE, DetachedError
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.job_input import Job, Typed, looks_like_a_file, read_job
+from muster.cli.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
 from muster.cli.json_output import print_json
 from muster.cli.logs import show_logs
 from muster.cli.text import note, safe
@@ -52,6 +53,7 @@ _REFUSED: Final = frozenset({400, 413, 422})
 @click.option(
     "--idempotency-key",
     "key",
+    type=IDEMPOTENCY_KEY,
     metavar="KEY",
     help="Submitting again under the same key gives the same job.",
 )
@@ -115,6 +117,10 @@ def command(
 def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...]) -> None:
     if file is not None and sbatch is not None:
         raise click.UsageError("-f and --from-sbatch are both the job: give one of them")
+    if (meant := meant_for_a_shell(command)) is not None:
+        raise click.UsageError(
+            f"the command is one word, and no file of that name is here; write it as: -- {meant}"
+        )
     if file is not None or sbatch is not None:
         return
     if not command:

@@ -84,7 +84,23 @@ class Verbs(click.Group):
             formatter.write_dl(list(EXIT_CODES))
 
 
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from muster.cli.version import own_line
+
+        print(own_line())
+        context.exit()
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version of this client; `muster version` asks the coordinator, too.",
+)
 def muster() -> None:
     """Run multi-node PyTorch jobs on bare-metal nodes.
 

@@ -37,7 +37,7 @@ def command(*, as_json: bool) -> None:
     """Show the versions of client and coordinator, and warn where they differ too much."""
     own = own_version()
     if not as_json:
-        print(f"client       {own}, protocol {_span(PROTOCOL_MIN, PROTOCOL_MAX)}", flush=True)
+        print(own_line(), flush=True)
     try:
         client = connect()
         server = client.version()
@@ -64,6 +64,11 @@ def own_version() -> str:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def own_line() -> str:
+    """What `muster version` says of the client, and `muster --version` alone."""
+    return f"client       {own_version()}, protocol {_span(PROTOCOL_MIN, PROTOCOL_MAX)}"
 
 
 def skew(own: str, server: VersionView) -> str | None:

@@ -8,8 +8,18 @@ import sys
 def prepare_surroundings() -> None:
     """Make them fit: call it before anything is opened or written.
 
+    A hang-up of the terminal ends nobody.
+    """
+    prepare_streams()
+    # A handler and not SIG_IGN, which what we start would inherit.
+    signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def prepare_streams() -> None:
+    """The standard streams as every program wants them: open, and able to write any text.
+
     Of the descriptors 0 to 2 one that is closed would else be given to the next file that is
-    opened, and what is said to an operator would end in it. A hang-up of the terminal ends nobody.
+    opened, and what is said to an operator would end in it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -23,5 +33,3 @@ def prepare_surroundings() -> None:
             # Where the locale is ASCII, or a file name no UTF-8, a line must be written all the
             # same.
             stream.reconfigure(errors="backslashreplace")
-    # A handler and not SIG_IGN, which what we start would inherit.
-    signal.signal(signal.SIGHUP, lambda *_: None)

@@ -15,6 +15,9 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
 
+# The most of a query for logs.
+TAIL_MAX: Final = 100_000
+RANK_MAX: Final = 10**9
 _PRIORITY: Final = msgspec.Meta(ge=0, le=100)
 
 

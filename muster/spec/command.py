@@ -178,9 +178,14 @@ def is_python_script(word: str) -> bool:
     return "/" in word and not suffix(word) and base_name(word) not in _NOT_PYTHON
 
 
+def is_python(word: str) -> bool:
+    """Whether a program is an interpreter of Python 3, by its name."""
+    return _PYTHON.fullmatch(base_name(word)) is not None
+
+
 def python_words(words: Sequence[str]) -> list[str] | None:
     """The script or `-m module` and arguments of `python ...`; None if `words` is no such line."""
-    if not _PYTHON.fullmatch(base_name(words[0])):
+    if not is_python(words[0]):
         return None
     # Ranks run unbuffered anyway.
     rest = list(words[1:])

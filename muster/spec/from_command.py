@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from muster.spec.command import PLAIN_PYTHON, of_python, python_words
+from muster.spec.command import PLAIN_PYTHON, is_python, of_python, python_words
 from muster.spec.problems import Problem, SpecError, printable
 from muster.spec.words import base_name, suffix
 
@@ -37,10 +37,14 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
     trained = _training_words(words)
     if trained is not None or launcher == "torchrun":
         return FromCommand({"run": trained or words})
+    program = printable(base_name(words[0]))
+    if is_python(words[0]):
+        shown = " ".join([program, *map(printable, words[1:2])])
+        why = f"torchrun starts scripts and modules, not `{shown}`"
+    else:
+        why = f"`{program}` is no Python script"
     return FromCommand(
-        {"run": words, "launcher": "none"},
-        f"`{printable(base_name(words[0]))}` is no Python script: running it once per node "
-        "(launcher: none)",
+        {"run": words, "launcher": "none"}, f"{why}: running it once per node (launcher: none)"
     )
 
 
@@ -49,6 +53,6 @@ def _training_words(words: list[str]) -> list[str] | None:
     script = python_words(words)
     if script is not None:
         return script if words[0] in PLAIN_PYTHON else words
-    is_python = words[0] == "-m" or suffix(words[0]) in (".py", ".pyz")
+    is_script = words[0] == "-m" or suffix(words[0]) in (".py", ".pyz")
     is_launcher = base_name(words[0]) in ("torchrun", "accelerate", "deepspeed")
-    return words if is_python or is_launcher else None
+    return words if is_script or is_launcher else None

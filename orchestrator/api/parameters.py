@@ -6,13 +6,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from muster.protocol.http import RANK_MAX, TAIL_MAX
 from muster.protocol.logs import StreamKind
 from muster.protocol.states import JobState
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 PAGE_MAX: Final = 1000
-TAIL_MAX: Final = 100_000
 
 _Word = Annotated[str, Meta(max_length=255)]
 _Number = Annotated[int, Meta(ge=0, le=10**9)]
@@ -73,7 +73,9 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
     since: Annotated[
         _Word | None, Meta(description="begin at this time (RFC 3339), or so long ago (10m)")
     ] = None
-    rank: Annotated[_Number | None, Meta(description="of this rank")] = None
+    rank: Annotated[
+        Annotated[int, Meta(ge=0, le=RANK_MAX)] | None, Meta(description="of this rank")
+    ] = None
     node: Annotated[_Word | None, Meta(description="of this node")] = None
     stream: Annotated[
         tuple[StreamKind, ...] | None, Meta(description="of these streams, by commas")

@@ -238,3 +238,64 @@ def test_a_download_follows_no_link(run: Run, fake: FakeCoordinator, tmp_path: P
     done = run("logs", "42", "--download", "d")
     assert done.returncode == 125
     assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--rank", "-1", "neither a number from 0 nor `all`"),
+        ("--rank", "9" * 5000, "is over 1000000000"),
+        ("--tail", "x", "neither a number from 0 nor `all`"),
+        ("--tail", "100001", "is over 100000, and not `all`"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_its_option(
+    run: Run, fake: FakeCoordinator, option: str, value: str, said: str
+) -> None:
+    done = run("logs", "42", option, value)
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}': '{value}' " in done.stderr.decode()
+    assert said in done.stderr.decode()
+    assert not fake.script.requests
+
+
+def test_a_tail_of_nothing_is_no_option_of_a_download(run: Run, fake: FakeCoordinator) -> None:
+    assert run("logs", "42", "--download", "logs", "--tail", "0").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("view", "said"),
+    [
+        (
+            job_view(state=JobState.QUEUED, started_at=None),
+            "job 42 has written nothing: it is QUEUED\n  why: muster explain 42\n",
+        ),
+        (
+            ended(job_view(started_at=None), JobState.CANCELLED, 130),
+            "job 42 has written nothing: it never started\n  why: muster show 42\n",
+        ),
+        (
+            ended(job_view(), JobState.SUCCEEDED, 0),
+            "rank 0 of job 42 has written nothing\n  every rank: muster logs --rank all 42\n",
+        ),
+        (
+            job_view(),
+            (
+                "rank 0 of job 42 has written nothing so far\n"
+                "  every rank: muster logs --rank all 42\n"
+            ),
+        ),
+    ],
+)
+def test_a_job_that_wrote_nothing_is_said_to_have(
+    run: Run, fake: FakeCoordinator, view: api.JobView, said: str
+) -> None:
+    fake.put(view)
+    done = run("logs", "42")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.decode() == f"muster: {said}"
+    assert run("logs", "42", "--tail", "0").stderr == b""
+    fake.log(record(1, "one\n"))
+    assert run("logs", "42").stderr == b""
+    if view.started_at is not None:
+        assert b"nothing of what the options choose" in run("logs", "42", "--stderr").stderr

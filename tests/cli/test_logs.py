@@ -102,6 +102,9 @@ def test_streams_are_chosen(run: Run, fake: FakeCoordinator) -> None:
     fake.log(record(1, "out\n"), record(2, "err\n", stream="stderr"))
     done = run("logs", "42", "--stderr")
     assert (done.stdout, done.stderr) == (b"", b"err\n")
+    fake.log(record(3, "installing\n", rank=0, stream="setup"))
+    both = run("logs", "42", "--stdout", "--stderr")
+    assert (both.stdout, both.stderr) == (b"out\n", b"err\n")
 
 
 def test_the_errors_of_the_rank_that_failed_come_after_rank_0(
@@ -243,6 +246,31 @@ def test_a_rank_or_a_node_that_the_job_does_not_have(run: Run, fake: FakeCoordin
     assert b"job 42 has no rank 7: 0 to 1 are there" in rank.stderr
     node = run("logs", "42", "--node", "nosuch")
     assert b"job 42 has no node nosuch, only gpu-01" in node.stderr
+
+
+def test_a_rank_that_the_specification_rules_out(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(spec={"run": ["train.py"], "nproc_per_node": 1}))
+    for arguments in (("--rank", "2"), ("--rank", "2", "-f")):
+        done = run("logs", "42", *arguments)
+        assert (done.returncode, done.stdout) == (125, b"")
+        assert b"job 42 has no rank 2: 0 to 1 are there" in done.stderr
+    fake.put(job_view(spec={"run": ["train.py"], "launcher": "none"}, nodes=1))
+    assert b"no rank 1: only rank 0 is there" in run("logs", "42", "--rank", "1").stderr
+
+
+def test_a_rank_that_was_on_another_node(run: Run, fake: FakeCoordinator) -> None:
+    tasks = tuple(
+        api.TaskView(f"gpu-0{n + 1}", n, "worker", TaskState.STARTED, (), None, None)
+        for n in range(2)
+    )
+    attempt = api.AttemptView(1, "running", tasks, None, None, timestamp(1), timestamp(2), None)
+    fake.put(job_view(attempts=(attempt,), spec={"run": ["train.py"], "nproc_per_node": 2}))
+    fake.log(record(1, "zero\n"))
+    done = run("logs", "42", "--node", "gpu-02", "--rank", "0")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"rank 0 of job 42 is not on gpu-02, which has ranks 2 to 3" in done.stderr
+    assert run("logs", "42", "--node", "gpu-01", "--rank", "0").stdout == b"zero\n"
+    assert run("logs", "42", "--node", "gpu-02", "--rank", "3").returncode == 0
 
 
 def test_on_a_terminal_the_closing_sentence_has_a_line_of_its_own(

@@ -370,3 +370,21 @@ def test_on_a_terminal_what_is_said_is_broken_between_words(
         "  `muster ps -a` lists jobs",
         "  and their ids",
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--user", "bob"), "no job of user bob waits or runs; `muster ps -a` lists those that"),
+        (("--pool", "zz", "-a"), "there is no job in pool zz\n"),
+        (("--state", "lost", "--state", "HELD"), "no job is LOST or HELD\n"),
+    ],
+)
+def test_no_job_that_matches_is_said(
+    run: Run, fake: FakeCoordinator, arguments: tuple[str, ...], said: str
+) -> None:
+    fake.put(job_view())
+    done = run("ps", *arguments)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.decode().startswith(f"muster: {said}")
+    assert run("ps", *arguments, "--json").stderr == b""

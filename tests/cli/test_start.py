@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from muster.cli.verbs import VERBS
+from muster.protocol.states import JobState
 from tests.cli.conftest import TREE, Run
-from tests.client.fake_coordinator import FakeCoordinator, job_view
+from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
 # Each of these costs as much as a whole command may, or belongs to a daemon.
 HEAVY = {"aiohttp", "asyncio", "rich", "rich.traceback", "structlog", "tenacity", "torch"}
@@ -121,3 +122,49 @@ def test_an_error_nobody_foresaw_is_one_line(run: Run, tmp_path: Path) -> None:
     assert "LookupError" in details.read_text()
     assert stat.S_IMODE(details.stat().st_mode) == 0o600
     assert b"Traceback" in run("ps", PYTHONPATH=path, MUSTER_DEBUG="1").stderr
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&- <&-"])
+@pytest.mark.parametrize("verb", ["wait 42", "ps", "logs 42", "show 42", "wait nope"])
+def test_a_closed_stream_changes_no_exit_code(
+    fake: FakeCoordinator, environ: dict[str, str], verb: str, closed: str
+) -> None:
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    fake.log(record(1, "out\n"), record(2, "err\n", stream="stderr"))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m muster.cli {verb} {closed}"],
+        env=environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == (125 if "nope" in verb else 0), done.stderr
+    assert b"Error" not in done.stderr
+
+
+def test_the_own_version_needs_no_coordinator(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"client       ")
+    assert b", protocol 1" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_a_hint_for_the_api_is_none_for_the_command_line(run: Run, fake: FakeCoordinator) -> None:
+    problem = {
+        "type": "about:blank",
+        "title": "x",
+        "status": 404,
+        "code": "unknown_job",
+        "detail": "there is no job 99",
+        "hint": "list the jobs: muster ps -a (GET /v1/jobs)",
+        "request_id": "r-1",
+    }
+    answer = (404, json.dumps(problem).encode(), "application/problem+json")
+    fake.script.first_answers.append(answer)
+    done = run("show", "99")
+    assert done.stderr == b"muster: there is no job 99\n  list the jobs: muster ps -a\n"
+
+
+def test_the_help_of_a_group_cuts_no_sentence(run: Run) -> None:
+    assert b"..." not in run("node", "--help").stdout.split(b"Commands:")[1]

@@ -170,6 +170,17 @@ def test_from_command_says_what_it_implied() -> None:
     assert "launcher: none" in note
 
 
+def test_from_command_of_python_without_a_script() -> None:
+    note = from_command(["/v/bin/python3", "-c", "print(1)"]).note
+    assert note == (
+        "torchrun starts scripts and modules, not `python3 -c`: running it once per node "
+        "(launcher: none)"
+    )
+    alone = from_command(["python"]).note
+    assert alone is not None
+    assert "not `python`: running" in alone
+
+
 def test_from_command_with_a_launcher_of_the_user() -> None:
     assert from_command(["train.py"], "none").mapping == {"run": ["train.py"]}
     assert from_command(["sleep"], "torchrun").mapping == {"run": ["sleep"]}
