@@ -22,8 +22,11 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
-"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks."""
+PROTOCOL_MAX = 3
+"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
+which agents of 2 wait in vain."""
+STARTS_WITH_PLAN: Final = 3
+"""From this protocol on `ArrangeTask.start` is heeded."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -252,7 +255,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over.
+    is over. `start`: there is nobody to wait for, so open the gate when that is done.
     """
 
     task: TaskId
@@ -267,6 +270,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
+    start: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):
