@@ -24,7 +24,6 @@ from orchestrator.api.reading import job_id, no_such_job, read_query, shown, wro
 from orchestrator.api.responses import reply
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import State
-from orchestrator.journal.records import Recorded
 from orchestrator.shell.coordinator import Coordinator, events_key
 
 HEARTBEAT_S: Final = 15.0
@@ -75,7 +74,7 @@ class EventsApi:
         found = await self._coordinator.events(job=None, after_seq=place.seq - 1, limit=1)
         if not found:
             message = "is beyond the newest event"
-        elif place.mark and found[0].seq == place.seq and not place.names(found[0]):
+        elif place.mark and found[0].seq == place.seq and not place.names(found[0].at):
             message = "was another event than the one that is there now"
         else:
             return
@@ -150,8 +149,9 @@ class _Place:
     def mark(self) -> bool:
         return "-" in self.text
 
-    def names(self, event: Recorded) -> bool:
-        return self.text == event_id(event.seq, event.at)
+    def names(self, at: float) -> bool:
+        """Whether the event that is there now, of this time, is the one meant."""
+        return self.text == event_id(self.seq, at)
 
 
 def _place(request: web.Request, after: str) -> _Place:
