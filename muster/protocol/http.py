@@ -196,7 +196,9 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
+    """One fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
+    reader goes on: of another journal (a backup was restored) the same `seq` has another one.
+    """
 
     seq: int
     at: Timestamp
@@ -204,6 +206,7 @@ class EventView(msgspec.Struct, frozen=True):
     job: int | None
     text: str
     fields: dict[str, Any]
+    id: str = ""
 
 
 class EventList(msgspec.Struct, frozen=True):
