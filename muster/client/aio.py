@@ -28,8 +28,6 @@ from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.protocol.http import (
-    CancelAnswer,
-    ChangeAnswer,
     EventList,
     EventView,
     Explanation,
@@ -40,10 +38,10 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
-    SignalAnswer,
     Validation,
     VersionView,
 )
+from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")

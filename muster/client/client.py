@@ -23,8 +23,6 @@ from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
 from muster.protocol.http import (
-    CancelAnswer,
-    ChangeAnswer,
     EventList,
     EventView,
     Explanation,
@@ -35,10 +33,10 @@ from muster.protocol.http import (
     LogTrailer,
     NodeList,
     NodeView,
-    SignalAnswer,
     Validation,
     VersionView,
 )
+from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")

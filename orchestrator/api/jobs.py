@@ -8,12 +8,9 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import (
-    CancelAnswer,
-    CancelRequest,
-    JobSummary,
-)
+from muster.protocol.http import JobSummary
 from muster.protocol.ids import JobId
+from muster.protocol.job_verbs import CancelAnswer, CancelRequest
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
