@@ -109,7 +109,7 @@ class Agent:
                 self._logs,
                 config.ports,
                 self._probe,
-                Fabric(config, owner),
+                Fabric(config),
                 self._inbox.post,
                 owner,
             )
