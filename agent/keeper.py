@@ -57,9 +57,9 @@ class Keeper:
         folders: Folders,
         logs: LogShipper,
         post: Callable[[Stimulus], None],
-        found: tuple[TaskPaths, tuple[int, ...]] | None = None,
+        found: tuple[TaskPaths, tuple[int, ...], tuple[str, ...]] | None = None,
     ) -> None:
-        """`found`: paths and ports of a task that an earlier life of the agent began."""
+        """`found`: paths, ports and GPUs of a task that an earlier life of the agent began."""
         self.task = task
         self.ports: tuple[int, ...] = () if found is None else found[1]
         self.known = asyncio.Event()
@@ -177,6 +177,6 @@ class Keeper:
         if self._found is None:
             self._post(ShimReported(self.task, status))
         else:
-            (paths, ports), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports))
+            (paths, ports, gpus), self._found = self._found, None
+            self._post(TaskFound(self.task, status, paths, ports, gpus))
         self.known.set()

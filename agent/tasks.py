@@ -13,6 +13,7 @@ from agent.core.shim import ShimCommand
 from agent.core.stimuli import ShimFailed, Stimulus, TaskPaths, TaskPlaced
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
+from agent.gpus import GpuGoneError, Gpus
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -40,6 +41,7 @@ class Tasks:
         ports: Ports,
         network: NetworkProbe,
         fabric: Fabric,
+        gpus: Gpus,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -49,6 +51,7 @@ class Tasks:
         self._range = ports
         self._network = network
         self._fabric = fabric
+        self._gpus = gpus
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -118,18 +121,21 @@ class Tasks:
             return None
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
-        return Keeper(task, self._folders, self._logs, self._post, found=(paths, ports))
+        gpus = () if manifest is None else manifest.prepare.gpus
+        known = paths, ports, gpus
+        return Keeper(task, self._folders, self._logs, self._post, found=known)
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
+            await self._gpus.check(prepare)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
             self._fabric.look(task)
             await self._template.spawn(self._folders.path(task))
-        except (FileError, NoPortsError, SpawnError) as error:
+        except (FileError, GpuGoneError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -148,8 +154,10 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces)
 
 
-def _code(error: FileError | NoPortsError | SpawnError) -> str:
+def _code(error: FileError | GpuGoneError | NoPortsError | SpawnError) -> str:
     match error:
+        case GpuGoneError():
+            return "gpu_gone"
         case DiskFullError():
             return "no_space"
         case NoPortsError():

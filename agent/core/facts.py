@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -49,6 +50,11 @@ class NetworkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged:
+    devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -63,6 +69,7 @@ class TaskAdopted:
     paths: TaskPaths
     ports: tuple[int, ...]
     at: float
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged
+NodeFact = NetworkChanged | GpusChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

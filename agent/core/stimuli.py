@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
@@ -53,12 +54,13 @@ class TaskPaths:
 @dataclass(frozen=True, slots=True)
 class TaskFound:
     """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths and ports of its manifest."""
+    record, with the paths, ports and GPUs of its manifest."""
 
     task: TaskId
     status: ShimStatus
     paths: TaskPaths
     ports: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,13 @@ class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
     interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSeen:
+    """The node's GPUs, looked at again."""
+
+    devices: tuple[GpuDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +159,7 @@ Stimulus = (
     | ShimFailed
     | TaskPlaced
     | NetworkSeen
+    | GpusSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

@@ -8,9 +8,9 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
+from agent.config import Fabric as FabricRules
 from agent.fabric import Fabric
 from muster.daemon.tasks import TaskOwner
-from muster.fabric.rules import Rules
 from muster.protocol.ids import TaskId
 from tests.agent.probe.fabric.trees import Node
 
@@ -22,7 +22,7 @@ def test_each_launch_sees_the_fabric_as_it_is_then(tmp_path: Path) -> None:
     for number in range(3):
         node.hca(f"mlx5_{number}")
         node.port(f"mlx5_{number}", link="InfiniBand")
-    config = AgentConfig(fabric=Rules(exclude=("mlx5_2",)))
+    config = AgentConfig(fabric=FabricRules(exclude=("mlx5_2",)))
 
     async def two_launches() -> None:
         async with TaskOwner("test") as owner:
