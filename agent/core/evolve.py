@@ -50,7 +50,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
             state.tasks[task] = HeldTask(task, prepare=prepare, gpus=prepare.gpus)
-        case f.TaskAdopted(task, status, paths, ports, at, gpus):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
             state.tasks[task] = HeldTask(
                 task,
                 gpus=gpus,
@@ -58,6 +58,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
                 ports=ports,
                 status=status,
                 status_at=at,
+                fabric=fabric,
                 network=NetworkPhase.LEFT,
             )
         case f.Buried(task):
@@ -71,6 +72,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 def _apply_held(
     held: HeldTask,
     fact: f.TaskHoused
+    | f.FabricKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -86,6 +88,8 @@ def _apply_held(
     match fact:
         case f.TaskHoused(_, paths, ports):
             held.paths, held.ports = paths, ports
+        case f.FabricKnown(_, fabric):
+            held.fabric = fabric
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
@@ -69,6 +70,7 @@ class TaskAdopted:
     paths: TaskPaths
     ports: tuple[int, ...]
     at: float
+    fabric: NodeFabric
     gpus: tuple[str, ...] = ()
 
 
@@ -77,6 +79,12 @@ class TaskHoused:
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricKnown:
+    task: TaskId
+    fabric: NodeFabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,7 @@ TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskHoused
+    | FabricKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

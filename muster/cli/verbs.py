@@ -29,6 +29,7 @@ VERBS: Final = {
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
     "node": "Show one node.",
+    "bench": "Measure all-reduce over nodes.",
     "whoami": "Print the user that your token stands for.",
     "version": "Show the versions of client and coordinator.",
     "schema": "Print the JSON Schema of the job file.",

@@ -130,7 +130,7 @@ class Machine:
                 shim.company()
             status = folder.record if shim is None or shim.dead else shim.document()
             assert status is not None
-            found.append(TaskFound(task, status, folder.paths, folder.ports, folder.gpus))
+            found.append(TaskFound(task, status, folder.paths, folder.ports, gpus=folder.gpus))
         return found
 
     def detach(self) -> None:
