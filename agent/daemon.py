@@ -109,7 +109,7 @@ class Agent:
                 self._logs,
                 config.ports,
                 self._probe,
-                Fabric(config, owner),
+                Fabric(config),
                 self._inbox.post,
                 owner,
             )
@@ -142,15 +142,8 @@ class Agent:
     # --- the owner of the state -------------------------------------------------------------------
 
     async def _own(self) -> Never:
-        while True:
-            await self._inbox.wait()
-            # Timers first: after a pause of the process, whatever was due was due before.
-            self._fire_due()
-            stimulus = self._inbox.take()
-            if stimulus is not None:
-                self._turn(stimulus)
-                # One stimulus at a time, so that nobody waits long for the loop.
-                await asyncio.sleep(0)
+        # Timers first: after a pause of the process, whatever was due was due before.
+        await self._inbox.serve(self._turn, self._fire_due)
 
     def _turn(self, stimulus: Stimulus) -> None:
         for action in turn(self._state, stimulus, self._clock.now()):

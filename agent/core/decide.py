@@ -38,18 +38,22 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if held is None or _stale(held, status.phase):
                 return Decision()
             return Decision([f.ShimSeen(task, status, now.mono)])
-        case s.TaskFound(task, status, paths, ports):
-            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono)])
+        case s.TaskFound(task, status, paths, ports, fabric):
+            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric)])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
             return Decision([f.TaskFailed(task, m.Refusal(code, text, node_fault=True))])
-        case s.TaskPlaced(task, paths, ports, interfaces):
+        case s.TaskPlaced(task, paths, ports, interfaces, fabric):
             # By itself and not in the task's report, which may never come.
             seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
             if task in state.tasks:
+                if fabric is not None:
+                    seen.facts.append(f.FabricKnown(task, fabric))
                 seen.facts.append(f.TaskHoused(task, paths, ports))
             return seen
+        case s.FabricSeen(task, fabric):
+            return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.NetworkArranged(task, warnings):

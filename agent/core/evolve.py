@@ -46,13 +46,14 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
             state.tasks[task] = HeldTask(task, prepare=prepare)
-        case f.TaskAdopted(task, status, paths, ports, at):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric):
             state.tasks[task] = HeldTask(
                 task,
                 paths=paths,
                 ports=ports,
                 status=status,
                 status_at=at,
+                fabric=fabric,
                 network=NetworkPhase.LEFT,
             )
         case f.Buried(task):
@@ -66,6 +67,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 def _apply_held(
     held: HeldTask,
     fact: f.TaskHoused
+    | f.FabricKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -81,6 +83,8 @@ def _apply_held(
     match fact:
         case f.TaskHoused(_, paths, ports):
             held.paths, held.ports = paths, ports
+        case f.FabricKnown(_, fabric):
+            held.fabric = fabric
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -63,6 +64,7 @@ class TaskAdopted:
     paths: TaskPaths
     ports: tuple[int, ...]
     at: float
+    fabric: NodeFabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ class TaskHoused:
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricKnown:
+    task: TaskId
+    fabric: NodeFabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,7 @@ TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskHoused
+    | FabricKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
@@ -39,6 +40,7 @@ class HeldTask:
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
     status_at: float = 0.0
+    fabric: NodeFabric | None = None  # None until it has been looked at
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

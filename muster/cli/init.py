@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
+import msgspec
 
 from muster.cli.complaints import RefusedError
+from muster.cli.json_output import json_option, print_json
 from muster.cli.text import moment, note, safe
 from muster.client.settings import check_url, client_file_path, is_loopback
 from muster.daemon.clock import SystemClock
@@ -57,6 +59,14 @@ class Cluster(NamedTuple):
     client_file: Path
 
 
+class Written(msgspec.Struct, frozen=True):
+    """`muster init --json`: no token is in it, only the files that hold them."""
+
+    url: str
+    user: str
+    files: tuple[str, ...]
+
+
 class File(NamedTuple):
     """One file to write; `mode` are its permission bits."""
 
@@ -97,6 +107,7 @@ _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path
 @click.option("--url", help="The coordinator as nodes reach it; made from --listen otherwise.")
 @click.option("--user", help="Whose jobs the admin token submits; you otherwise.")
 @click.option("--force", is_flag=True, help="Replace existing files; their tokens stop working.")
+@json_option
 def command(
     *,
     folder: Path | None,
@@ -107,6 +118,7 @@ def command(
     url: str | None,
     user: str | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write the configuration and the tokens of a new cluster, and say what to run next."""
     tls = _tls(listen, tls_cert, tls_key, tls_ca)
@@ -126,7 +138,7 @@ def command(
     if not force:
         _refuse_existing(files)
     _write(files)
-    _print_next(cluster, files)
+    _print_next(cluster, files, as_json=as_json)
 
 
 def cluster_files(cluster: Cluster) -> list[File]:
@@ -274,11 +286,15 @@ def _write(files: list[File]) -> None:
         write_atomic(file.path, file.text.encode(), file.mode)
 
 
-def _print_next(cluster: Cluster, files: list[File]) -> None:
+def _print_next(cluster: Cluster, files: list[File], *, as_json: bool) -> None:
     for file in files:
         note(f"wrote {safe(str(file.path))}")
     if cluster.user == "root":
         note("jobs of root are refused by agents unless allow_root_jobs is set; see --user")
+    if as_json:
+        paths = tuple(str(file.path) for file in files)
+        print_json(Written(cluster.url, cluster.user, paths))
+        return
     folder = safe(str(cluster.folder))
     config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "
     print(

@@ -60,8 +60,10 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     if typed.sbatch is not None:
         tree, document = _in_this_folder(tree, document, notes)
     spec = parse_document(document, environ)
-    if typed.nccl_debug and spec.env.get(_NCCL_DEBUG, "").upper() not in _NCCL_TALKATIVE:
-        tree, document = override_document(document, env=[f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"])
+    if typed.nccl_debug:
+        silent = spec.env.get(_NCCL_DEBUG, _NCCL_TALKATIVE[0]).upper() not in _NCCL_TALKATIVE
+        env = [f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"] if silent else []
+        tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
     return Job(spec, _filled(tree, spec), tuple(notes))
 

@@ -6,10 +6,9 @@ Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose na
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -18,7 +17,6 @@ from muster.protocol.timestamp import Timestamp
 # The most of a query for logs.
 TAIL_MAX: Final = 100_000
 RANK_MAX: Final = 10**9
-_PRIORITY: Final = msgspec.Meta(ge=0, le=100)
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -198,7 +196,9 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
+    """One fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
+    reader goes on: of another journal (a backup was restored) the same `seq` has another one.
+    """
 
     seq: int
     at: Timestamp
@@ -206,6 +206,7 @@ class EventView(msgspec.Struct, frozen=True):
     job: int | None
     text: str
     fields: dict[str, Any]
+    id: str = ""
 
 
 class EventList(msgspec.Struct, frozen=True):
@@ -251,68 +252,6 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int | None = None
     reason: str | None = None
     cursor: str | None = None
-
-
-class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/cancel`."""
-
-    reason: str = ""
-    grace_s: float | None = None
-    force: bool = False
-
-
-class CancelAnswer(msgspec.Struct, frozen=True):
-    """`already_ended`: the job had ended before; nothing was changed. `note`: what became of the
-    grace asked for, where the job was being stopped already.
-    """
-
-    job: JobSummary
-    already_ended: bool
-    note: str = ""
-
-
-class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/jobs/{id}`: any of them, as in a job file; `time_limit` null is none."""
-
-    priority: Annotated[int, _PRIORITY] | UnsetType = UNSET
-    time_limit: str | UnsetType | None = UNSET
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9-]{0,62}$")] | UnsetType = UNSET
-    hold: bool | UnsetType = UNSET
-    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-
-
-class ChangeAnswer(msgspec.Struct, frozen=True):
-    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
-
-    job: JobSummary
-    changed: bool
-
-
-class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
-    rank only, where that is given.
-    """
-
-    signal: str | int
-    rank: int | None = None
-    node: str | None = None
-
-
-class SignalAnswer(msgspec.Struct, frozen=True):
-    """`nodes` are told; those of them that are `away` when they are back."""
-
-    job: JobSummary
-    signal: str
-    nodes: tuple[str, ...]
-    away: tuple[str, ...]
-
-
-class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
-    nodes to leave out."""
-
-    set: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.fabric import NodeFabric, TaskFabric
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -82,7 +83,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
-    `hostname` is what the node calls itself, `addresses` are all that it has.
+    `hostname` is what the node calls itself, `addresses` are all that it has. `fabric` is of a
+    probe made for this task, None from an agent that does not tell.
     """
 
     address: str
@@ -98,6 +100,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     boot_s: float = 0.0
     hostname: str = ""
     addresses: tuple[str, ...] = ()
+    fabric: NodeFabric | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -252,7 +255,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over.
+    is over. `fabric` is what the gang's fabric plan means for this node.
     """
 
     task: TaskId
@@ -267,6 +270,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
+    fabric: TaskFabric | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

@@ -19,6 +19,7 @@ from muster.spec.types import (
     MAX_PRIORITY,
     SCHEMA_VERSION,
     Launcher,
+    Rdma,
     Rendezvous,
 )
 
@@ -103,6 +104,16 @@ def _properties() -> dict[str, Schema]:
         "retry": _retry(),
         "priority": _number("Higher is first.", 0, MAX_PRIORITY, default=DEFAULT_PRIORITY),
         "pool": {**_text("Where the job queues.", pattern=_NAME), "default": DEFAULT_POOL},
+        "rdma": {
+            "enum": [rdma.value for rdma in Rdma],
+            "default": Rdma.PREFERRED.value,
+            "description": "required: without RDMA between all nodes the job does not start.",
+        },
+        "nccl_debug": {
+            "enum": [True, False, "true", "false"],
+            "default": False,
+            "description": "NCCL says what it chooses and why.",
+        },
         "placement": _map({"include": _nodes(), "exclude": _nodes(), "labels": _labels()}),
     }
 

@@ -9,6 +9,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
+from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
 from orchestrator.core.state import State
@@ -16,7 +17,7 @@ from orchestrator.core.state import State
 
 def event_view(state: State, seq: int, at: float, fact: f.Durable) -> EventView:
     """`state` knows the nodes' names; the fact is history."""
-    fields = msgspec.to_builtins(fact)
+    fields = without_secrets_inside(msgspec.to_builtins(fact))
     fields.pop("type", None)
     return EventView(
         seq=seq,
@@ -25,7 +26,14 @@ def event_view(state: State, seq: int, at: float, fact: f.Durable) -> EventView:
         job=getattr(fact, "job", None),
         text=_text(state, fact),
         fields=fields,
+        id=event_id(seq, at),
     )
+
+
+def event_id(seq: int, at: float) -> str:
+    """Its place, and when it was: after a restore the place is given to another event, but not at
+    the same microsecond."""
+    return f"{seq}-{int(at * 1e6):x}"
 
 
 def _text(state: State, fact: f.Durable) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import assert_never
 
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
@@ -118,6 +119,16 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         meeting=_meeting(attempt, task),
         ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),
+        fabric=_fabric(job, attempt, task),
+    )
+
+
+def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
+    interface = endpoint(attempt, task).interface
+    return TaskFabric(
+        job.spec.rdma,
+        netdevs=(interface,) if interface else (),
+        nccl_debug=job.spec.nccl_debug,
     )
 
 
@@ -341,6 +352,8 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
     usual = _sockets(endpoint(attempt, task).interface)
+    if spec.nccl_debug:
+        usual["NCCL_DEBUG"] = "INFO"
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
