@@ -397,6 +397,13 @@ class SpaceChanged(_Fact, frozen=True):
     problem: str
 
 
+class JobForgotten(_Fact, frozen=True):
+    """The job has ended and is in the archive: the state has it no longer. No fact of a job
+    follows its JobEnded but this one."""
+
+    job: JobId
+
+
 OfLink = (
     NodeConnected
     | NameClaimed
@@ -408,7 +415,7 @@ OfLink = (
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
 
 Durable = (
     EpochStarted
@@ -458,6 +465,7 @@ _EPHEMERAL: Final = (
     NodeLeaseExpired,
     RunTimed,
     SpaceChanged,
+    JobForgotten,
 )
 
 
