@@ -26,6 +26,7 @@ from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
 from muster.daemon.errors import FileError
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import Refusal
 
@@ -57,9 +58,10 @@ class Keeper:
         folders: Folders,
         logs: LogShipper,
         post: Callable[[Stimulus], None],
-        found: tuple[TaskPaths, tuple[int, ...]] | None = None,
+        found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
-        """`found`: paths and ports of a task that an earlier life of the agent began."""
+        """`found`: paths and ports of a task that an earlier life of the agent began, the node's
+        fabric, and the GPUs of the task."""
         self.task = task
         self.ports: tuple[int, ...] = () if found is None else found[1]
         self.known = asyncio.Event()
@@ -215,6 +217,6 @@ class Keeper:
         if self._found is None:
             self._post(ShimReported(self.task, status))
         else:
-            (paths, ports), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports))
+            (paths, ports, fabric, gpus), self._found = self._found, None
+            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
         self.known.set()

@@ -81,11 +81,13 @@ class _Lines:
         self._handler = handler
 
     def _write(self, line: str) -> None:
-        with self._handler.lock or contextlib.nullcontext():
-            # Nobody reads it any more, or its disk is full: neither is to end a daemon.
-            with contextlib.suppress(OSError, ValueError):
-                self._handler.stream.write(line + self._handler.terminator)
-                self._handler.stream.flush()
+        # Nobody reads it any more, or its disk is full: neither is to end a daemon.
+        with (
+            self._handler.lock or contextlib.nullcontext(),
+            contextlib.suppress(OSError, ValueError),
+        ):
+            self._handler.stream.write(line + self._handler.terminator)
+            self._handler.stream.flush()
 
     debug = info = warning = error = critical = exception = _write
 
