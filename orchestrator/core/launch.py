@@ -11,6 +11,7 @@ from typing import assert_never
 
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
+from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -131,6 +132,19 @@ def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
         netdevs=(interface,) if interface else (),
         nccl_debug=job.spec.nccl_debug,
     )
+
+
+def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
+    """Which ranks run on each node of an attempt that has started; nothing where torchruns number
+    them as they meet (c10d)."""
+    if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
+        return {}
+    made, before = {}, 0
+    for task in attempt.tasks:
+        count = ranks_on_node(job.spec, _seat(task))
+        made[task.id] = range(before, before + count)
+        before += count
+    return made
 
 
 def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
