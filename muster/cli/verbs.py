@@ -35,6 +35,7 @@ VERBS: Final = {
     "version": "Show the versions of client and coordinator.",
     "schema": "Print the JSON Schema of the job file.",
     "completion": "Print the completion of bash, zsh or fish.",
+    "token": "Make, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
     "coordinator": "Run the coordinator.",
     "agent": "Run a node's agent.",
