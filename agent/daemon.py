@@ -54,6 +54,7 @@ from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError, FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
+from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.ids import check_node_name
@@ -238,6 +239,7 @@ async def serve(
     with lock_directory(config.state_dir), _alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
+        _warn_of_network(config)
         _check_ports(config)
         network = NetworkProbe(config.address, config.interface)
         identity = await asyncio.to_thread(identify, config, network)
@@ -325,6 +327,17 @@ def _check_ports(config: AgentConfig) -> None:
             usable=usable,
             why=f"of the ports {first} to {last} some are in the kernel's own range "
             "(net.ipv4.ip_local_port_range), from which any program gets ports",
+        )
+
+
+def _warn_of_network(config: AgentConfig) -> None:
+    kind = network_kind(config.state_dir)
+    if kind:
+        _log.warning(
+            "state_dir_on_network",
+            why=f"{config.state_dir} is on a network file system ({kind}): while that hangs "
+            "nothing can be started or ended here, and two nodes may take it for their own; name a "
+            "folder on a disk of this machine with state_dir",
         )
 
 

@@ -162,8 +162,6 @@ def _free(fd: int, size: int) -> None:
     except OSError:
         return
     try:
-        _libc.fallocate(
-            writable, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size)
-        )
+        _libc.fallocate(writable, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
     finally:
         os.close(writable)

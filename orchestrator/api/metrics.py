@@ -175,7 +175,8 @@ class MetricsApi(Collector):
         yield _values("muster_build", {(VERSION,): 1})
         yield _values("muster_epoch", {(): state.epoch})
         index = self._coordinator.index
-        jobs = Counter({name: index.ended(name) for name in JobState})
+        archived = self._coordinator.archive.ended
+        jobs = Counter({name: index.ended(name) + archived[name] for name in JobState})
         jobs.update(job_state(state.jobs[job]) for job in index.open)
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())

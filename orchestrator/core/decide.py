@@ -35,6 +35,7 @@ from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
+from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
@@ -68,6 +69,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SpaceSeen(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.JobsArchived(jobs):
+            return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
             return decide_timer(state, timer, now, limits)
         case _:
@@ -96,16 +99,11 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     if stimulus.key:
         known = state.keys.get((stimulus.user, stimulus.key))
         if known is not None:
-            job, digest = known
-            if digest == stimulus.digest:
-                return Decision([], [a.Answer(request, a.Submitted(job, created=False))])
-            declined = a.Declined(
-                "idempotency_conflict",
-                f"the idempotency key {stimulus.key!r} belongs to job {job}, "
-                "which was submitted with another body",
-                "use a new key for a new job",
-            )
-            return Decision([], [a.Answer(request, declined)])
+            return Decision([], [a.Answer(request, submitted_before(stimulus, *known))])
+        if stimulus.searched is not None and stimulus.searched != state.forgotten:
+            again = "jobs went to the archive meanwhile"
+            hint = "submit again with the same key"
+            return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
     if state.disk_full:
         declined = a.Declined(
             a.DISK_FULL,
@@ -126,6 +124,23 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
     )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
+
+
+def submitted_before(again: s.SubmitReceived, job: JobId, digest: str) -> a.Result:
+    """The answer to a submit whose idempotency key is that of `job`."""
+    if digest == again.digest:
+        return a.Submitted(job, created=False)
+    return a.Declined(
+        "idempotency_conflict",
+        f"the idempotency key {again.key!r} belongs to job {job}, "
+        "which was submitted with another body",
+        "use a new key for a new job",
+    )
+
+
+def _is_over(state: State, number: JobId) -> bool:
+    job = state.jobs.get(number)
+    return job is not None and job.phase is JobPhase.ENDED
 
 
 def _hello(

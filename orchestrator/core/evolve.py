@@ -62,6 +62,11 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_job(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
+        case f.JobForgotten(number):
+            gone = state.jobs.pop(number)
+            if gone.key:
+                del state.keys[gone.user, gone.key]
+            state.forgotten += 1
         case f.RunTimed(job, number, since):
             attempt = state.jobs[job].attempts[number - 1]
             if attempt.phase is AttemptPhase.RUNNING:
@@ -94,7 +99,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, f.RunTimed):
+    if name is not None and not isinstance(fact, f.RunTimed | f.JobForgotten):
         state.jobs[name].revision += 1
 
 
@@ -165,7 +170,7 @@ def _apply_job(
 ) -> None:
     match fact:
         case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
-            job = Job(job_id, spec, user, at, rerun_of=rerun_of)
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key)
             state.jobs[job_id] = job
             state.next_job = max(state.next_job, job_id + 1)
             if key:

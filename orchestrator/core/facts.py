@@ -400,6 +400,13 @@ class SpaceChanged(_Fact, frozen=True):
     problem: str
 
 
+class JobForgotten(_Fact, frozen=True):
+    """The job has ended and is in the archive: the state has it no longer. No fact of a job
+    follows its JobEnded but this one."""
+
+    job: JobId
+
+
 OfLink = (
     NodeConnected
     | NameClaimed
@@ -411,7 +418,7 @@ OfLink = (
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
 
 Durable = (
     EpochStarted
@@ -461,6 +468,7 @@ _EPHEMERAL: Final = (
     NodeLeaseExpired,
     RunTimed,
     SpaceChanged,
+    JobForgotten,
 )
 
 

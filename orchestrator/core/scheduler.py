@@ -68,6 +68,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskListening()
             | f.TaskStarted()
             | f.TaskExited()
+            | f.JobForgotten()
         ):
             return False
         case _:

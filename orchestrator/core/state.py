@@ -165,10 +165,18 @@ class Job:
     notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
+    key: str = ""  # the idempotency key of its submit
 
     @property
     def as_submitted(self) -> JobSpec:
         return self.spec if self.asked is None else self.asked
+
+    def task(self, attempt: int, rank: int) -> Task | None:
+        """The task of a node rank in one of its attempts, if there is one."""
+        if not 1 <= attempt <= len(self.attempts):
+            return None
+        tasks = self.attempts[attempt - 1].tasks
+        return tasks[rank] if rank < len(tasks) else None
 
     @property
     def current(self) -> Attempt | None:
@@ -195,6 +203,7 @@ class State:
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     disk_full: str = ""  # volatile; why nothing new is begun
+    forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
@@ -205,10 +214,8 @@ class State:
     def task(self, name: TaskId) -> Task | None:
         """Find a task by its id. Raises BadId if `name` is no task id."""
         job, number, rank = parse_task_id(name)
-        attempt = self.attempt(job, number)
-        if attempt is None or rank >= len(attempt.tasks):
-            return None
-        return attempt.tasks[rank]
+        owner = self.jobs.get(job)
+        return None if owner is None else owner.task(number, rank)
 
 
 def make_tasks(
