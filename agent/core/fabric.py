@@ -43,6 +43,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
     within = address_range(rules) if rules is not None else None
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
+    unused = [hca for hca in probe.hcas if hca.usable_by_nccl_ib and not hca.use]
     conf = probe.software.nccl_conf
     software = probe.software
     versions = {
@@ -56,6 +57,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         missing=tuple(
             MissingPort(hca.key, hca.pci or "", _short(hca.reason)) for hca in missing[:PORTS_MAX]
         ),
+        unused=tuple(hca.key for hca in unused[:TEXTS_MAX]),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
         range="" if within is None else str(within),
         gpus=_gpus(probe, used),

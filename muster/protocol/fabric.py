@@ -84,16 +84,18 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     is nothing for RDMA.
 
     `ports` are those that jobs may use, in rail order (by PCI address), `missing` those that they
-    would use, too, were they in order; `group` names the class. `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing is known of it. `range`
-    is the network to which the operator has bound the addresses. `nccl` is the version found beside
-    the jobs' interpreter, `nccl_conf` what NCCL reads from files there of what chooses its
-    transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is a
-    digest of the hardware and its cabling.
+    would use, too, were they in order; `group` names the class. `unused` are those that NCCL would
+    take without being told. `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing
+    is known of it. `range` is the network to which the operator has bound the addresses. `nccl` is
+    the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
+    what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
+    a digest of the hardware and its cabling.
     """
 
     group: str = ""
     ports: tuple[FabricPort, ...] = ()
     missing: tuple[MissingPort, ...] = ()
+    unused: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     unseen: str = ""
     range: str = ""
