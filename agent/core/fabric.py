@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from muster.fabric.affinity import way
 from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
 from muster.fabric.order import function_order, natural
@@ -14,7 +15,6 @@ from muster.fabric.types import (
     ETHERNET,
     INFINIBAND,
     Affinity,
-    AffinityClass,
     Hca,
     Network,
     Probe,
@@ -34,8 +34,6 @@ from muster.protocol.fabric import (
 _TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
 _FIT_MAX: Final = 16
 _ADDRESSES_MAX: Final = 2
-_HOPS_MAX: Final = 99
-_PLACES: Final = {kind: place for place, kind in enumerate(AffinityClass)}
 
 
 def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
@@ -139,9 +137,7 @@ def _gpus(probe: Probe, used: Sequence[Hca]) -> tuple[FabricGpu, ...]:
 
 
 def _way(pair: Affinity | None) -> int:
-    if pair is None or pair.distance is AffinityClass.UNKNOWN:
-        return -1
-    return 100 * _PLACES[pair.distance] + min(pair.hops or 0, _HOPS_MAX)
+    return -1 if pair is None else way(pair)
 
 
 def _short(text: str) -> str:

@@ -71,8 +71,8 @@ class MissingPort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
-    """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is: 100 times the
-    place of its class in `AffinityClass`, and the hops; -1 is unknown."""
+    """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is, as
+    `muster.fabric.affinity.way` has it."""
 
     pci: str
     uuid: str = ""

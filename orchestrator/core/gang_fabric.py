@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
-from muster.protocol.fabric import NodeFabric
+from muster.fabric.affinity import nearest
+from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.messages import FABRIC_DIFFERS, Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.types import Rdma, env_on_node, gpus_on_node
@@ -81,10 +82,19 @@ def member_of(job: Job, task: Task) -> Member:
     return Member(
         task.node,
         fabric,
-        fabric.ports,
-        gpus_on_node(job.spec, prepared.gpus),
+        near_ports(fabric, task.gpus),
+        gpus_on_node(job.spec, len(task.gpus) or prepared.gpus),
         nccl_of(prepared.fingerprint.nccl, fabric.nccl),
     )
+
+
+def near_ports(fabric: NodeFabric, uuids: Collection[str]) -> tuple[FabricPort, ...]:
+    """Of a node's ports those that are nearest to these GPUs; none named, or all: every port."""
+    mine = [gpu for gpu in fabric.gpus if gpu.uuid in uuids]
+    if not uuids or len(mine) < len(set(uuids)) or len(mine) == len(fabric.gpus):
+        return fabric.ports
+    found = nearest(gpu.ways[: len(fabric.ports)] for gpu in mine)
+    return tuple(fabric.ports[at] for at in found) or fabric.ports
 
 
 def wish_of(job: Job, attempt: Attempt) -> Wish:
