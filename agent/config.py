@@ -55,6 +55,17 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"hosts.file {self.file} is no absolute path")
 
 
+class Fabric(Rules, frozen=True, kw_only=True):
+    """`root`: the tree below which sys, proc and etc are read for the fabric; another one than / is
+    for tests."""
+
+    root: Path = Path("/")
+
+    def __post_init__(self) -> None:
+        if not self.root.is_absolute():
+            raise ValueError(f"fabric.root {self.root} is no absolute path")
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent."""
 
@@ -71,7 +82,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
     ports: Ports = Ports()
     hosts: Hosts = Hosts()
-    fabric: Rules = Rules()
+    fabric: Fabric = Fabric()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False

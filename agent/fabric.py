@@ -3,43 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 import structlog
 
 from agent.config import AgentConfig
+from agent.core.fabric import node_fabric
+from agent.core.stimuli import NO_FABRIC
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.ib import CLASS
 from agent.probe.fabric.probe import probe
-from muster.daemon.tasks import TaskOwner
 from muster.fabric.types import Probe, Severity
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 
-_ROOT: Final = Path("/")
+LOOK_S: Final = 10.0
+"""A driver that hangs holds up no launch for longer."""
 
 _log = structlog.get_logger("agent.fabric")
 
 
 class Fabric:
-    """Probes in a thread and tells the log; a launch does not wait for it. `latest` is the last
-    probe, None where this node has no RDMA devices."""
+    """Probes in a thread and tells the log. `latest` is the last probe, None where this node has no
+    RDMA devices."""
 
-    def __init__(self, config: AgentConfig, owner: TaskOwner, root: Path = _ROOT) -> None:
+    def __init__(self, config: AgentConfig, look_s: float = LOOK_S) -> None:
         self._config = config
-        self._owner = owner
-        self._root = root
+        self._root = config.fabric.root
+        self._look_s = look_s
+        self._looking: asyncio.Task[Probe | None] | None = None
         self.latest: Probe | None = None
 
-    def look(self, task: TaskId) -> asyncio.Task[None]:
-        """Probe for this task; nobody needs to wait for it."""
-        return self._owner.spawn(self._look(task), name=f"fabric.{task}")
+    def there(self) -> bool:
+        """Whether there are RDMA devices: one look at a folder."""
+        return (self._root / CLASS).is_dir()
 
-    async def _look(self, task: TaskId) -> None:
-        found = await asyncio.to_thread(self._probed)
+    async def look(self, task: TaskId | None = None) -> NodeFabric:
+        """Probe, for this task; those that come together share one look."""
+        if self._looking is None or self._looking.done():
+            probing = asyncio.to_thread(self._probed)
+            self._looking = asyncio.get_running_loop().create_task(probing, name="agent.fabric")
+        try:
+            async with asyncio.timeout(self._look_s):
+                found = await asyncio.shield(self._looking)
+        except TimeoutError:
+            _log.error("fabric_not_read", task=task, waited_s=self._look_s)
+            return NodeFabric(unseen=f"its probe has not ended in {self._look_s:g} s")
         self.latest = found
         if found is None:
-            return
+            return NO_FABRIC
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
         tell = _log.warning if errors else _log.info
         tell(
@@ -51,9 +63,11 @@ class Fabric:
             fingerprint=found.fingerprint,
             errors=errors,
         )
+        return node_fabric(found, self._config.fabric)
 
     def _probed(self) -> Probe | None:
-        """In a thread. A node without devices costs one look at a folder."""
-        if not (self._root / CLASS).is_dir():
+        """In a thread."""
+        if not self.there():
             return None
-        return probe(self._root, asked_by(self._config, agent=True))
+        live = self._root.parent == self._root
+        return probe(self._root, asked_by(self._config, live=live, agent=True))

@@ -6,6 +6,7 @@ import errno
 import secrets
 import socket
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from muster.daemon.errors import DaemonError
@@ -25,7 +26,7 @@ def check_range(first: int, last: int, root: Path = Path("/")) -> int:
     if not usable:
         raise NoPortsError(
             f"ports: {first} to {last} lies within the kernel's own range "
-            f"{_written(ephemeral)}, from which any program gets ports; name another one, or "
+            f"{ephemeral}, from which any program gets ports; name another one, or "
             "reserve it in net.ipv4.ip_local_reserved_ports"
         )
     return usable
@@ -55,49 +56,61 @@ def free_ports(
             return tuple(found)
     raise NoPortsError(
         f"of the ports {first} to {last} only {len(found)} are free and outside the kernel's own "
-        f"range {_written(ephemeral)}, and {count} are needed: "
+        f"range {ephemeral}, and {count} are needed: "
         "widen `ports` in the agent's configuration"
     )
 
 
-def _ephemeral(root: Path) -> frozenset[int]:
+@dataclass(frozen=True, slots=True)
+class _Ephemeral:
     """The kernel's own ports: its range (of IPv6, too) less those that it was told to leave."""
+
+    own: range
+    left: tuple[range, ...]
+
+    def __contains__(self, port: int) -> bool:
+        return port in self.own and not any(port in part for part in self.left)
+
+    def __str__(self) -> str:
+        """From its first to its last port."""
+        mine = [port for port in self.own if port in self]
+        return f"{mine[0]} to {mine[-1]}" if mine else "(empty)"
+
+
+def _ephemeral(root: Path) -> _Ephemeral:
     folder = root / "proc/sys/net/ipv4"
     try:
         low, high = (folder / "ip_local_port_range").read_text().split()
-        own = set(range(int(low), int(high) + 1))
+        own = range(int(low), int(high) + 1)
     except (OSError, ValueError):
-        own = set(range(32768, 61000))
+        own = range(32768, 61000)
+    left = []
     try:
         for part in (folder / "ip_local_reserved_ports").read_text().split(","):
             begin, _, end = part.strip().partition("-")
             if begin:
-                own -= set(range(int(begin), int(end or begin) + 1))
+                left.append(range(int(begin), int(end or begin) + 1))
     except (OSError, ValueError):
         pass
-    return frozenset(own)
-
-
-def _written(ports: frozenset[int]) -> str:
-    return f"{min(ports)} to {max(ports)}" if ports else "(empty)"
+    return _Ephemeral(own, tuple(left))
 
 
 def _can_bind(port: int) -> bool:
     """Under both address families, because torch listens on [::] and others on 0.0.0.0.
 
-    A wildcard address without SO_REUSEADDR can be bound only where no address of the port is.
+    A wildcard address without SO_REUSEADDR can be bound only where no address of the port is; that
+    of IPv6 stands for both, and a node without IPv6 has nobody listening there.
     """
-    return _binds(socket.AF_INET, "0.0.0.0", port) and _binds(socket.AF_INET6, "::", port)  # noqa: S104
-
-
-def _binds(family: socket.AddressFamily, address: str, port: int) -> bool:
-    try:
-        # Without SO_REUSEADDR: a port in TIME_WAIT is as good as taken.
-        with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-            if family is socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind((address, port))
-    except OSError as error:
-        # A node without IPv6 has nobody listening there.
-        return error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
+        try:
+            # Without SO_REUSEADDR: a port in TIME_WAIT is as good as taken.
+            with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+                if family is socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                sock.bind((address, port))
+        except OSError as error:
+            if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                return False
+        else:
+            return True
     return True

@@ -10,9 +10,17 @@ import structlog
 
 from agent.config import Ports
 from agent.core.shim import ShimCommand
-from agent.core.stimuli import ShimFailed, Stimulus, TaskPaths, TaskPlaced
+from agent.core.stimuli import (
+    NO_FABRIC,
+    FabricSeen,
+    ShimFailed,
+    Stimulus,
+    TaskPaths,
+    TaskPlaced,
+)
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
+from agent.gpus import GpuGoneError, Gpus
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -21,6 +29,7 @@ from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
 from muster.daemon.errors import FileError
 from muster.daemon.tasks import TaskOwner
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import PrepareTask
 
@@ -40,6 +49,7 @@ class Tasks:
         ports: Ports,
         network: NetworkProbe,
         fabric: Fabric,
+        gpus: Gpus,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -49,6 +59,7 @@ class Tasks:
         self._range = ports
         self._network = network
         self._fabric = fabric
+        self._gpus = gpus
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -59,8 +70,10 @@ class Tasks:
     async def adopt(self) -> None:
         """Take over what an earlier life left; returns when the state of each task is known."""
         keepers = []
-        for task in await asyncio.to_thread(self._folders.found):
-            keeper = await asyncio.to_thread(self._adopted, task)
+        found = await asyncio.to_thread(self._folders.found)
+        fabric = await self._fabric.look() if found else NO_FABRIC
+        for task in found:
+            keeper = await asyncio.to_thread(self._adopted, task, fabric)
             if keeper is not None:
                 keepers.append(keeper)
                 self._keep(keeper, keeper.run)
@@ -108,7 +121,7 @@ class Tasks:
 
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
 
-    def _adopted(self, task: TaskId) -> Keeper | None:
+    def _adopted(self, task: TaskId, fabric: NodeFabric) -> Keeper | None:
         """In a thread."""
         manifest = self._folders.manifest(task)
         found = examine(self._folders.path(task))
@@ -118,23 +131,30 @@ class Tasks:
             return None
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
-        return Keeper(task, self._folders, self._logs, self._post, found=(paths, ports))
+        gpus = () if manifest is None else manifest.prepare.gpus
+        known = paths, ports, fabric, gpus
+        return Keeper(task, self._folders, self._logs, self._post, found=known)
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
+            await self._gpus.check(prepare)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
-            self._fabric.look(task)
+            if placed.fabric is None:
+                self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))
-        except (FileError, NoPortsError, SpawnError) as error:
+        except (FileError, GpuGoneError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
             return
         await keeper.run()
+
+    async def _look(self, task: TaskId) -> None:
+        self._post(FabricSeen(task, await self._fabric.look(task)))
 
     def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
         """In a thread: the disk may be slow."""
@@ -145,11 +165,14 @@ class Tasks:
         except OSError as error:
             _log.warning("network_not_read", task=prepare.task, why=str(error))
             interfaces = None
-        return TaskPlaced(prepare.task, paths, ports, interfaces)
+        fabric = None if self._fabric.there() else NO_FABRIC
+        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: FileError | NoPortsError | SpawnError) -> str:
+def _code(error: FileError | GpuGoneError | NoPortsError | SpawnError) -> str:
     match error:
+        case GpuGoneError():
+            return "gpu_gone"
         case DiskFullError():
             return "no_space"
         case NoPortsError():

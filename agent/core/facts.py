@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.fabric import NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -49,6 +51,11 @@ class NetworkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged:
+    devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -63,6 +70,8 @@ class TaskAdopted:
     paths: TaskPaths
     ports: tuple[int, ...]
     at: float
+    fabric: NodeFabric
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,12 @@ class TaskHoused:
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FabricKnown:
+    task: TaskId
+    fabric: NodeFabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +167,12 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged
+NodeFact = NetworkChanged | GpusChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskHoused
+    | FabricKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

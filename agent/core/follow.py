@@ -41,6 +41,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.Heard()
             | f.Buried()
             | f.NetworkChanged()
+            | f.GpusChanged()
             | f.TaskGone()
         ):
             return []
@@ -78,6 +79,10 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
                 *_say(state, held, now),
                 *_tidy(held),
             ]
+        case f.FabricKnown(task):
+            # Before its folders are told it is no news.
+            held = state.tasks[task]
+            return [] if held.paths is None else _say(state, held, now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *_tidy(held)]

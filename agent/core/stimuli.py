@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
+from muster.protocol.fabric import NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
+
+NO_FABRIC: Final = NodeFabric()
+"""Of a node without RDMA devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +59,14 @@ class TaskPaths:
 @dataclass(frozen=True, slots=True)
 class TaskFound:
     """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths and ports of its manifest."""
+    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
 
     task: TaskId
     status: ShimStatus
     paths: TaskPaths
     ports: tuple[int, ...] = ()
+    fabric: NodeFabric = NO_FABRIC
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +82,23 @@ class ShimFailed:
 class TaskPlaced:
     """The folders of the task exist, and these ports were free.
 
-    `interfaces` are the node's as they are now; None where they were not looked at.
+    `interfaces` are the node's as they are now; None where they were not looked at. `fabric` is
+    None where FabricSeen is to follow.
     """
 
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
     interfaces: tuple[Interface, ...] | None = None
+    fabric: NodeFabric | None = NO_FABRIC
+
+
+@dataclass(frozen=True, slots=True)
+class FabricSeen:
+    """The node's fabric has been probed for the task."""
+
+    task: TaskId
+    fabric: NodeFabric
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +106,13 @@ class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
     interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSeen:
+    """The node's GPUs, looked at again."""
+
+    devices: tuple[GpuDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +174,9 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
+    | FabricSeen
     | NetworkSeen
+    | GpusSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

@@ -77,7 +77,7 @@ def task_state(held: HeldTask) -> TaskState:
         case ShimPhase.NEW | ShimPhase.PREPARING:
             return TaskState.ASSIGNED
         case ShimPhase.PREPARED:
-            if held.paths is None:
+            if held.paths is None or held.fabric is None:
                 return TaskState.ASSIGNED
             return TaskState.ARRANGED if _arranged(held) else TaskState.PREPARED
         case ShimPhase.RUNNING:
@@ -165,7 +165,8 @@ def _refusal(status: ShimStatus) -> Refusal | None:
 
 
 def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | None:
-    if held.paths is None or not (status.phase is ShimPhase.PREPARED or started(status)):
+    at_gate = status.phase is ShimPhase.PREPARED and held.fabric is not None
+    if held.paths is None or not (at_gate or started(status)):
         return None
     return Prepared(
         address=state.identity.inventory.address,
@@ -181,6 +182,8 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         boot_s=status.boot_s or 0.0,
         hostname=state.identity.inventory.hostname,
         addresses=_addresses(state.identity.inventory.interfaces),
+        # Once the gang has started, nobody asks any more.
+        fabric=None if started(status) else held.fabric,
     )
 
 

@@ -14,7 +14,8 @@ from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
 from muster.client import Client, ClientError
-from muster.protocol.http import CancelAnswer, JobList
+from muster.protocol.http import JobList
+from muster.protocol.job_verbs import CancelAnswer
 from muster.protocol.outcome import EXIT_CLIENT
 
 

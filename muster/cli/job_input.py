@@ -60,10 +60,20 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     if typed.sbatch is not None:
         tree, document = _in_this_folder(tree, document, notes)
     spec = parse_document(document, environ)
-    if typed.nccl_debug and spec.env.get(_NCCL_DEBUG, "").upper() not in _NCCL_TALKATIVE:
-        tree, document = override_document(document, env=[f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"])
+    if typed.nccl_debug:
+        silent = spec.env.get(_NCCL_DEBUG, _NCCL_TALKATIVE[0]).upper() not in _NCCL_TALKATIVE
+        env = [f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"] if silent else []
+        tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
     return Job(spec, _filled(tree, spec), tuple(notes))
+
+
+def with_variables(
+    job: Mapping[str, object], env: tuple[str, ...], environ: Mapping[str, str]
+) -> dict[str, object]:
+    """A job of ours with the variables that a user typed, checked. Raises SpecError."""
+    tree, document = override_document(Document(dict(job)), (), env)
+    return _filled(tree, parse_document(document, environ))
 
 
 def _document(typed: Typed, notes: list[str]) -> Document:

@@ -18,9 +18,6 @@ import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
 from muster.protocol.http import (
-    CancelAnswer,
-    CancelRequest,
-    ChangeAnswer,
     EventList,
     Explanation,
     JobList,
@@ -28,11 +25,16 @@ from muster.protocol.http import (
     JobView,
     NodeList,
     NodeView,
+    Validation,
+    VersionView,
+)
+from muster.protocol.job_verbs import (
+    CancelAnswer,
+    CancelRequest,
+    ChangeAnswer,
     RerunRequest,
     SignalAnswer,
     SignalRequest,
-    Validation,
-    VersionView,
 )
 from muster.protocol.states import ENDED_STATES, JobState
 
@@ -139,7 +141,7 @@ def rerun(number: int, key: str, sets: Sequence[str], exclude: Sequence[str]) ->
     )
 
 
-def events(number: int, after: int) -> Call[EventList]:
+def events(number: int, after: int | str) -> Call[EventList]:
     return Call(EventList, "GET", f"/v1/jobs/{number}/events", {"after": after})
 
 

@@ -164,11 +164,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is found and what it costs (`what`), and how to mend it (`fix`)."""
+    """What is found and what it costs (`what`), and how to mend it (`fix`). `stops`: with it no job
+    can use RDMA on this node at all."""
 
     severity: Severity
     what: str
     fix: str
+    stops: bool = False
 
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,9 @@ Times are `Timestamp` (RFC 3339, UTC with `Z`), durations float seconds whose na
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -18,7 +17,6 @@ from muster.protocol.timestamp import Timestamp
 # The most of a query for logs.
 TAIL_MAX: Final = 100_000
 RANK_MAX: Final = 10**9
-_PRIORITY: Final = msgspec.Meta(ge=0, le=100)
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -45,7 +43,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 class TaskView(msgspec.Struct, frozen=True):
     """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
-    without it.
+    without it. `gpus` are the UUIDs of those it was given; null: all of its node.
     """
 
     node: str
@@ -57,6 +55,7 @@ class TaskView(msgspec.Struct, frozen=True):
     refusal: Reason | None
     left: str | None = None
     warnings: tuple[str, ...] = ()
+    gpus: tuple[str, ...] | None = None
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -76,7 +75,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
     limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
-    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of.
+    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of. `gpus`:
+    how many it has, or asks for where it has none; null where that depends on the nodes it gets.
     """
 
     id: int
@@ -100,6 +100,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
+    gpus: int | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -166,9 +167,27 @@ class InterfaceView(msgspec.Struct, frozen=True):
     speed_mbps: int
 
 
+class GpuView(msgspec.Struct, frozen=True):
+    """One GPU of a node. `uuid`, `memory_bytes` and `numa_node` are null where they are not known;
+    `fault`: why no job is given it; `job`: the one that has it, in which attempt.
+    """
+
+    index: int
+    pci: str
+    uuid: str | None
+    model: str
+    memory_bytes: int | None
+    numa_node: int | None
+    fault: str | None
+    job: int | None
+    attempt: int | None
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
-    calls from; `connected_s`: for how long its link stands, None while it does not.
+    calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
+    that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
+    jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     """
 
     name: str
@@ -191,6 +210,9 @@ class NodeView(msgspec.Struct, frozen=True):
     interfaces: tuple[InterfaceView, ...] = ()
     peer: str = ""
     connected_s: float | None = None
+    jobs: tuple[int, ...] = ()
+    gpus_used: int = 0
+    devices: tuple[GpuView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -198,7 +220,9 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
+    """One fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
+    reader goes on: of another journal (a backup was restored) the same `seq` has another one.
+    """
 
     seq: int
     at: Timestamp
@@ -206,6 +230,7 @@ class EventView(msgspec.Struct, frozen=True):
     job: int | None
     text: str
     fields: dict[str, Any]
+    id: str = ""
 
 
 class EventList(msgspec.Struct, frozen=True):
@@ -251,68 +276,6 @@ class LogTrailer(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int | None = None
     reason: str | None = None
     cursor: str | None = None
-
-
-class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/cancel`."""
-
-    reason: str = ""
-    grace_s: float | None = None
-    force: bool = False
-
-
-class CancelAnswer(msgspec.Struct, frozen=True):
-    """`already_ended`: the job had ended before; nothing was changed. `note`: what became of the
-    grace asked for, where the job was being stopped already.
-    """
-
-    job: JobSummary
-    already_ended: bool
-    note: str = ""
-
-
-class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `PATCH /v1/jobs/{id}`: any of them, as in a job file; `time_limit` null is none."""
-
-    priority: Annotated[int, _PRIORITY] | UnsetType = UNSET
-    time_limit: str | UnsetType | None = UNSET
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9-]{0,62}$")] | UnsetType = UNSET
-    hold: bool | UnsetType = UNSET
-    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
-
-
-class ChangeAnswer(msgspec.Struct, frozen=True):
-    """Of `PATCH /v1/jobs/{id}`. `changed` is false where all was so already."""
-
-    job: JobSummary
-    changed: bool
-
-
-class SignalRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/signal`: `USR1`, `SIGUSR1` or `10`; to one node or
-    rank only, where that is given.
-    """
-
-    signal: str | int
-    rank: int | None = None
-    node: str | None = None
-
-
-class SignalAnswer(msgspec.Struct, frozen=True):
-    """`nodes` are told; those of them that are `away` when they are back."""
-
-    job: JobSummary
-    signal: str
-    nodes: tuple[str, ...]
-    away: tuple[str, ...]
-
-
-class RerunRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/jobs/{id}/rerun`: `set` as `muster submit --set` has it (`nodes=4`), and
-    nodes to leave out."""
-
-    set: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
 
 
 class NodeVerdict(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -42,7 +44,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `interfaces` are all that a gang could meet on; an agent that reports none is reached at
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
-    name in the cluster.
+    name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
+    how many jobs may have. An agent that cannot tell them apart names none.
     """
 
     address: str
@@ -58,6 +61,16 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     shared_host: bool = False
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
+    devices: tuple[GpuDevice, ...] = ()
+
+
+def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
+    """The same node with these GPUs."""
+    given = usable(devices)
+    model = next((device.model for device in given if device.model), "")
+    return msgspec.structs.replace(
+        inventory, devices=devices, gpus=len(given), gpu_model=model or inventory.gpu_model
+    )
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,7 +95,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
-    `hostname` is what the node calls itself, `addresses` are all that it has.
+    `hostname` is what the node calls itself, `addresses` are all that it has. `fabric` is of a
+    probe made for this task, None from an agent that does not tell.
     """
 
     address: str
@@ -98,6 +112,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     boot_s: float = 0.0
     hostname: str = ""
     addresses: tuple[str, ...] = ()
+    fabric: NodeFabric | None = None
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,12 +182,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces` are there where they have changed since Hello; `wall_s` is its wall clock.
+    `interfaces` and `devices` are there where they have changed since Hello; `wall_s` is its wall
+    clock.
     """
 
     sent_s: float
     interfaces: tuple[Interface, ...] | None = None
     wall_s: float | None = None
+    devices: tuple[GpuDevice, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat
@@ -213,7 +230,8 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
+    has, all of them there and nobody else's; empty: all of the node, whatever it has.
     """
 
     task: TaskId
@@ -224,6 +242,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     env: dict[str, str]
     timeout_s: float
     ports: int = 0
+    gpus: tuple[str, ...] = ()
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -252,7 +271,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over.
+    is over. `fabric` is what the gang's fabric plan means for this node.
     """
 
     task: TaskId
@@ -267,6 +286,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
+    fabric: TaskFabric | None = None
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

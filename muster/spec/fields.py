@@ -14,9 +14,9 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import Kind, RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher, Rendezvous, Warn
+from muster.spec.types import SCHEMA_VERSION, Launcher, Rdma, Rendezvous, Warn
 
-MAX_NODES: Final = 100_000
+MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
 _MAX_PATH_CHARS: Final = 4096
 _MAX_CPUS: Final = 65536
@@ -29,6 +29,12 @@ _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
+
+_RDMA_MEANT: Final = {
+    **dict.fromkeys(("true", "yes", "on", "require", "must", "best"), "required"),
+    **dict.fromkeys(("auto", "default", "optional", "prefer"), "preferred"),
+    **dict.fromkeys(("false", "no", "none", "never", "disabled", "tcp"), "off"),
+}
 
 ANY_OOM: Final = "OOM"
 _OOM: Final = (
@@ -127,6 +133,17 @@ def rendezvous(text: str) -> Rendezvous:
     if text.strip() not in known:
         raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
     return Rendezvous(text.strip())
+
+
+def rdma(text: str) -> Rdma:
+    """Whether RDMA is to carry the traffic between nodes."""
+    name = text.strip()
+    known = [known.value for known in Rdma]
+    if name not in known:
+        meant = _RDMA_MEANT.get(name.lower()) or nearest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither required, preferred nor off", hint)
+    return Rdma(name)
 
 
 def time_limit(text: str) -> float | None:

@@ -1,7 +1,7 @@
 """What the job format has promised and this release does not do yet.
 
-Such a key is refused and never ignored: a job that asked for `rdma: required` and silently ran
-over TCP would be worse than one that did not start. Each entry says what to do instead. A feature
+Such a key is refused and never ignored: a job that asked for `preflight` and silently ran
+without would be worse than one that did not start. Each entry says what to do instead. A feature
 that arrives takes its line out here.
 """
 
@@ -23,7 +23,6 @@ LATER_KEYS: Final = {
         "outputs": "write results to storage that every node mounts",
         "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
         "prepare": "use `setup`, which runs once per node and attempt",
-        "rdma": "leave it out; NCCL chooses its transport, and NCCL_* variables of `env` steer it",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",

@@ -27,6 +27,7 @@ from muster.spec.types import (
     JobSpec,
     Launcher,
     Placement,
+    Rdma,
     Rendezvous,
     Resources,
     Retry,
@@ -111,6 +112,8 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),
         pool=job.read("pool", fields.pool, DEFAULT_POOL),
         placement=_placement(job, nodes, nproc, roles),
+        rdma=job.read("rdma", fields.rdma, Rdma.PREFERRED),
+        nccl_debug=job.read("nccl_debug", fields.boolean, False),
     )
     job.finish()
     _check_size(spec, problems)

@@ -59,6 +59,9 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     }
     made["priority"] = spec.priority
     made["pool"] = spec.pool
+    made["rdma"] = spec.rdma.value
+    if spec.nccl_debug:
+        made["nccl_debug"] = True
     chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
     placed: dict[str, object] = {key: names for key, names in chosen.items() if names}
     if spec.placement.labels:

@@ -36,6 +36,15 @@ class Rendezvous(Enum):
     C10D = "c10d"
 
 
+class Rdma(Enum):
+    """Whether a job's traffic between nodes is to go by RDMA: or it does not start; where it can;
+    or by TCP, knowingly."""
+
+    REQUIRED = "required"
+    PREFERRED = "preferred"
+    OFF = "off"
+
+
 class Argv(msgspec.Struct, frozen=True, tag="argv"):
     """Words for one program, verbatim: no shell sees them.
 
@@ -137,7 +146,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     gain some while it runs. `nproc_on` is ranks by the name of a node, and goes before the role's,
     which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
     nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
-    agent. `setup` runs once per node and attempt. Times are seconds.
+    agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
+    why. Times are seconds.
     """
 
     name: str
@@ -160,6 +170,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = DEFAULT_PRIORITY
     pool: str = DEFAULT_POOL
     placement: Placement = Placement()
+    rdma: Rdma = Rdma.PREFERRED
+    nccl_debug: bool = False
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -3,6 +3,7 @@
 from typing import Final
 
 from muster.protocol import http as h
+from muster.protocol import job_verbs as verbs
 from orchestrator.api import parameters as p
 from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
 
@@ -59,8 +60,8 @@ DESCRIPTIONS: Final = {
     ),
     ("PATCH", "/v1/jobs/{id}"): About(
         summary="Change, hold or release a job.",
-        body=h.ChangeRequest,
-        answers=as_json(h.ChangeAnswer),
+        body=verbs.ChangeRequest,
+        answers=as_json(verbs.ChangeAnswer),
         headers=("If-Match",),
         answer_headers=("ETag",),
         problems=(409, 412, 422, 507),
@@ -72,8 +73,8 @@ DESCRIPTIONS: Final = {
     ),
     ("POST", "/v1/jobs/{id}/cancel"): About(
         summary="Ask for a job to be stopped.",
-        body=h.CancelRequest,
-        answers=as_json(h.CancelAnswer, 202),
+        body=verbs.CancelRequest,
+        answers=as_json(verbs.CancelAnswer, 202),
         problems=(422,),
     ),
     ("GET", "/v1/jobs/{id}/events"): About(
@@ -95,13 +96,13 @@ DESCRIPTIONS: Final = {
     ),
     ("POST", "/v1/jobs/{id}/signal"): About(
         summary="Send a signal to a job's ranks.",
-        body=h.SignalRequest,
-        answers=as_json(h.SignalAnswer, 202),
+        body=verbs.SignalRequest,
+        answers=as_json(verbs.SignalAnswer, 202),
         problems=(409, 422, 507),
     ),
     ("POST", "/v1/jobs/{id}/rerun"): About(
         summary="A new job like this one.",
-        body=h.RerunRequest,
+        body=verbs.RerunRequest,
         answers=_MADE,
         headers=("Idempotency-Key",),
         answer_headers=("Location",),

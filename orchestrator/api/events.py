@@ -9,6 +9,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
+from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
 from orchestrator.core.state import Job
@@ -16,7 +17,7 @@ from orchestrator.core.state import Job
 
 def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventView:
     """`job` is the one that the fact is about, and knows the names of its nodes."""
-    fields = msgspec.to_builtins(fact)
+    fields = without_secrets_inside(msgspec.to_builtins(fact))
     fields.pop("type", None)
     return EventView(
         seq=seq,
@@ -25,7 +26,14 @@ def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventVi
         job=getattr(fact, "job", None),
         text=_text(job, fact),
         fields=fields,
+        id=event_id(seq, at),
     )
+
+
+def event_id(seq: int, at: float) -> str:
+    """Its place, and when it was: after a restore the place is given to another event, but not at
+    the same microsecond."""
+    return f"{seq}-{int(at * 1e6):x}"
 
 
 def _text(job: Job | None, fact: f.Durable) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final
 from aiohttp import web
 from msgspec import UNSET
 
-from muster.protocol.http import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
+from muster.protocol.job_verbs import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.spec.amend import Amendment, amend
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping

@@ -8,12 +8,9 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import (
-    CancelAnswer,
-    CancelRequest,
-    JobSummary,
-)
+from muster.protocol.http import JobSummary
 from muster.protocol.ids import JobId
+from muster.protocol.job_verbs import CancelAnswer, CancelRequest
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
@@ -21,6 +18,7 @@ from orchestrator.api.parameters import WAIT_S_MAX, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
+from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.core.actions import (
@@ -99,7 +97,9 @@ class JobsApi:
         name = job_id(request)
         state, job = await find_job(self._coordinator, name)
         headers = {"ETag": job_etag(state, job)}
-        return reply(job_view(state, job, self._coordinator.now()), headers=headers)
+        view = job_view(state, job, self._coordinator.now())
+        shown = msgspec.structs.replace(view, spec=without_secrets_inside(view.spec))
+        return reply(shown, headers=headers)
 
     async def wait(self, request: web.Request) -> web.Response:
         """Answer when the job has ended, or when the time is over."""

@@ -10,6 +10,8 @@ from typing import assert_never
 
 from msgspec import structs
 
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
@@ -20,6 +22,7 @@ from muster.protocol.messages import (
     Hello,
     TaskReport,
     Welcome,
+    with_devices,
 )
 from muster.protocol.states import TaskState
 from muster.spec.types import Launcher
@@ -82,7 +85,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
-        if node.holder is not None:
+        if node.holders:
             decision.facts.append(f.LeaseExtended(node.name, until))
             decision.actions.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
@@ -216,10 +219,10 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s):
+        case Heartbeat(sent_s, interfaces, wall_s, devices):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed_network(state, name, interfaces)
+            changed = _changed(state, name, interfaces, devices)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
@@ -231,14 +234,21 @@ def _report(
             assert_never(report)
 
 
-def _changed_network(
-    state: State, name: NodeName, interfaces: tuple[Interface, ...] | None
+def _changed(
+    state: State,
+    name: NodeName,
+    interfaces: tuple[Interface, ...] | None,
+    devices: tuple[GpuDevice, ...] | None,
 ) -> list[f.Fact]:
-    """A node says when its interfaces have changed."""
+    """A node says when its interfaces or its GPUs have changed."""
     node = state.nodes[name]
-    if interfaces is None or interfaces == node.inventory.interfaces or problem(interfaces):
+    inventory = node.inventory
+    if interfaces is not None and not problem(interfaces):
+        inventory = structs.replace(inventory, interfaces=interfaces)
+    if devices is not None and not gpu_problem(devices):
+        inventory = with_devices(inventory, devices)
+    if inventory == node.inventory:
         return []
-    inventory = structs.replace(node.inventory, interfaces=interfaces)
     return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import assert_never
 
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
@@ -59,9 +60,10 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_user_env(spec, task), **_identity(job, task)},
+        env={**_user_env(spec, task), **_identity(job, task), **_visible(spec, task)},
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
+        gpus=task.gpus,
     )
 
 
@@ -95,7 +97,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         ips="\n".join(endpoint(attempt, t).address for t in members),
         names="\n".join(t.node for t in members),
         ranks=ranks,
-        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
+        gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
     )
 
 
@@ -118,6 +120,16 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
         meeting=_meeting(attempt, task),
         ranks=_ranks(task, gang) if processes else (),
         interpreter=processes and needs_interpreter(program),
+        fabric=_fabric(job, attempt, task),
+    )
+
+
+def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
+    interface = endpoint(attempt, task).interface
+    return TaskFabric(
+        job.spec.rdma,
+        netdevs=(interface,) if interface else (),
+        nccl_debug=job.spec.nccl_debug,
     )
 
 
@@ -316,7 +328,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(gang.ranks)),
-        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, _gpus(task))),
         "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
         "MUSTER_NODE_IPS": gang.ips,
         "MUSTER_NODE_NAMES": gang.names,
@@ -329,6 +341,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         "MASTER_ADDR": attempt.master_addr,
         "MASTER_PORT": str(attempt.master_port),
         "NODE_RANK": str(task.rank),
+        **_visible(spec, task),
     }
     if spec.launcher is Launcher.NONE:
         ours |= {
@@ -341,6 +354,8 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
     usual = _sockets(endpoint(attempt, task).interface)
+    if spec.nccl_debug:
+        usual["NCCL_DEBUG"] = "INFO"
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
@@ -349,6 +364,13 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
+
+
+def _visible(spec: JobSpec, task: Task) -> dict[str, str]:
+    """The GPUs of the task. A job that has its nodes alone may choose among the sound ones itself,
+    and where all are sound nothing is said."""
+    mine = "CUDA_VISIBLE_DEVICES" in env_on_node(spec, task.rank) and not spec.resources.gpu
+    return {} if mine or not task.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(task.gpus)}
 
 
 def _sockets(interface: str) -> dict[str, str]:
@@ -373,7 +395,12 @@ def _members(attempt: Attempt) -> list[Task]:
 
 
 def _seat(task: Task) -> Seat:
-    return Seat(task.rank, task.node, _prepared(task).gpus)
+    return Seat(task.rank, task.node, _gpus(task))
+
+
+def _gpus(task: Task) -> int:
+    """Those it was given, else all that its node has."""
+    return len(task.gpus) or _prepared(task).gpus
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:

@@ -7,6 +7,7 @@ new epoch begins without them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
@@ -19,6 +20,17 @@ from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
 
 
+class Share(NamedTuple):
+    """What an attempt has of a node: these GPUs by UUID, and of CPUs and memory what it asked for.
+    `whole`: nobody else has anything of it, whatever its GPUs are.
+    """
+
+    gpus: tuple[str, ...] = ()
+    whole: bool = True
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
 @dataclass(slots=True)
 class Node:
     name: NodeName
@@ -26,7 +38,8 @@ class Node:
     boot_id: str
     version: str
     inventory: Inventory
-    holder: tuple[JobId, int] | None = None  # the attempt that has the node, until it is closed
+    # The attempts that have it or a part of it, until they are closed.
+    holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
@@ -58,6 +71,7 @@ class Task:
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
+    gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
 
     @property
     def present(self) -> bool:
@@ -204,9 +218,22 @@ class State:
         return None if owner is None else owner.task(number, rank)
 
 
-def make_tasks(job: JobId, attempt: int, nodes: tuple[NodeName, ...]) -> list[Task]:
-    """The tasks of a new attempt, one a node, in node-rank order."""
+def make_tasks(
+    job: JobId,
+    attempt: int,
+    nodes: tuple[NodeName, ...],
+    gpus: tuple[tuple[str, ...], ...] = (),
+) -> list[Task]:
+    """The tasks of a new attempt, one a node, in node-rank order; `gpus` are theirs, () where each
+    has all of its node."""
     return [
-        Task(task_id(job, attempt, rank), job, attempt, rank, node)
+        Task(
+            task_id(job, attempt, rank),
+            job,
+            attempt,
+            rank,
+            node,
+            gpus=gpus[rank] if gpus else (),
+        )
         for rank, node in enumerate(nodes)
     ]

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from muster.daemon.errors import FileError
 from muster.daemon.files import DirectoryLock, lock_directory
+from muster.daemon.network_folder import network_kind
 from orchestrator.core.facts import Durable
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
@@ -69,6 +71,7 @@ class Journal:
         """
         lock = lock_directory(state_dir)
         try:
+            _refuse_network(state_dir)
             path = state_dir / FILE_NAME
             space = Space(path, reserve_bytes)
             try:
@@ -221,6 +224,16 @@ class Journal:
                 f"nothing was acted on: make room on the disk of {self.path.parent}"
             )
         return JournalWriteError(f"{self.path}: a commit failed ({error}); nothing was acted on")
+
+
+def _refuse_network(state_dir: Path) -> None:
+    kind = network_kind(state_dir)
+    if kind:
+        raise FileError(
+            f"{state_dir} is on a network file system ({kind}), where SQLite's locks and shared "
+            "memory fail in silence and the journal would be damaged; name a folder on a disk of "
+            "this machine with state_dir"
+        )
 
 
 def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:

@@ -170,14 +170,15 @@ def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
 
 @pytest.mark.parametrize(
     ("env", "level"),
-    [("{}", "INFO"), ("{NCCL_DEBUG: WARN}", "INFO"), ("{NCCL_DEBUG: trace}", "trace")],
+    [("{}", None), ("{NCCL_DEBUG: WARN}", "INFO"), ("{NCCL_DEBUG: trace}", "trace")],
 )
 def test_nccl_debug_raises_the_level_and_never_lowers_it(
-    run: Run, fake: FakeCoordinator, tmp_path: Path, env: str, level: str
+    run: Run, fake: FakeCoordinator, tmp_path: Path, env: str, level: str | None
 ) -> None:
     (tmp_path / "job.yaml").write_text(f"run: train.py\nenv: {env}\n")
     assert run("submit", "-f", "job.yaml", "--nccl-debug").returncode == 0
-    assert mapping_of(fake)["env"] == {"NCCL_DEBUG": level}
+    assert mapping_of(fake)["env"] == ({} if level is None else {"NCCL_DEBUG": level})
+    assert mapping_of(fake)["nccl_debug"] == "true"
 
 
 def test_a_command_that_takes_the_place_of_the_files_is_said(

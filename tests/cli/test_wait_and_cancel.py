@@ -5,7 +5,7 @@ import signal
 
 import msgspec
 
-from muster.protocol.http import CancelRequest
+from muster.protocol.job_verbs import CancelRequest
 from muster.protocol.states import JobState
 from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run, Start

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from muster.protocol import http as api
+from muster.protocol import job_verbs as verbs
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import timestamp
 
@@ -95,7 +96,7 @@ class Script:
     # Answers given before anything else happens: (status, body, content type).
     first_answers: list[tuple[int, bytes, str]] = field(default_factory=list)
     submitted: dict[str, Any] = field(default_factory=dict)
-    cancelled: list[tuple[int, api.CancelRequest]] = field(default_factory=list)
+    cancelled: list[tuple[int, verbs.CancelRequest]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -294,12 +295,12 @@ class _Handler(BaseHTTPRequestHandler):
         over = view.state in ENDED_STATES
         with script.changed:
             script.cancelled.append(
-                (number, msgspec.json.decode(self.body, type=api.CancelRequest))
+                (number, msgspec.json.decode(self.body, type=verbs.CancelRequest))
             )
             if not over:
                 script.jobs[number] = msgspec.structs.replace(view, state=JobState.STOPPING)
             script.changed.notify_all()
-        self._reply(api.CancelAnswer(script.jobs[number], over), 202)
+        self._reply(verbs.CancelAnswer(script.jobs[number], over), 202)
 
     def _logs(self, number: int) -> None:
         script = self.server.script

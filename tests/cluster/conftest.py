@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,19 @@ from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
 from tests.cluster.jobs import until
 
+# Processes may run tests side by side (pytest-xdist calls them gw0, gw1): each has ports of its
+# own, as agents of two clusters could offer one at the same instant.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+PORTS = {
+    "MUSTER_AGENT_PORTS_FIRST": f"2{WORKER}000",
+    "MUSTER_AGENT_PORTS_LAST": f"2{WORKER}999",
+}
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes. Whatever a test did to it, no process of a job is left at its end."""
-    made = LocalCluster(tmp_path_factory.mktemp("cluster"), agents=3)
+    made = LocalCluster(tmp_path_factory.mktemp("cluster"), agents=3, env=PORTS)
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
@@ -36,7 +45,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClus
 @pytest.fixture
 def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes for a test that kills daemons."""
-    made = LocalCluster(tmp_path / "cluster", agents=2)
+    made = LocalCluster(tmp_path / "cluster", agents=2, env=PORTS)
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")

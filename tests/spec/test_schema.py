@@ -44,6 +44,8 @@ ACCEPTED: dict[str, list[object]] = {
     "stop": [{}, {"signal": 15, "grace": "500ms"}],
     "retry": [1, {}, {"user": 1, "on_exit_codes": [75], "never_on": ["OOM"], "backoff": "1m"}],
     "priority": [0, "100"],
+    "rdma": ["required", "preferred", "off"],
+    "nccl_debug": [True, "false"],
     "pool": ["x"],
     "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}, {"labels": {"rack": "r1"}}],
 }
@@ -52,6 +54,8 @@ REFUSED: list[dict[str, object]] = [
     {"nam": "x"},
     {"secrets": ["x"]},
     {"name": "X"},
+    {"rdma": "on"},
+    {"nccl_debug": "yes"},
     {"nodes": 0},
     {"nodes": "2.."},
     {"nodes": "2-4"},

@@ -57,6 +57,11 @@ def error(what: str, fix: str) -> Problem:
     return Problem(Severity.ERROR, what, fix)
 
 
+def stop(what: str, fix: str) -> Problem:
+    """RDMA does not work at all."""
+    return Problem(Severity.ERROR, what, fix, stops=True)
+
+
 def warning(what: str, fix: str) -> Problem:
     """RDMA may fail or be slow."""
     return Problem(Severity.WARNING, what, fix)
@@ -232,7 +237,7 @@ def _devices(ports: Ports) -> Found:
         yield info(f"/sys/class/infiniband/{name} is no device: {why}", "nothing")
     used = ports.choice.used
     if ports.live and used and not ports.uverbs_there:
-        yield error(
+        yield stop(
             "there is no /dev/infiniband: no job can open an HCA, and NCCL uses TCP without a word",
             "`modprobe ib_uverbs`; in a container pass /dev/infiniband (--device /dev/infiniband)",
         )

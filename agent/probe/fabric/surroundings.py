@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.probe.fabric.problems import error, info, listed, warning
+from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.types import (
     ETHERNET,
@@ -100,12 +100,12 @@ def _libraries(node: Node) -> Iterator[Problem]:
         if place is not None:
             continue
         if name == "libibverbs.so.1":
-            yield error(
+            yield stop(
                 f"{name} is not installed: NCCL cannot use InfiniBand or RoCE and takes TCP",
                 packages[name],
             )
         elif name == "libmlx5.so.1" and mlx5:
-            yield error(
+            yield stop(
                 f"{name} is not installed: libibverbs finds no mlx5 device, and NCCL takes TCP",
                 packages[name],
             )
@@ -124,7 +124,7 @@ def _limits(node: Node) -> Iterator[Problem]:
             "container --ulimit memlock=-1"
         )
         if memlock < _MEMLOCK_LEAST:
-            yield error(f"{what}: RDMA fails with `ibv_create_cq: Cannot allocate memory`", fix)
+            yield stop(f"{what}: RDMA fails with `ibv_create_cq: Cannot allocate memory`", fix)
         else:
             yield warning(f"{what}: RDMA may run out of it", fix)
     files = limits.nofile
@@ -191,7 +191,7 @@ def _nccl_conf(node: Node) -> Iterator[Problem]:
                 fix,
             )
         elif _forces_tcp(name, value) and node.used:
-            yield error(f"{file} sets {name}={value}: NCCL uses TCP", fix)
+            yield stop(f"{file} sets {name}={value}: NCCL uses TCP", fix)
         elif name == "NCCL_IB_GID_INDEX" and ours is None and _wrong_index(node.used, value):
             yield warning(
                 f"{file} sets {name}={value} for all HCAs, where NCCL would choose "

@@ -29,6 +29,7 @@ from agent.core.state import Identity, State
 from agent.core.turn import turn
 from muster.protocol import messages as m
 from muster.protocol.codec import ReportFrame, encode
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -112,8 +113,10 @@ def test_a_task_goes_from_prepare_to_removal() -> None:
     ]
     assert reports(agent.shim(ShimPhase.RUNNING, running_s=0.0))[-1].state is TaskState.STARTED
     done = agent.shim(ShimPhase.CLEANED, running_s=2.0, exit=ShimExit(0))
+    # Of its fabric nobody is told again.
+    prepared = msgspec.structs.replace(said[-1].prepared, fabric=None)
     assert reports(done)[-1] == m.TaskReport(
-        TASK, TaskState.CLEANED, prepared=said[-1].prepared, exit=ExitStatus(0), running_s=2.0
+        TASK, TaskState.CLEANED, prepared=prepared, exit=ExitStatus(0), running_s=2.0
     )
     assert told(agent.hear(m.ForgetTask(TASK))) == [ShimRelease()]
     assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
@@ -398,3 +401,27 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
     assert said.refusal == refusal
     ended = reports(agent.shim(ShimPhase.CLEANED, stopped_by="kill"))[-1]
     assert (ended.state, ended.refusal) == (TaskState.CLEANED, refusal)
+
+
+def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
+    """It may be later than the interpreter is at its gate, or sooner."""
+    seen = NodeFabric(group="InfiniBand MT4129")
+    for order in ((s.FabricSeen(TASK, seen), None), (None, s.FabricSeen(TASK, seen))):
+        agent = Agent()
+        agent.connect()
+        agent.hear(PREPARE)
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, None))
+        first, last = order
+        if first is not None:
+            agent.turn(first)
+        (said,) = reports(agent.shim(ShimPhase.PREPARED))
+        if last is not None:
+            assert (said.state, said.prepared) == (TaskState.ASSIGNED, None)
+            (said,) = reports(agent.turn(last))
+        assert said.state is TaskState.PREPARED
+        assert said.prepared is not None
+        assert said.prepared.fabric == seen
+
+
+def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
+    assert not Agent().turn(s.FabricSeen(TASK, NodeFabric()))

@@ -8,9 +8,9 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
+from agent.config import Fabric as Settings
 from agent.fabric import Fabric
-from muster.daemon.tasks import TaskOwner
-from muster.fabric.rules import Rules
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from tests.agent.probe.fabric.trees import Node
 
@@ -22,17 +22,20 @@ def test_each_launch_sees_the_fabric_as_it_is_then(tmp_path: Path) -> None:
     for number in range(3):
         node.hca(f"mlx5_{number}")
         node.port(f"mlx5_{number}", link="InfiniBand")
-    config = AgentConfig(fabric=Rules(exclude=("mlx5_2",)))
+    config = AgentConfig(fabric=Settings(root=tmp_path, exclude=("mlx5_2",)))
 
     async def two_launches() -> None:
-        async with TaskOwner("test") as owner:
-            fabric = Fabric(config, owner, tmp_path)
-            await fabric.look(TASK)
-            assert fabric.latest is not None
-            assert fabric.latest.env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
-            node.file("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
-            await fabric.look(TASK)
-            assert fabric.latest.env["NCCL_IB_HCA"] == "=mlx5_0:1"
+        fabric = Fabric(config)
+        seen = await fabric.look(TASK)
+        assert fabric.latest is not None
+        assert fabric.latest.env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+        assert [port.key for port in seen.ports] == ["mlx5_0:1", "mlx5_1:1"]
+        node.file("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
+        seen = await fabric.look(TASK)
+        assert fabric.latest.env["NCCL_IB_HCA"] == "=mlx5_0:1"
+        assert [(port.key, port.why) for port in seen.missing] == [
+            ("mlx5_1:1", "port DOWN, LinkUp")
+        ]
 
     with capture_logs() as logs:
         asyncio.run(two_launches())
@@ -44,10 +47,10 @@ def test_each_launch_sees_the_fabric_as_it_is_then(tmp_path: Path) -> None:
 
 def test_a_node_without_devices_says_nothing(tmp_path: Path) -> None:
     async def launch() -> None:
-        async with TaskOwner("test") as owner:
-            fabric = Fabric(AgentConfig(), owner, tmp_path)
-            await fabric.look(TASK)
-            assert fabric.latest is None
+        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)))
+        assert not fabric.there()
+        assert await fabric.look(TASK) == NodeFabric()
+        assert fabric.latest is None
 
     with capture_logs() as logs:
         asyncio.run(launch())

@@ -1,0 +1,146 @@
+"""What the coordinator is told of this node's probe: the ports that jobs may use, and what the plan
+for a gang compares and sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from muster.fabric.classes import speed_of
+from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
+from muster.fabric.order import function_order, natural
+from muster.fabric.rules import Rules, address_range
+from muster.fabric.types import (
+    ETHERNET,
+    INFINIBAND,
+    Affinity,
+    AffinityClass,
+    Hca,
+    Network,
+    Probe,
+)
+from muster.protocol.fabric import (
+    GPUS_MAX,
+    PORTS_MAX,
+    TEXT_MAX,
+    TEXTS_MAX,
+    FabricGpu,
+    FabricPort,
+    MissingPort,
+    NodeFabric,
+    PortGids,
+)
+
+_TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
+_FIT_MAX: Final = 16
+_ADDRESSES_MAX: Final = 2
+_HOPS_MAX: Final = 99
+_PLACES: Final = {kind: place for place, kind in enumerate(AffinityClass)}
+
+
+def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
+    """The probe, made small. `rules`: as the probe was told them."""
+    within = address_range(rules) if rules is not None else None
+    used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
+    missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
+    conf = probe.software.nccl_conf
+    software = probe.software
+    versions = {
+        "kernel": software.kernel,
+        "driver": software.nvidia_driver,
+        "OFED": software.ofed,
+    }
+    return NodeFabric(
+        group=_short(probe.fabric.name or ""),
+        ports=tuple(_port(hca, probe.networks, within) for hca in used),
+        missing=tuple(
+            MissingPort(hca.key, hca.pci or "", _short(hca.reason)) for hca in missing[:PORTS_MAX]
+        ),
+        stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
+        range="" if within is None else str(within),
+        gpus=_gpus(probe, used),
+        nccl=_short(software.nccl or ""),
+        nccl_conf={name: _short(conf[name]) for name in _TRANSPORT if name in conf},
+        gpudirect=software.gpudirect or "",
+        versions={name: _short(text) for name, text in versions.items() if text},
+        fingerprint=probe.fingerprint,
+    )
+
+
+def _rail_order(hca: Hca) -> tuple[bool, tuple[int, ...], tuple[tuple[str, int], ...], int]:
+    """By PCI address; by name where there is none."""
+    return hca.pci is None, function_order(hca.pci or ""), natural(hca.name), hca.port
+
+
+def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> FabricPort:
+    netdev = _netdev(hca)
+    mtu = next((network.mtu for network in networks if network.name == netdev), None)
+    roce = hca.link_layer == ETHERNET
+    fourth = _gids(hca, "AF_INET", within) if roce else None
+    sixth = _gids(hca, "AF_INET6", within) if roce else None
+    if roce and fourth is None and sixth is None and hca.gid_index is not None:
+        # The operator wants it all the same: as NCCL would take it.
+        fourth = PortGids(hca.gid_index, (hca.gid_index,))
+    return FabricPort(
+        name=hca.name,
+        port=hca.port,
+        pci=hca.pci or "",
+        link_layer=hca.link_layer or "",
+        model=hca.hca_type or hca.pci_id or "",
+        rate_gbps=speed_of(hca),
+        numa_node=hca.numa_node,
+        sm_lid=hca.sm_lid if hca.link_layer == INFINIBAND else None,
+        prefix=_prefix(hca) if hca.link_layer == INFINIBAND else "",
+        netdev=netdev,
+        mtu=mtu,
+        addresses=hca.addresses[:_ADDRESSES_MAX],
+        table=roce and hca.gid_slots is not None and not hca.gids_unread,
+        sparse=roce and is_sparse(hca.gids),
+        fourth=fourth,
+        sixth=sixth,
+    )
+
+
+def _netdev(hca: Hca) -> str:
+    """That of the GID in use; a bond's or a VLAN's is not the port's own."""
+    for gid in hca.gids:
+        if gid.index == hca.gid_index and gid.netdev:
+            return gid.netdev
+    return hca.netdevs[0] if hca.netdevs else ""
+
+
+def _prefix(hca: Hca) -> str:
+    """The subnet's half of GID 0."""
+    first = next((gid.gid for gid in hca.gids if gid.index == 0), "")
+    return first[:19] if number_of(first) is not None else ""
+
+
+def _gids(hca: Hca, family: Family, within: Range | None) -> PortGids | None:
+    index = fit_index(hca.gids, hca.gid_slots, family, within)
+    if index is None:
+        return None
+    alone = fit_index(hca.gids, hca.gid_slots, family)
+    fit = sorted(fit_indexes(hca.gids, family) | {index})
+    return PortGids(index, tuple(fit[:_FIT_MAX]), ranged=within is not None and index != alone)
+
+
+def _gpus(probe: Probe, used: Sequence[Hca]) -> tuple[FabricGpu, ...]:
+    pairs = {(pair.gpu, pair.hca): pair for pair in probe.affinity}
+    return tuple(
+        FabricGpu(
+            gpu.pci,
+            gpu.uuid or "",
+            tuple(_way(pairs.get((gpu.pci, hca.name))) for hca in used),
+        )
+        for gpu in probe.gpus[:GPUS_MAX]
+    )
+
+
+def _way(pair: Affinity | None) -> int:
+    if pair is None or pair.distance is AffinityClass.UNKNOWN:
+        return -1
+    return 100 * _PLACES[pair.distance] + min(pair.hops or 0, _HOPS_MAX)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}..."

@@ -1,0 +1,1 @@
+"""What carried a task's traffic: counters and NCCL's lines, read beside the run."""

@@ -1,0 +1,150 @@
+"""Reads the counters of RDMA ports and network interfaces, below any root.
+
+Whatever cannot be read is not in the reading; nothing here raises for what it finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.probe.fabric import formats
+from agent.probe.fabric.ib import CLASS
+from agent.probe.fabric.netdevs import NET
+from agent.probe.fabric.tree import Read, Tree, Unread
+from muster.fabric.counters import (
+    FAULTS,
+    LINK_DOWNED,
+    RECEIVED,
+    SENT,
+    WORD_BYTES,
+    PortReading,
+    Reading,
+)
+from muster.fabric.order import natural
+from muster.fabric.types import INFINIBAND
+
+_PORTS_MAX: Final = 64
+_FAULTS: Final = (*FAULTS, LINK_DOWNED)
+_BIT_GBPS: Final = 1e9 / 8
+# Kernels before 4.5 had those of 64 bits elsewhere.
+_WIDE: Final = {SENT: "port_xmit_data_64", RECEIVED: "port_rcv_data_64"}
+# EFA has no others; these are bytes.
+_EFA: Final = {SENT: "tx_bytes", RECEIVED: "rx_bytes"}
+
+
+class CounterReader:
+    """One node's ports and interfaces. What does not change (rates, interfaces) is read once."""
+
+    def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
+        self._root = root
+        self._read = read
+        self._ports: dict[str, _Port] = {}
+
+    def reading(self, netdevs: Sequence[str], at: float) -> Reading:
+        """All ports, and these interfaces with those that the ports carry, too."""
+        tree = Tree(self._root, self._read)
+        ports = [self._port(tree, name, port) for name, port in _names(tree)]
+        ipoib = (netdev for port in ports for netdev in port.ipoib)
+        sockets = {}
+        for name in dict.fromkeys((*netdevs, *ipoib)):
+            pair = _bytes_of(tree, name)
+            if pair is not None:
+                sockets[name] = pair
+        return Reading(at, tuple(ports), sockets)
+
+    def _port(self, tree: Tree, name: str, port: str) -> PortReading:
+        key, device = f"{name}:{port}", f"{CLASS}/{name}"
+        known = self._ports.get(key)
+        if known is None:
+            known = self._ports[key] = _Port(tree, device, port)
+        counters = _Folder(tree, f"{device}/ports/{port}/counters")
+        hw_counters = _Folder(tree, f"{device}/ports/{port}/hw_counters")
+        if not hw_counters.names:
+            hw_counters = _Folder(tree, f"{device}/hw_counters")
+        values: dict[str, int] = {}
+        why = "no such file"
+        for what in (SENT, RECEIVED):
+            found = counters.value(what)
+            if isinstance(found, str):
+                why = found
+                wide = _Folder(tree, f"{device}/ports/{port}/counters_ext").value(_WIDE[what])
+                octets = hw_counters.value(_EFA[what])
+                found = octets // WORD_BYTES if isinstance(octets, int) else wide
+            if isinstance(found, int):
+                values[what] = found
+        for fault in _FAULTS:
+            found = counters.value(fault)
+            if isinstance(found, str):
+                found = hw_counters.value(fault)
+            if isinstance(found, int):
+                values[fault] = found
+        silent = SENT not in values and RECEIVED not in values
+        return PortReading(key, values, known.speed, known.ipoib, why if silent else "")
+
+
+class _Port:
+    """What of a port does not change while it has a task."""
+
+    def __init__(self, tree: Tree, device: str, port: str) -> None:
+        folder = f"{device}/ports/{port}"
+        rate, link = tree.text(f"{folder}/rate"), tree.text(f"{folder}/link_layer")
+        read = None if isinstance(rate, Unread) else formats.rate(rate)
+        self.speed = 0.0 if read is None else read.gbps * _BIT_GBPS
+        self.ipoib: tuple[str, ...] = ()
+        if not isinstance(link, Unread) and formats.link_layer(link) == INFINIBAND:
+            netdevs = tree.names(f"{device}/device/net")
+            self.ipoib = () if isinstance(netdevs, Unread) else tuple(sorted(netdevs, key=natural))
+
+
+class _Folder:
+    """Counters of one folder; only what it names is opened."""
+
+    def __init__(self, tree: Tree, path: str) -> None:
+        self._tree, self._path = tree, path
+        names = tree.names(path)
+        self._why = names.why if isinstance(names, Unread) else "no such file"
+        self.names = frozenset() if isinstance(names, Unread) else frozenset(names)
+
+    def value(self, name: str) -> int | str:
+        """The counter, or why it is unknown."""
+        if name not in self.names:
+            return self._why
+        text = self._tree.text(f"{self._path}/{name}")
+        if isinstance(text, Unread):
+            return text.why
+        value = formats.counter(text)
+        return "no counter" if value is None else value
+
+
+def _names(tree: Tree) -> list[tuple[str, str]]:
+    names = tree.names(CLASS)
+    found: list[tuple[str, str]] = []
+    for name in () if isinstance(names, Unread) else sorted(names, key=natural):
+        ports = tree.names(f"{CLASS}/{name}/ports")
+        if not isinstance(ports, Unread):
+            numbers = (port for port in ports if port.isascii() and port.isdecimal())
+            found += [(name, port) for port in sorted(numbers, key=int)]
+    return found[:_PORTS_MAX]
+
+
+def _bytes_of(tree: Tree, netdev: str) -> tuple[int, int] | None:
+    pair = []
+    for name in ("tx_bytes", "rx_bytes"):
+        text = tree.text(f"{NET}/{netdev}/statistics/{name}")
+        value = None if isinstance(text, Unread) else formats.counter(text)
+        if value is None:
+            return None
+        pair.append(value)
+    return pair[0], pair[1]
+
+
+def interfaces(root: Path) -> tuple[str, ...]:
+    """All that lead out of the machine, for want of a plan that names some."""
+    tree = Tree(root)
+    names = tree.names(NET)
+    if isinstance(names, Unread):
+        return ()
+    there = (name for name in names if tree.exists(f"{NET}/{name}/device"))
+    return tuple(sorted(there, key=natural)[:_PORTS_MAX])

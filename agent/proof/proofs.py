@@ -1,0 +1,110 @@
+"""The samplers of this node's tasks: one for each part of a gang that runs here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from agent.core.shim import ShimStream
+from agent.core.stimuli import Stimulus
+from agent.folders import Folders
+from agent.logs.shipper import LogShipper
+from agent.probe.fabric.ib import CLASS
+from agent.proof.counters import CounterReader, interfaces
+from agent.proof.lines import FOLDER, LOG
+from agent.proof.sampler import Sampler, Watched, kept
+from muster.daemon.clock import Clock
+from muster.daemon.tasks import TaskOwner
+from muster.fabric.counters import Totals
+from muster.protocol.ids import TaskId
+from muster.protocol.logs import StreamKind
+from muster.protocol.messages import ArrangeTask
+
+FILE: Final = "%h.%p"
+"""As NCCL writes it: host and process."""
+_STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
+
+
+def log_file(folder: Path) -> str:
+    """NCCL_DEBUG_FILE of a task whose folder this is."""
+    return f"{folder / FOLDER}/{FILE}"
+
+
+class Proofs:
+    """Begins, goes on with and ends them."""
+
+    def __init__(
+        self,
+        root: Path,
+        boot_id: str,
+        folders: Folders,
+        logs: LogShipper,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+    ) -> None:
+        self._root = root
+        self._boot_id = boot_id
+        self._folders = folders
+        self._logs = logs
+        self._clock = clock
+        self._post = post
+        self._owner = owner
+        self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
+
+    def begin(self, plan: ArrangeTask) -> None:
+        """The gate of this task opens. A gang of one has no traffic to watch."""
+        fabric = plan.fabric
+        if fabric is None or not plan.hosts or plan.task in self._running:
+            return
+        unheard = _unheard(plan, self._folders.path(plan.task))
+        if unheard is not None and not (self._root / CLASS).is_dir():
+            return
+        watched = Watched(
+            self._boot_id,
+            netdevs=fabric.netdevs or interfaces(self._root),
+            unheard=unheard or "",
+            totals=Totals(planned=fabric.hcas),
+        )
+        self._watch(plan.task, watched)
+
+    def resume(self, task: TaskId) -> None:
+        """A task that an earlier life of the agent began."""
+        watched = kept(self._folders.path(task))
+        if watched is not None and watched.boot_id == self._boot_id:
+            self._watch(task, watched)
+
+    async def finish(self, task: TaskId) -> None:
+        """It has ended; its last figures are posted before this returns. Harmless if there are
+        none."""
+        found = self._running.pop(task, None)
+        if found is not None:
+            sampler, running = found
+            await sampler.finish()
+            running.cancel()
+
+    def _watch(self, task: TaskId, watched: Watched) -> None:
+        folder = self._folders.path(task)
+
+        def lines_came() -> None:
+            self._logs.follow(task, folder, (_STREAM,))
+
+        reader = CounterReader(self._root)
+        sampler = Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
+        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
+        self._running[task] = (sampler, running)
+        if len(self._running) > 1:
+            for other, _ in self._running.values():
+                other.share()
+
+
+def _unheard(plan: ArrangeTask, folder: Path) -> str | None:
+    """Why NCCL's lines will not be in our file; None if they will."""
+    env = plan.env
+    if env.get("NCCL_DEBUG_FILE") == log_file(folder):
+        return None
+    if "NCCL_DEBUG" in env or "NCCL_DEBUG_FILE" in env:
+        return "NCCL's lines go where the job's own NCCL_DEBUG sends them"
+    return "NCCL was asked for no lines"

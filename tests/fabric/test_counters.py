@@ -1,0 +1,171 @@
+"""From readings of counters to figures."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from muster.fabric.counters import (
+    LINK_DOWNED,
+    RECEIVED,
+    SENT,
+    PortReading,
+    Reading,
+    Totals,
+    imbalance,
+    tcp_share,
+)
+from muster.protocol.proof import PortFigures
+
+NDR = 400e9 / 8
+LONGEST_S = 10.0
+
+
+def port(
+    name: str = "mlx5_0:1",
+    sent: int | None = 0,
+    got: int | None = 0,
+    more: dict[str, int] | None = None,
+) -> PortReading:
+    values = {SENT: sent, RECEIVED: got, **(more or {})}
+    return PortReading(name, {k: v for k, v in values.items() if v is not None}, NDR)
+
+
+def totals(*readings: Reading, planned: tuple[str, ...] = ("mlx5_0:1",)) -> Totals:
+    found = Totals(planned=planned)
+    for reading in readings:
+        found.add(reading, LONGEST_S)
+    return found
+
+
+def test_a_word_is_four_octets() -> None:
+    found = totals(
+        Reading(10.0, (port(sent=1000, got=50),)), Reading(12.0, (port(sent=1500, got=60),))
+    )
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.received) == (2000, 40)
+    assert figures.rate == figures.peak == found.peak == 1000.0
+    assert figures.planned
+
+
+def test_what_was_there_before_the_task_is_not_its() -> None:
+    (figures,) = totals(Reading(0.0, (port(sent=10**15),))).port_figures()
+    assert (figures.sent, figures.received, figures.peak) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("size", [1 << 32, 1 << 64])
+def test_a_counter_goes_round(size: int) -> None:
+    found = totals(Reading(0.0, (port(sent=size - 100),)), Reading(1.0, (port(sent=150),)))
+    assert found.port_figures()[0].sent == 4 * 250
+
+
+def test_a_counter_that_began_anew_counts_from_nothing() -> None:
+    # Had it gone round, the port would have carried more than it can.
+    found = totals(Reading(0.0, (port(sent=2_000_000),)), Reading(0.25, (port(sent=1000),)))
+    assert found.port_figures()[0].sent == 4000
+    long = totals(Reading(0.0, (port(sent=1 << 40),)), Reading(1.0, (port(sent=70),)))
+    assert long.port_figures()[0].sent == 280
+
+
+def test_absent_counters_are_unknown_and_not_nothing() -> None:
+    silent = PortReading("mlx5_0:1", {}, NDR, why="no such file")
+    (figures,) = totals(Reading(0.0, (silent,)), Reading(1.0, (silent,))).port_figures()
+    assert (figures.sent, figures.received, figures.flaps) == (None, None, None)
+    assert figures.why == "no such file"
+
+
+def test_one_direction_alone() -> None:
+    found = totals(Reading(0.0, (port(got=None),)), Reading(1.0, (port(sent=25, got=None),)))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.received, figures.why) == (100, None, "")
+
+
+def test_a_reading_that_failed_makes_no_peak() -> None:
+    found = totals(
+        Reading(0.0, (port(sent=0),)),
+        Reading(1.0, (port(sent=None, got=None),)),
+        Reading(2.0, (port(sent=1000),)),
+        Reading(3.0, (port(sent=1250),)),
+    )
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.peak) == (5000, 1000.0)
+
+
+def test_a_gap_counts_and_is_told_and_makes_no_peak() -> None:
+    found = totals(Reading(0.0, (port(),)), Reading(60.0, (port(sent=10**9),)))
+    assert found.port_figures()[0].sent == 4 * 10**9
+    assert (found.gaps, found.gap_s, found.peak) == (1, 60.0, 0.0)
+
+
+def test_flaps_and_faults_since_the_start() -> None:
+    faulty = port(more={LINK_DOWNED: 4, "symbol_error": 9, "port_rcv_errors": 0})
+    found = totals(
+        Reading(0.0, (port(more={LINK_DOWNED: 3, "symbol_error": 2, "port_rcv_errors": 0}),)),
+        Reading(1.0, (faulty,)),
+    )
+    (figures,) = found.port_figures()
+    assert (figures.flaps, figures.errors) == (1, {"symbol_error": 7})
+
+
+def test_a_flap_counter_that_began_anew() -> None:
+    found = totals(
+        Reading(0.0, (port(more={LINK_DOWNED: 255}),)), Reading(1.0, (port(more={LINK_DOWNED: 1}),))
+    )
+    assert found.port_figures()[0].flaps == 1
+
+
+def test_ipoib_is_tcp_though_the_port_counts_it() -> None:
+    def reading(at: float, words: int, tcp: int) -> Reading:
+        own = PortReading("mlx5_0:1", {SENT: words, RECEIVED: words}, NDR, ("ib0",))
+        return Reading(at, (own,), {"ib0": (tcp, tcp)})
+
+    found = totals(reading(0.0, 0, 0), reading(1.0, 260_000, 1_000_000))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.peak) == (0, 0.0)
+    (socket,) = found.socket_figures()
+    assert (socket.sent, socket.peak) == (1_000_000, 1_000_000.0)
+
+
+def test_the_planned_ports_come_first_and_make_the_peak() -> None:
+    def reading(at: float, words: int) -> Reading:
+        return Reading(at, tuple(port(f"mlx5_{n}:1", words) for n in range(3)))
+
+    found = totals(reading(0.0, 0), reading(1.0, 500), planned=("mlx5_2:1", "mlx5_0:1"))
+    assert [one.port for one in found.port_figures()] == ["mlx5_2:1", "mlx5_0:1", "mlx5_1:1"]
+    assert found.peak == 4000.0
+
+
+def test_memory_is_the_same_after_many_samples() -> None:
+    found = Totals(planned=("mlx5_0:1",))
+    sizes = []
+    for n in range(1001):
+        faulty = port(sent=n * 10**6, got=n * 10**6, more={LINK_DOWNED: 1})
+        found.add(Reading(float(n), (faulty,), {"eth0": (n * 1000, n * 1000)}), LONGEST_S)
+        if n in (10, 1000):
+            sizes.append(
+                len(found.ports) + len(found.sockets) + len(found.ports["mlx5_0:1"].faults)
+            )
+    assert sizes[0] == sizes[1]
+    assert len(msgspec.json.encode(found)) < 1000
+
+
+def test_what_was_written_down_goes_on() -> None:
+    first = totals(Reading(0.0, (port(),)), Reading(1.0, (port(sent=100),)))
+    again = msgspec.json.decode(msgspec.json.encode(first), type=Totals)
+    again.add(Reading(2.0, (port(sent=150),)), LONGEST_S)
+    assert again.port_figures()[0].sent == 600
+    assert again.samples == 3
+
+
+def test_imbalance_between_rails() -> None:
+    even = [PortFigures(f"mlx5_{n}:1", sent=10**9, received=10**9) for n in range(4)]
+    assert imbalance(even) == 0.0
+    lame = [*even[:3], PortFigures("mlx5_3:1", sent=10**8, received=10**8)]
+    assert imbalance(lame) == pytest.approx(0.871, abs=0.001)
+    assert imbalance(even[:1]) is None
+    assert imbalance([PortFigures("a:1", sent=0), PortFigures("b:1", sent=0)]) is None
+
+
+def test_share_of_tcp() -> None:
+    assert tcp_share([], []) is None
+    assert tcp_share([PortFigures("a:1", sent=999, received=0)], []) == 0.0
