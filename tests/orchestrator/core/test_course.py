@@ -240,6 +240,28 @@ def test_the_time_limit_is_a_state_of_its_own() -> None:
     assert cluster.cause(1).exit_code == 124
 
 
+def test_the_ranks_of_a_job_that_runs_are_shown() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2, nproc_per_node=2))
+    assert _shown_ranks(cluster) == [[], []]
+    cluster.run_gang(1)
+    assert _shown_ranks(cluster) == [[(0, None), (1, None)], [(2, None), (3, None)]]
+
+
+def test_ranks_that_torchruns_number_are_not_guessed() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2, nproc_per_node=2, rendezvous="c10d"))
+    cluster.run_gang(1)
+    assert _shown_ranks(cluster) == [[], []]
+
+
+def _shown_ranks(cluster: Cluster) -> list[list[tuple[int, object]]]:
+    (attempt,) = job_view(cluster.state, cluster.job(1), cluster.now).attempts
+    return [[(rank.rank, rank.exit) for rank in task.ranks] for task in attempt.tasks]
+
+
 def test_user_failures_are_retried_within_their_own_budget() -> None:
     cluster = gang_of(1, retry=Retry(infra=0, user=1, backoff_s=7.0))
     (name,) = cluster.run_gang(1)
