@@ -39,6 +39,7 @@ from agent.core.turn import turn
 from agent.dial import Dialer
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
+from agent.gpus import Gpus
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -104,6 +105,7 @@ class Agent:
         hosts_file = config.hosts.file if mode_of(config) == "private" else None
         folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
         async with self._dialer, TaskOwner("agent") as owner:
+            gpus = Gpus(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
                 self._template,
@@ -111,6 +113,7 @@ class Agent:
                 config.ports,
                 self._probe,
                 Fabric(config),
+                gpus,
                 self._inbox.post,
                 owner,
             )
@@ -125,6 +128,7 @@ class Agent:
                 await self._tasks.adopt()
                 await self._inbox.settled()
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
+                owner.spawn(gpus.watch(), name="gpus", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")

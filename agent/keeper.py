@@ -58,10 +58,10 @@ class Keeper:
         folders: Folders,
         logs: LogShipper,
         post: Callable[[Stimulus], None],
-        found: tuple[TaskPaths, tuple[int, ...], NodeFabric] | None = None,
+        found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
-        """`found`: paths and ports of a task that an earlier life of the agent began, and the
-        node's fabric."""
+        """`found`: paths and ports of a task that an earlier life of the agent began, the node's
+        fabric, and the GPUs of the task."""
         self.task = task
         self.ports: tuple[int, ...] = () if found is None else found[1]
         self.known = asyncio.Event()
@@ -217,6 +217,6 @@ class Keeper:
         if self._found is None:
             self._post(ShimReported(self.task, status))
         else:
-            (paths, ports, fabric), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports, fabric))
+            (paths, ports, fabric, gpus), self._found = self._found, None
+            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
         self.known.set()

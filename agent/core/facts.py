@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -50,6 +51,11 @@ class NetworkChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged:
+    devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -65,6 +71,7 @@ class TaskAdopted:
     ports: tuple[int, ...]
     at: float
     fabric: NodeFabric
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged
+NodeFact = NetworkChanged | GpusChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -93,9 +93,10 @@ class Template:
     async def _ensure(self) -> None:
         if self._channel is not None:
             return
-        self._channel, self._process = await asyncio.to_thread(_launch)
+        channel, self._process = await asyncio.to_thread(_launch)
+        self._channel = channel
         try:
-            asyncio.get_running_loop().add_reader(self._channel, self._receive)
+            asyncio.get_running_loop().add_reader(channel, self._receive)
             ready = await self._answer(READY)
         except (OSError, EOFError, TimeoutError) as error:
             await self._end()
@@ -112,7 +113,8 @@ class Template:
 
     async def _answer(self, number: int) -> dict[str, Any]:
         """To the request of that number. Raises TimeoutError and EOFError."""
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await answer

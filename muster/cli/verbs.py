@@ -30,6 +30,7 @@ VERBS: Final = {
     "nodes": "List the nodes.",
     "node": "Show one node.",
     "bench": "Measure all-reduce over nodes.",
+    "check": "Check that nodes agree and reach each other.",
     "whoami": "Print the user that your token stands for.",
     "version": "Show the versions of client and coordinator.",
     "schema": "Print the JSON Schema of the job file.",

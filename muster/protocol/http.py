@@ -43,7 +43,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 class TaskView(msgspec.Struct, frozen=True):
     """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
-    without it.
+    without it. `gpus` are the UUIDs of those it was given; null: all of its node.
     """
 
     node: str
@@ -55,6 +55,7 @@ class TaskView(msgspec.Struct, frozen=True):
     refusal: Reason | None
     left: str | None = None
     warnings: tuple[str, ...] = ()
+    gpus: tuple[str, ...] | None = None
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -67,6 +68,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     started_at: Timestamp | None
     closed_at: Timestamp | None
     network: str | None = None
+    fabric: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -74,7 +76,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
     limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
-    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of.
+    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of. `gpus`:
+    how many it has, or asks for where it has none; null where that depends on the nodes it gets.
     """
 
     id: int
@@ -98,6 +101,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
+    gpus: int | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -164,9 +168,27 @@ class InterfaceView(msgspec.Struct, frozen=True):
     speed_mbps: int
 
 
+class GpuView(msgspec.Struct, frozen=True):
+    """One GPU of a node. `uuid`, `memory_bytes` and `numa_node` are null where they are not known;
+    `fault`: why no job is given it; `job`: the one that has it, in which attempt.
+    """
+
+    index: int
+    pci: str
+    uuid: str | None
+    model: str
+    memory_bytes: int | None
+    numa_node: int | None
+    fault: str | None
+    job: int | None
+    attempt: int | None
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
-    calls from; `connected_s`: for how long its link stands, None while it does not.
+    calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
+    that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
+    jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     """
 
     name: str
@@ -189,6 +211,9 @@ class NodeView(msgspec.Struct, frozen=True):
     interfaces: tuple[InterfaceView, ...] = ()
     peer: str = ""
     connected_s: float | None = None
+    jobs: tuple[int, ...] = ()
+    gpus_used: int = 0
+    devices: tuple[GpuView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -285,6 +310,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
     network: str
     ended: str
     then: str
+    fabric: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -17,14 +17,18 @@ from typing import Final
 import msgspec
 
 from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
-"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks."""
+PROTOCOL_MAX = 3
+"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
+which agents of 2 wait in vain."""
+STARTS_WITH_PLAN: Final = 3
+"""From this protocol on `ArrangeTask.start` is heeded."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -32,6 +36,8 @@ NO_SPACE: Final = "no_space"
 """Code of a refusal: a disk of the node is full."""
 TOO_LARGE: Final = "command_too_large"
 """A command for this task that no frame can hold."""
+FABRIC_DIFFERS: Final = "fabric_differs"
+"""Code of a refusal by the coordinator: a node is not as the others of a gang that needs RDMA."""
 UNREACHABLE: Final = "launcher_unreachable"
 """Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
 
@@ -43,7 +49,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `interfaces` are all that a gang could meet on; an agent that reports none is reached at
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
-    name in the cluster.
+    name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
+    how many jobs may have. An agent that cannot tell them apart names none.
     """
 
     address: str
@@ -59,6 +66,16 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     shared_host: bool = False
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
+    devices: tuple[GpuDevice, ...] = ()
+
+
+def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
+    """The same node with these GPUs."""
+    given = usable(devices)
+    model = next((device.model for device in given if device.model), "")
+    return msgspec.structs.replace(
+        inventory, devices=devices, gpus=len(given), gpu_model=model or inventory.gpu_model
+    )
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -170,12 +187,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces` are there where they have changed since Hello; `wall_s` is its wall clock.
+    `interfaces` and `devices` are there where they have changed since Hello; `wall_s` is its wall
+    clock.
     """
 
     sent_s: float
     interfaces: tuple[Interface, ...] | None = None
     wall_s: float | None = None
+    devices: tuple[GpuDevice, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat
@@ -216,7 +235,8 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
+    has, all of them there and nobody else's; empty: all of the node, whatever it has.
     """
 
     task: TaskId
@@ -227,6 +247,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     env: dict[str, str]
     timeout_s: float
     ports: int = 0
+    gpus: tuple[str, ...] = ()
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -255,7 +276,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over. `fabric` is what the gang's fabric plan means for this node.
+    is over. `fabric` is what the gang's fabric plan means for this node. `start`: there is nobody
+    to wait for, so open the gate when that is done.
     """
 
     task: TaskId
@@ -271,6 +293,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
     fabric: TaskFabric | None = None
+    start: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

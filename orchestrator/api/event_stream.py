@@ -14,16 +14,17 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import EventList, EventsEnd
+from muster.protocol.http import EventList, EventsEnd, EventView
 from muster.protocol.ids import JobId
 from orchestrator.api.about import STREAM
 from orchestrator.api.events import event_id, event_view
+from orchestrator.api.jobs import find_job
 from orchestrator.api.parameters import EVENT_ID, EventsQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import job_id, no_such_job, read_query, shown, wrong_parameter
+from orchestrator.api.reading import job_id, read_query, shown, wrong_parameter
 from orchestrator.api.responses import reply
 from orchestrator.core.job import JobPhase
-from orchestrator.core.state import State
+from orchestrator.core.state import Job
 from orchestrator.shell.coordinator import Coordinator, events_key
 
 HEARTBEAT_S: Final = 15.0
@@ -44,14 +45,13 @@ class EventsApi:
         return await self._answer(request, read_query(request, EventsQuery), None)
 
     async def of_job(self, request: web.Request) -> web.StreamResponse:
-        job = job_id(request)
+        name = job_id(request)
         query = read_query(request, EventsQuery)
-        if job not in (await self._coordinator.settled()).jobs:
-            raise no_such_job(job)
+        _, job = await find_job(self._coordinator, name)
         return await self._answer(request, query, job)
 
     async def _answer(
-        self, request: web.Request, query: EventsQuery, job: JobId | None
+        self, request: web.Request, query: EventsQuery, job: Job | None
     ) -> web.StreamResponse:
         place = _place(request, query.after)
         after = place.seq
@@ -60,9 +60,20 @@ class EventsApi:
             await self._check(place)
         if follow:
             return await self._stream(request, job, after)
-        found = await self._coordinator.events(job=job, after_seq=after, limit=query.limit)
-        state = self._coordinator.state
-        return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
+        return reply(EventList(tuple(await self._views(job, after, query.limit))))
+
+    async def _views(self, job: Job | None, after: int, limit: int) -> list[EventView]:
+        """What happened after a place, to one job or (None) at all."""
+        number = None if job is None else job.id
+        found = await self._coordinator.events(job=number, after_seq=after, limit=limit)
+        jobs: dict[JobId | None, Job | None] = {None: None, number: job}
+        views = []
+        for recorded in found:
+            name: JobId | None = getattr(recorded.fact, "job", None)
+            if name is not None and name not in jobs and hasattr(recorded.fact, "rank"):
+                jobs[name] = await self._coordinator.job(name)
+            views.append(event_view(jobs.get(name), recorded.seq, recorded.at, recorded.fact))
+        return views
 
     async def _check(self, place: "_Place") -> None:
         """Refuse an event that has not been, or was another one: a reader from before a backup was
@@ -85,13 +96,12 @@ class EventsApi:
         raise ApiError(400, "bad_last_event_id", f"the Last-Event-ID {place.text} {message}", hint)
 
     async def _stream(
-        self, request: web.Request, job: JobId | None, after: int
+        self, request: web.Request, job: Job | None, after: int
     ) -> web.StreamResponse:
-        state = await self._coordinator.settled()
-        if "Last-Event-ID" in request.headers and _ended(state, job):
-            rest = await self._coordinator.events(job=job, after_seq=after, limit=1)
-            if not rest:
-                return web.Response(status=204)  # which tells a browser not to come again
+        await self._coordinator.settled()
+        again = "Last-Event-ID" in request.headers
+        if again and _ended(job) and not await self._views(job, after, 1):
+            return web.Response(status=204)  # which tells a browser not to come again
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         response.enable_chunked_encoding()
         await response.prepare(request)
@@ -101,18 +111,16 @@ class EventsApi:
         await response.write_eof()
         return response
 
-    async def _events(
-        self, response: web.StreamResponse, job: JobId | None, after: int
-    ) -> EventsEnd:
+    async def _events(self, response: web.StreamResponse, job: Job | None, after: int) -> EventsEnd:
         """Write events until there will be no more. Raises ConnectionError when nobody reads."""
-        changes, key = self._coordinator.changes, events_key(job)
+        changes = self._coordinator.changes
+        key = events_key(None if job is None else job.id)
         while True:
             # Looked at before reading: what makes it final was written before.
             seen: dict[Hashable, int] = {key: changes.count(key)}
-            final = _ended(self._coordinator.state, job)
-            page = await self._coordinator.events(job=job, after_seq=after, limit=_PAGE)
-            for recorded in page:
-                view = event_view(self._coordinator.state, recorded.seq, recorded.at, recorded.fact)
+            final = _ended(job)
+            page = await self._views(job, after, _PAGE)
+            for view in page:
                 after = view.seq
                 await response.write(
                     f"id: {view.id}\nevent: {view.kind}\ndata: ".encode()
@@ -130,8 +138,8 @@ class EventsApi:
                 await response.write(b": nothing new\n\n")
 
 
-def _ended(state: State, job: JobId | None) -> bool:
-    return job is not None and state.jobs[job].phase is JobPhase.ENDED
+def _ended(job: Job | None) -> bool:
+    return job is not None and job.phase is JobPhase.ENDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,20 @@ from aiohttp import web
 from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
 from muster.spec.render import to_mapping
-from orchestrator.api.reading import job_id, no_such_job
+from orchestrator.api.jobs import find_job
+from orchestrator.api.reading import job_id
 from orchestrator.api.redaction import without_secrets, without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.api.validation import validation
+from orchestrator.core.fabric_view import fabric_view
 from orchestrator.core.launch import environments
 from orchestrator.core.state import Job
 from orchestrator.shell.coordinator import Coordinator
 
 
 class JobDetailsApi:
-    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec and /env."""
+    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env and /fabric."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -40,8 +42,8 @@ class JobDetailsApi:
         )
         return reply(EnvironmentView(job.id, attempt.number, nodes))
 
+    async def fabric(self, request: web.Request) -> web.Response:
+        return reply(fabric_view(await self._find(job_id(request))))
+
     async def _find(self, name: JobId) -> Job:
-        job = (await self._coordinator.settled()).jobs.get(name)
-        if job is None:
-            raise no_such_job(name)
-        return job
+        return (await find_job(self._coordinator, name))[1]

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from muster.protocol.ids import BadId, NodeName, TaskId
-from muster.protocol.messages import Command, ForgetTask, SignalTask, StartTask, StopTask
+from muster.protocol.messages import (
+    STARTS_WITH_PLAN,
+    ArrangeTask,
+    Command,
+    ForgetTask,
+    SignalTask,
+    StartTask,
+    StopTask,
+)
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
@@ -56,6 +66,15 @@ def wanted(
             assert_never(attempt.phase)
 
 
+def folded(commands: list[Command], protocol: int) -> list[Command]:
+    """The same in fewer messages, to the node of a gang of one that speaks `protocol`."""
+    match commands:
+        case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
+            return [replace(plan, start=True), *more]
+        case _:
+            return commands
+
+
 def owed(
     state: State, node: NodeName, name: TaskId, on_node: TaskState, limits: Limits
 ) -> list[Command]:
@@ -71,12 +90,16 @@ def owed(
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:
-    """The tasks that a node owes us: those of the attempt that holds it and are not over."""
+    """The tasks that a node owes us: those of the attempts that hold it and are not over."""
     node = state.nodes.get(name)
-    attempt = state.attempt(*node.holder) if node is not None and node.holder is not None else None
-    if attempt is None:
-        return []
-    return [t for t in attempt.tasks if t.node == name and t.state not in OVER]
+    attempts = [] if node is None else [state.attempt(*holder) for holder in node.holders]
+    return [
+        task
+        for attempt in attempts
+        if attempt is not None
+        for task in attempt.tasks
+        if task.node == name and task.state not in OVER
+    ]
 
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:

@@ -20,6 +20,7 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core.fabric_plan import FabricPlan
 
 SCHEMA: Final = 1
 
@@ -128,12 +129,14 @@ class CancelRequested(_Fact, frozen=True):
 
 class AttemptPlaced(_Fact, frozen=True):
     """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on. `why` says in words why these."""
+    on. `why` says in words why these. `gpus` are, for each of them, the UUIDs of those that the
+    gang has there, () for the node as a whole; without any, it has every node as a whole."""
 
     job: JobId
     attempt: int
     nodes: tuple[NodeName, ...]
     why: str = ""
+    gpus: tuple[tuple[str, ...], ...] = ()
 
 
 class TaskPrepared(_Fact, frozen=True):
@@ -154,6 +157,7 @@ class AttemptArranged(_Fact, frozen=True):
     """Where the gang meets. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order, and `network` says which network they are of, and why.
+    `fabric` is None where there is nothing to plan.
     """
 
     job: JobId
@@ -162,6 +166,7 @@ class AttemptArranged(_Fact, frozen=True):
     master_port: int
     endpoints: tuple[Endpoint, ...] = ()
     network: str = ""
+    fabric: FabricPlan | None = None
 
 
 class TaskArranged(_Fact, frozen=True):
@@ -271,13 +276,14 @@ class TaskLost(_Fact, frozen=True):
 
 class TaskJoined(_Fact, frozen=True):
     """A node becomes part of a running elastic gang: its task has the next free rank, and is
-    reached at `endpoint` (None: where its agent says)."""
+    reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
 
     job: JobId
     attempt: int
     rank: int
     node: NodeName
     endpoint: Endpoint | None = None
+    gpus: tuple[str, ...] = ()
 
 
 class TaskLeft(_Fact, frozen=True):
@@ -397,6 +403,13 @@ class SpaceChanged(_Fact, frozen=True):
     problem: str
 
 
+class JobForgotten(_Fact, frozen=True):
+    """The job has ended and is in the archive: the state has it no longer. No fact of a job
+    follows its JobEnded but this one."""
+
+    job: JobId
+
+
 OfLink = (
     NodeConnected
     | NameClaimed
@@ -408,7 +421,7 @@ OfLink = (
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
 
 Durable = (
     EpochStarted
@@ -458,6 +471,7 @@ _EPHEMERAL: Final = (
     NodeLeaseExpired,
     RunTimed,
     SpaceChanged,
+    JobForgotten,
 )
 
 

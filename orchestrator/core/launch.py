@@ -29,6 +29,8 @@ from muster.spec.types import (
     run_on_node,
 )
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.fabric_plan import Transport
+from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.state import Attempt, Job, Task
@@ -61,9 +63,10 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_user_env(spec, task), **_identity(job, task)},
+        env={**_user_env(spec, task), **_identity(job, task), **_visible(spec, task)},
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
+        gpus=task.gpus,
     )
 
 
@@ -97,7 +100,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         ips="\n".join(endpoint(attempt, t).address for t in members),
         names="\n".join(t.node for t in members),
         ranks=ranks,
-        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
+        gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
     )
 
 
@@ -125,12 +128,10 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
 
 
 def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
+    planned = node_plan(job, attempt, task)
     interface = endpoint(attempt, task).interface
-    return TaskFabric(
-        job.spec.rdma,
-        netdevs=(interface,) if interface else (),
-        nccl_debug=job.spec.nccl_debug,
-    )
+    netdevs = dict.fromkeys((*planned.netdevs, *((interface,) if interface else ())))
+    return TaskFabric(job.spec.rdma, planned.hcas, tuple(netdevs), job.spec.nccl_debug)
 
 
 def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
@@ -343,7 +344,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(gang.ranks)),
-        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, _gpus(task))),
         "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
         "MUSTER_NODE_IPS": gang.ips,
         "MUSTER_NODE_NAMES": gang.names,
@@ -356,6 +357,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         "MASTER_ADDR": attempt.master_addr,
         "MASTER_PORT": str(attempt.master_port),
         "NODE_RANK": str(task.rank),
+        **_visible(spec, task),
     }
     if spec.launcher is Launcher.NONE:
         ours |= {
@@ -367,7 +369,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = _sockets(endpoint(attempt, task).interface)
+    usual = fabric_environment(job, attempt, task)
     if spec.nccl_debug:
         usual["NCCL_DEBUG"] = "INFO"
     if spec.elastic:
@@ -378,6 +380,24 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
+
+
+def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
+    """What a node's jobs get for their network, where their user says nothing else."""
+    interface = endpoint(attempt, task).interface
+    made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
+    plan = attempt.fabric
+    if plan is not None and plan.transport is Transport.TCP and interface:
+        # UCX, too, is to leave RDMA alone.
+        made["UCX_NET_DEVICES"] = interface
+    return made
+
+
+def _visible(spec: JobSpec, task: Task) -> dict[str, str]:
+    """The GPUs of the task. A job that has its nodes alone may choose among the sound ones itself,
+    and where all are sound nothing is said."""
+    mine = "CUDA_VISIBLE_DEVICES" in env_on_node(spec, task.rank) and not spec.resources.gpu
+    return {} if mine or not task.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(task.gpus)}
 
 
 def _sockets(interface: str) -> dict[str, str]:
@@ -402,7 +422,12 @@ def _members(attempt: Attempt) -> list[Task]:
 
 
 def _seat(task: Task) -> Seat:
-    return Seat(task.rank, task.node, _prepared(task).gpus)
+    return Seat(task.rank, task.node, _gpus(task))
+
+
+def _gpus(task: Task) -> int:
+    """Those it was given, else all that its node has."""
+    return len(task.gpus) or _prepared(task).gpus
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:

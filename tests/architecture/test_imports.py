@@ -31,6 +31,7 @@ ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("msgspec",),
     ),
     ("muster.bench.allreduce", (), ("torch",)),
+    ("muster.check.pairs", (), ()),
     ("muster.fabric", ("muster.fabric",), ("msgspec",)),
     ("muster.protocol", ("muster.protocol", "muster.spec"), ("msgspec",)),
     ("muster.spec", ("muster.spec", "muster.protocol"), ("msgspec", "yaml")),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from agent.core.shim import ShimPhase
@@ -25,6 +26,7 @@ from orchestrator.core.explain import chance
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
+from orchestrator.core.retrace import retrace
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
@@ -69,6 +71,7 @@ class Checkers:
     epoch: int = 0
     peace_at: float = math.inf
     commits: int = 0
+    retraced: set[JobId] = field(default_factory=set)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -81,7 +84,8 @@ class Checkers:
         here = self.on_node.setdefault(shim.node, {})
         for other in here.values():
             if not other.wedged and (other.job, other.attempt) != (shim.job, shim.attempt):
-                self.fail(f"I5: {shim.node} runs processes of {other.task} and of {shim.task}")
+                self._check_apart(shim, other)
+        self._check_gpus(shim)
         here[shim.task] = shim
         siblings = self.of_job.setdefault(shim.job, {})
         for other in siblings.values():
@@ -90,6 +94,25 @@ class Checkers:
         siblings[shim.task] = shim
         if self.durable.jobs[shim.job].phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} begins on {shim.node} although its job has ended")
+
+    def _check_apart(self, shim: Shim, other: Shim) -> None:
+        """Only those share a node that each have a part of it."""
+        parts = [
+            bool(one.gpus) and self.durable.jobs[one.job].spec.resources.gpu
+            for one in (shim, other)
+        ]
+        if not all(parts):
+            self.fail(f"I5: {shim.node} runs processes of {other.task} and of {shim.task}")
+        self.world.met["node_shared"] += 1
+
+    def _check_gpus(self, shim: Shim) -> None:
+        """No two tasks on a machine have the same GPU, through whichever agents they came."""
+        host = self.machines[shim.node]
+        for node, tasks in self.on_node.items():
+            for other in tasks.values() if self.machines[node] == host else ():
+                both = set(shim.gpus) & set(other.gpus)
+                if both and other is not shim and not other.wedged:
+                    self.fail(f"gpus: {other.task} and {shim.task} both have {sorted(both)}")
 
     def vacated(self, shim: Shim) -> None:
         self.world.log(f"{shim.node} {shim.task} vacated")
@@ -321,6 +344,24 @@ class Checkers:
         self.commits += 1
         if self.commits % COMPARE_EVERY == 0 and not disk.staged:
             self.compare(state, disk.replay())
+            self.archived(state, disk)
+
+    def archived(self, state: State, disk: Disk) -> None:
+        """Were all jobs that have ended in the archive: the rest of the disk holds the rest of the
+        state, and each of them can be told from its own facts."""
+        over = {name for name, job in state.jobs.items() if job.phase is JobPhase.ENDED}
+        live = disk.replay(without=over)
+        jobs = {name: job for name, job in state.jobs.items() if name not in over}
+        keys = {key: found for key, found in state.keys.items() if found[0] not in over}
+        self.compare(replace(state, jobs=jobs, keys=keys, next_job=live.next_job), live)
+        histories = disk.histories(over - self.retraced)
+        self.retraced |= over
+        for name, facts in histories.items():
+            wanted, found = deepcopy(state.jobs[name]), retrace(facts)
+            for attempt in wanted.attempts:
+                attempt.machine_id = ""  # that port is free again
+            if found != wanted:
+                self.fail(f"archive: job {name} was {wanted}, and its facts say {found}")
 
     def compare(self, state: State, replayed: State) -> None:
         for name, wanted, found in (
@@ -435,13 +476,33 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     liked = [node for node in able if node.name not in avoid and node.link in there]
     if _in_one_network(liked) < spec.nodes:
         liked = able
-    free = [n for n in liked if n.holder is None and n.link is LinkState.CONNECTED]
+    free = [n for n in liked if _is_free(state, spec, n)]
     return _in_one_network(free) >= spec.nodes
+
+
+def _is_free(state: State, spec: JobSpec, node: Node) -> bool:
+    if node.link is not LinkState.CONNECTED:
+        return False
+    host = [n for n in state.nodes.values() if n.inventory.machine_id == node.inventory.machine_id]
+    taken = {uuid for n in host for share in n.holders.values() for uuid in share.gpus}
+    whole = [n for n in host if any(share.whole for share in n.holders.values())]
+    sound = {gpu.uuid for gpu in node.inventory.devices if not gpu.fault}
+    if not sound:
+        return not node.holders
+    if not spec.resources.gpu:
+        return not node.holders and not whole and not taken & sound
+    cpus = node.inventory.cpus - sum(share.cpus for share in node.holders.values())
+    enough = not node.holders or spec.resources.cpu is None or cpus >= spec.resources.cpu
+    return not whole and enough and len(sound - taken) >= spec.resources.gpu
 
 
 def _in_one_network(nodes: list[Node]) -> int:
     """How many at most share one; each has one address that others can reach."""
-    subnets = Counter(n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in nodes)
+    # Agents of one machine that see the same GPUs are one node of a gang.
+    hosts = {n.inventory.machine_id if n.inventory.devices else n.name: n for n in nodes}
+    subnets = Counter(
+        n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in hosts.values()
+    )
     return max(subnets.values(), default=0)
 
 
@@ -452,6 +513,6 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 def _lasting(state: State) -> list[tuple[object, ...]]:
     """Of the nodes, what is in the journal."""
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holder)
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
         for n in state.nodes.values()
     ]

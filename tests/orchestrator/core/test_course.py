@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from muster.protocol.failures import FailureKind
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.messages import (
+    STARTS_WITH_PLAN,
     TOO_LARGE,
     ArrangeTask,
     ForgetTask,
@@ -44,9 +45,31 @@ def test_a_gang_goes_from_submit_to_success() -> None:
         cluster.finish(name)
     assert cluster.shown(1) is JobState.SUCCEEDED
     assert cluster.cause(1).exit_code == 0
-    assert all(node.holder is None for node in cluster.state.nodes.values())
+    assert all(not node.holders for node in cluster.state.nodes.values())
     assert cluster.state.ports == {"m1": set()}
     assert cluster.commands("n1", ForgetTask) == [ForgetTask(tasks[1])]
+
+
+def test_the_plan_of_one_node_starts_it_by_itself() -> None:
+    cluster = gang_of(1)
+    facts = cluster.prepare(task(1, 1, 0)).facts
+    assert [type(fact) for fact in facts] == [f.TaskPrepared, f.AttemptArranged, f.AttemptStarted]
+    (plan,) = cluster.commands("n0", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert plan.start
+    assert not cluster.commands("n0", StartTask)
+    cluster.finish(task(1, 1, 0))
+    assert cluster.shown(1) is JobState.SUCCEEDED
+
+
+def test_an_agent_of_before_is_told_to_start() -> None:
+    cluster = gang_of(1)
+    cluster.state.nodes[NodeName("n0")].protocol = STARTS_WITH_PLAN - 1
+    cluster.prepare(task(1, 1, 0))
+    (plan,) = cluster.commands("n0", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert not plan.start
+    assert cluster.commands("n0", StartTask) == [StartTask(task(1, 1, 0))]
 
 
 def test_nothing_is_arranged_before_all_are_prepared_nor_started_before_all_are_arranged() -> None:
