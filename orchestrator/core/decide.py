@@ -25,7 +25,6 @@ from muster.protocol.messages import (
     with_devices,
 )
 from muster.protocol.states import TaskState
-from muster.spec.types import Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
@@ -259,7 +258,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     found = news(task, report)
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
-    leased = 0 if job.spec.launcher is Launcher.TORCHRUN else attempt.master_port
+    leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     if cause is None or not is_news(job, report, cause):
         return found

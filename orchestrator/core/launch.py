@@ -59,7 +59,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     spec = job.spec
     return PrepareTask(
         task=task.id,
-        launcher=spec.launcher.value,
+        launcher=(Launcher.TORCHRUN if spec.launcher.torchruns else spec.launcher).value,
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
@@ -107,7 +107,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
 def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
-    torchrun = spec.launcher is Launcher.TORCHRUN
+    torchrun = spec.launcher.torchruns
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
@@ -228,6 +228,8 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         prepared.log_dir,
         "--local-addr",
         endpoint(attempt, task).address,
+        # Where options of accelerate's begin.
+        *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )
 
 
@@ -435,7 +437,15 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
+        **_beyond_torchrun(job.spec.launcher),
     }
+
+
+def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
+    """What the bootstrap is to do besides running torchrun, from before its gate on."""
+    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        return {"MUSTER_LAUNCHER": launcher.value}
+    return {}
 
 
 def _prepared(task: Task) -> Prepared:
