@@ -53,6 +53,8 @@ def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
 
 def print_run(run: Run) -> None:
     """What a run came to, below its rows."""
+    if run.plan:
+        print(paragraph(safe(run.plan), first="planned:   "))
     print(paragraph(safe(run.transport), first="transport: "))
     verdict = {None: "", True: "pass: ", False: "BELOW THE LINE: "}[run.line.passed]
     text = verdict + run.line.text

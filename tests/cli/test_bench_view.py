@@ -15,7 +15,7 @@ from muster.cli.bench_view import (
 )
 
 ABOUT = About(16, 2, "nccl", "NVIDIA H100 80GB HBM3", "2.9.0", nccl="2.27.5")
-NO_LINE = Line(None, None, "no pass line: the job has no HCAs in its plan")
+NO_LINE = Line(None, None, "no pass line: nothing was measured")
 
 
 def row(size: int, busbw: float, wrong: int = 0) -> Row:
@@ -23,7 +23,7 @@ def row(size: int, busbw: float, wrong: int = 0) -> Row:
 
 
 def run(rdma: str, *rows: Row, line: Line = NO_LINE) -> Run:
-    return Run(7, rdma, ("a", "b"), ABOUT, rows, "unknown", line)
+    return Run(7, rdma, ("a", "b"), ABOUT, rows, "RDMA over 8 HCAs", "unknown", line)
 
 
 @pytest.fixture(params=[80, 50])
@@ -39,7 +39,8 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_everything_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     show = row_printer(silent=False)
     rows = [row(1 << 20, 3.2), row(1 << 30, 389.123), row(4, 0.0004, wrong=12345)]
-    for found in (ABOUT, *rows):
+    show(ABOUT)
+    for found in rows:
         show(found)
     fast = run("preferred", *rows, line=Line(320.0, True, "389.1 GB/s, and 320.0 GB/s is the line"))
     slow = run("off", *(row(one.size, one.busbw_gb_s / 4) for one in rows))
