@@ -54,6 +54,16 @@ class Rdma(Enum):
     OFF = "off"
 
 
+class NumaBinding(Enum):
+    """To which CPUs torchrun binds a rank: those of its GPU's NUMA node, of that one's socket, a
+    share of the node's of its own, or one group of cores with a common cache."""
+
+    NODE = "node"
+    SOCKET = "socket"
+    EXCLUSIVE = "exclusive"
+    CORE_COMPLEX = "core-complex"
+
+
 class Argv(msgspec.Struct, frozen=True, tag="argv"):
     """Words for one program, verbatim: no shell sees them.
 
@@ -79,13 +89,14 @@ class Resources(msgspec.Struct, frozen=True):
 
     `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
     name as typed (`H100`), None for any. `cpu` and `memory_bytes` are the least that the node has
-    as a whole, None where it does not matter.
+    as a whole, None where it does not matter; of a node that jobs share they are taken.
     """
 
     gpu: int | None = None
     gpu_model: str | None = None
     cpu: int | None = None
     memory_bytes: int | None = None
+    numa_binding: NumaBinding | None = None
 
 
 class Warn(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
@@ -237,7 +238,7 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
-    meeting = choose_meeting(state, attempt)
+    meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
     fabric = plan_for(job, attempt)

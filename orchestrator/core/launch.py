@@ -228,9 +228,15 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         prepared.log_dir,
         "--local-addr",
         endpoint(attempt, task).address,
+        *_binding(job.spec),
         # Where options of accelerate's begin.
         *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )
+
+
+def _binding(spec: JobSpec) -> tuple[str, ...]:
+    chosen = spec.resources.numa_binding
+    return () if chosen is None else ("--numa-binding", chosen.value)
 
 
 def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
