@@ -31,6 +31,7 @@ from agent.core.actions import (
     SetTimer,
     TellShim,
     Timer,
+    WatchTraffic,
     WriteHostfile,
 )
 from agent.core.state import Identity, State
@@ -49,6 +50,7 @@ from agent.probe import host
 from agent.probe.changes import watch
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
+from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError, FileError, TaskEndedError
@@ -103,6 +105,14 @@ class Agent:
         hosts_file = config.hosts.file if mode_of(config) == "private" else None
         folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
         async with self._dialer, TaskOwner("agent") as owner:
+            self._proofs = Proofs(
+                config.fabric.root,
+                folders,
+                self._logs,
+                self._clock,
+                self._inbox.post,
+                owner,
+            )
             self._tasks = Tasks(
                 folders,
                 self._template,
@@ -110,6 +120,7 @@ class Agent:
                 config.ports,
                 self._probe,
                 Fabric(config),
+                self._proofs,
                 self._inbox.post,
                 owner,
             )
@@ -178,6 +189,8 @@ class Agent:
                 self._network.arrange(action.task, action.plan)
             case LetGo():
                 self._network.let_go(action.task)
+            case WatchTraffic():
+                self._proofs.begin(action.plan)
             case RestoreNetwork():
                 self._network.restore(action.task)
             case RemoveTask():

@@ -25,6 +25,7 @@ from agent.folders import Folders
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
+from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -57,6 +58,7 @@ class Keeper:
         task: TaskId,
         folders: Folders,
         logs: LogShipper,
+        proofs: Proofs,
         post: Callable[[Stimulus], None],
         found: tuple[TaskPaths, tuple[int, ...], NodeFabric] | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Keeper:
         self._folder: Path = folders.path(task)
         self._folders = folders
         self._logs = logs
+        self._proofs = proofs
         self._post = post
         self._found = found
         self._last: ShimStatus | None = None
@@ -121,7 +124,7 @@ class Keeper:
             if found.ownership is Ownership.LOST:
                 _log.warning("shim_lost", task=self.task)
             assert found.status is not None
-            self._heard(found.status)
+            await self._hear(found.status)
             if found.status.phase.terminal:
                 return
             await asyncio.sleep(_AGAIN_S)
@@ -131,7 +134,7 @@ class Keeper:
         teller = asyncio.get_running_loop().create_task(self._tell(connection), name=name)
         try:
             async for status in connection.statuses():
-                self._heard(status)
+                await self._hear(status)
         except (msgspec.DecodeError, ValueError) as error:
             _log.error("shim_not_understood", task=self.task, why=str(error))
             await asyncio.sleep(_PAUSE_MAX_S)
@@ -166,11 +169,22 @@ class Keeper:
             return ShimKill()
         return None
 
-    def _heard(self, status: ShimStatus) -> None:
+    async def _hear(self, status: ShimStatus) -> None:
         if status == self._last:
             # Its record says what its shim had said.
             return
         self._last = status
+        ended = status.exit is not None or status.phase.terminal
+        adopted = self._found is not None
+        if ended:
+            # With its end goes what is known of its traffic.
+            await self._proofs.finish(self.task)
+        self._heard(status)
+        if adopted:
+            await self._proofs.resume(self.task, ended=ended)
+        self.known.set()
+
+    def _heard(self, status: ShimStatus) -> None:
         if status.complaint:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
@@ -181,4 +195,3 @@ class Keeper:
         else:
             (paths, ports, fabric), self._found = self._found, None
             self._post(TaskFound(self.task, status, paths, ports, fabric))
-        self.known.set()

@@ -26,6 +26,7 @@ from agent.ports import NoPortsError, free_ports
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
+from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
@@ -48,6 +49,7 @@ class Tasks:
         ports: Ports,
         network: NetworkProbe,
         fabric: Fabric,
+        proofs: Proofs,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -57,6 +59,7 @@ class Tasks:
         self._range = ports
         self._network = network
         self._fabric = fabric
+        self._proofs = proofs
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -88,7 +91,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -129,7 +132,7 @@ class Tasks:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         known = paths, ports, fabric
-        return Keeper(task, self._folders, self._logs, self._post, found=known)
+        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task

@@ -54,6 +54,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return seen
         case s.FabricSeen(task, fabric):
             return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
+        case s.TrafficSeen(task, traffic):
+            return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.NetworkArranged(task, warnings):

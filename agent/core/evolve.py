@@ -68,6 +68,7 @@ def _apply_held(
     held: HeldTask,
     fact: f.TaskHoused
     | f.FabricKnown
+    | f.TrafficKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -85,6 +86,8 @@ def _apply_held(
             held.paths, held.ports = paths, ports
         case f.FabricKnown(_, fabric):
             held.fabric = fabric
+        case f.TrafficKnown(_, traffic):
+            held.traffic = traffic
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -14,6 +14,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
+from muster.protocol.proof import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,12 @@ class TaskHoused:
 class FabricKnown:
     task: TaskId
     fabric: NodeFabric
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficKnown:
+    task: TaskId
+    report: FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +173,7 @@ TaskFact = (
     | TaskAdopted
     | TaskHoused
     | FabricKnown
+    | TrafficKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -11,6 +11,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
+from muster.protocol.proof import FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class HeldTask:
     status: ShimStatus | None = None
     status_at: float = 0.0
     fabric: NodeFabric | None = None  # None until it has been looked at
+    traffic: FabricReport | None = None
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

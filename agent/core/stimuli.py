@@ -11,6 +11,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
+from muster.protocol.proof import FabricReport
 
 NO_FABRIC: Final = NodeFabric()
 """Of a node without RDMA devices."""
@@ -44,7 +45,7 @@ class TaskPaths:
     """Absolute paths of a task's folders on this node, made before its shim starts.
 
     `workdir` is where the program runs. `hosts` is the hosts file that the job alone sees, in the
-    place of `hosts_of`; "" where it has the machine's.
+    place of `hosts_of`; "" where it has the machine's. `nccl` is where NCCL may write its lines.
     """
 
     workdir: str
@@ -53,6 +54,7 @@ class TaskPaths:
     hostfile: str
     hosts: str = ""
     hosts_of: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,14 @@ class FabricSeen:
 
     task: TaskId
     fabric: NodeFabric
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSeen:
+    """What is known of the task's traffic; it has changed enough to be told."""
+
+    task: TaskId
+    report: FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,7 @@ Stimulus = (
     | ShimFailed
     | TaskPlaced
     | FabricSeen
+    | TrafficSeen
     | NetworkSeen
     | NetworkArranged
     | NetworkRefused

@@ -9,15 +9,16 @@ from typing import Final
 
 from agent.core.shim import ShimStream
 from agent.core.stimuli import Stimulus
-from agent.folders import Folders
+from agent.folders import NCCL, Folders
 from agent.logs.shipper import LogShipper
 from agent.probe.fabric.ib import CLASS
 from agent.proof.counters import CounterReader, interfaces
-from agent.proof.lines import FOLDER, LOG
+from agent.proof.lines import LOG
 from agent.proof.sampler import Sampler, Watched, kept
 from muster.daemon.clock import Clock
 from muster.daemon.tasks import TaskOwner
 from muster.fabric.counters import Totals
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.logs import StreamKind
 from muster.protocol.messages import ArrangeTask
@@ -29,7 +30,7 @@ _STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
 
 def log_file(folder: Path) -> str:
     """NCCL_DEBUG_FILE of a task whose folder this is."""
-    return f"{folder / FOLDER}/{FILE}"
+    return f"{folder / NCCL}/{FILE}"
 
 
 class Proofs:
@@ -38,7 +39,6 @@ class Proofs:
     def __init__(
         self,
         root: Path,
-        boot_id: str,
         folders: Folders,
         logs: LogShipper,
         clock: Clock,
@@ -46,7 +46,6 @@ class Proofs:
         owner: TaskOwner,
     ) -> None:
         self._root = root
-        self._boot_id = boot_id
         self._folders = folders
         self._logs = logs
         self._clock = clock
@@ -55,26 +54,30 @@ class Proofs:
         self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
 
     def begin(self, plan: ArrangeTask) -> None:
-        """The gate of this task opens. A gang of one has no traffic to watch."""
-        fabric = plan.fabric
-        if fabric is None or not plan.hosts or plan.task in self._running:
+        """The gate of this task opens."""
+        fabric = plan.fabric or TaskFabric()
+        if plan.task in self._running:
             return
         unheard = _unheard(plan, self._folders.path(plan.task))
         if unheard is not None and not (self._root / CLASS).is_dir():
             return
         watched = Watched(
-            self._boot_id,
             netdevs=fabric.netdevs or interfaces(self._root),
             unheard=unheard or "",
             totals=Totals(planned=fabric.hcas),
         )
         self._watch(plan.task, watched)
 
-    def resume(self, task: TaskId) -> None:
-        """A task that an earlier life of the agent began."""
-        watched = kept(self._folders.path(task))
-        if watched is not None and watched.boot_id == self._boot_id:
+    async def resume(self, task: TaskId, *, ended: bool) -> None:
+        """A task that an earlier life of the agent began. Of one that has `ended`, what was known
+        is posted before this returns, and what NCCL wrote since."""
+        watched = await asyncio.to_thread(kept, self._folders.path(task))
+        if watched is None or task in self._running:
+            return
+        if not ended:
             self._watch(task, watched)
+            return
+        await self._sampler(task, watched).finish(counters=False)
 
     async def finish(self, task: TaskId) -> None:
         """It has ended; its last figures are posted before this returns. Harmless if there are
@@ -86,18 +89,21 @@ class Proofs:
             running.cancel()
 
     def _watch(self, task: TaskId, watched: Watched) -> None:
+        sampler = self._sampler(task, watched)
+        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
+        self._running[task] = (sampler, running)
+        if len(self._running) > 1:
+            for other, _ in self._running.values():
+                other.share()
+
+    def _sampler(self, task: TaskId, watched: Watched) -> Sampler:
         folder = self._folders.path(task)
 
         def lines_came() -> None:
             self._logs.follow(task, folder, (_STREAM,))
 
         reader = CounterReader(self._root)
-        sampler = Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
-        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
-        self._running[task] = (sampler, running)
-        if len(self._running) > 1:
-            for other, _ in self._running.values():
-                other.share()
+        return Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
 
 
 def _unheard(plan: ArrangeTask, folder: Path) -> str | None:

@@ -19,6 +19,7 @@ from orchestrator.core.launch import last_call_s
 from orchestrator.core.node import LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.placement import count
+from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.state import Attempt, Job, Node, State, Task
@@ -287,6 +288,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         started_at=maybe_timestamp(attempt.started_at),
         closed_at=maybe_timestamp(attempt.closed_at),
         network=attempt.network or None,
+        proof=proof_line(job, attempt),
     )
 
 

@@ -30,6 +30,7 @@ from muster.spec.types import (
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
+from orchestrator.core.proof import watched
 from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
@@ -78,6 +79,7 @@ class Gang:
     names: str
     ranks: tuple[int, ...]  # by node rank
     gpus: tuple[int, ...]
+    watched: bool  # is what carries its traffic
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
@@ -97,6 +99,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         names="\n".join(t.node for t in members),
         ranks=ranks,
         gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
+        watched=watched(attempt),
     )
 
 
@@ -352,8 +355,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
     usual = _sockets(endpoint(attempt, task).interface)
-    if spec.nccl_debug:
-        usual["NCCL_DEBUG"] = "INFO"
+    usual |= _nccl_lines(spec, task, gang)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
@@ -362,6 +364,23 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
+
+
+def _nccl_lines(spec: JobSpec, task: Task, gang: Gang) -> dict[str, str]:
+    """NCCL says in a file of its own what it chooses, so that it can be proved; asked for more, it
+    says more. Whoever asks NCCL for lines himself gets them where he wants them.
+    """
+    asked = env_on_node(spec, task.rank)
+    if "NCCL_DEBUG" in asked or "NCCL_DEBUG_FILE" in asked:
+        return {}
+    folder = _prepared(task).nccl
+    if not gang.watched or not folder:
+        return {"NCCL_DEBUG": "INFO"} if spec.nccl_debug else {}
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "ALL" if spec.nccl_debug else "INIT,ENV,NET",
+        "NCCL_DEBUG_FILE": f"{folder}/%h.%p",
+    }
 
 
 def _sockets(interface: str) -> dict[str, str]:
