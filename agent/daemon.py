@@ -48,8 +48,11 @@ from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
+from agent.probe.fabric.ib import CLASS
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
+from agent.proof.ports import PortWatch
+from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
@@ -129,6 +132,9 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
+            if (config.fabric.root / CLASS).is_dir():
+                ports = watch_ports(PortWatch(config.fabric.root), self._clock, self._inbox.post)
+                owner.spawn(ports, name="ports", eternal=True)
             try:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))

@@ -58,6 +58,12 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
+        case s.PortsSeen(ports):
+            seen = Decision([f.PortsChanged(ports)])
+            # Before the welcome it waits for it: see _welcome.
+            if state.welcomed:
+                seen.actions.append(a.SendReport(m.Heartbeat(now.mono, None, now.wall, ports)))
+            return seen
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -96,6 +102,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         cluster=state.cluster,
         instance=who.instance,
         wall_s=now.wall,
+        ports=state.ports,
     )
 
 
@@ -181,6 +188,8 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     interfaces = state.identity.inventory.interfaces
     if interfaces != state.told:
         decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
+    if state.ports != state.told_ports:
+        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, None, now.wall, state.ports)))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

@@ -18,6 +18,8 @@ def apply(state: State, fact: f.Fact) -> None:
     elif isinstance(fact, f.NetworkChanged):
         inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
         state.identity = replace(state.identity, inventory=inventory)
+    elif isinstance(fact, f.PortsChanged):
+        state.ports = fact.ports
     else:
         _apply_task(state, fact)
 
@@ -28,6 +30,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
             state.told = state.identity.inventory.interfaces
+            state.told_ports = state.ports
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):

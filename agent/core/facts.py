@@ -14,7 +14,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
-from muster.protocol.proof import FabricReport
+from muster.protocol.proof import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class LeaseGranted:
 @dataclass(frozen=True, slots=True)
 class NetworkChanged:
     interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PortsChanged:
+    ports: tuple[PortHealth, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +172,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged
+NodeFact = NetworkChanged | PortsChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -41,6 +41,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.Heard()
             | f.Buried()
             | f.NetworkChanged()
+            | f.PortsChanged()
             | f.TaskGone()
         ):
             return []

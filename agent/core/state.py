@@ -11,7 +11,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
-from muster.protocol.proof import FabricReport
+from muster.protocol.proof import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +67,7 @@ class State:
     dialled_at: float = 0.0
     lease_until: float | None = None
     told: tuple[Interface, ...] = ()  # the interfaces, in the last Hello
+    ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
+    told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -11,7 +11,7 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
-from muster.protocol.proof import FabricReport
+from muster.protocol.proof import FabricReport, PortHealth
 
 NO_FABRIC: Final = NodeFabric()
 """Of a node without RDMA devices."""
@@ -117,6 +117,13 @@ class NetworkSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PortsSeen:
+    """The RDMA ports that are not as they were when the agent began."""
+
+    ports: tuple[PortHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkArranged:
     """The task's peers can be reached by name; `warnings` are sentences for a person."""
 
@@ -178,6 +185,7 @@ Stimulus = (
     | FabricSeen
     | TrafficSeen
     | NetworkSeen
+    | PortsSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

@@ -26,7 +26,7 @@ from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
-from orchestrator.core.timers import limit_timers, phase_timers
+from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -39,7 +39,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeHeard()
             | f.PortsSeen()
             | f.TrafficMeasured()
-            | f.TrafficJudged()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
             | f.SpaceChanged()
@@ -51,6 +50,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobEnded()
         ):
             return Decision()
+        case f.TrafficJudged():
+            job, attempt = _of(state, fact)
+            return Decision([], traffic_timer(job, attempt, now, limits))
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):
@@ -393,4 +395,5 @@ _AttemptFact = (
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskLeft
+    | f.TrafficJudged
 )

@@ -40,7 +40,8 @@ def news(
     job: Job, attempt: Attempt, task: Task, report: FabricReport | None
 ) -> tuple[list[f.Fact], Cause | None]:
     """What a node's figures change: facts, and the cause for which a job that requires RDMA is to
-    stop, if there is one."""
+    stop now, if there is one. As long as some nodes have not said what NCCL chose there, one of
+    the others may be to blame: then it is to stop later (`Limits.traffic_wait_s`)."""
     if report is None or report == task.traffic:
         return [], None
     facts: list[f.Fact] = [f.TrafficMeasured(task.id, report)]
@@ -54,10 +55,14 @@ def news(
     known = attempt.proof.carrier if attempt.proof is not None else Carrier.UNKNOWN
     if proof.carrier is not known:
         facts.append(f.TrafficJudged(job.id, attempt.number, proof))
-    return facts, _not_used(job, proof)
+    said = [bool(report.nccl.decided)]
+    said += [bool(t.traffic and t.traffic.nccl.decided) for t in attempt.present if t is not task]
+    settled = all(said) or not any(said)
+    return facts, not_used(job, proof) if settled else None
 
 
-def _not_used(job: Job, proof: Proof) -> Cause | None:
+def not_used(job: Job, proof: Proof) -> Cause | None:
+    """Why a job that requires RDMA is to stop; None where it may go on."""
     if job.spec.rdma is not Rdma.REQUIRED or proof.carrier is not Carrier.TCP or not proof.firm:
         return None
     return Cause(
