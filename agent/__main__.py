@@ -16,7 +16,7 @@ from typing import Final
 
 from agent.config import AgentConfig, load
 from agent.probe.fabric import command
-from muster.daemon.errors import ConfigError, DaemonError, DirectoryLockedError, TlsError
+from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.logging import configure
 from muster.daemon.surroundings import prepare_surroundings
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PATH"] = _PATH
         os.umask(0o077)
         asyncio.run(_serve(config))
-    except (ConfigError, TlsError, DirectoryLockedError) as error:
+    except (ConfigError, TlsError) as error:
         return _complain(error, EXIT_USAGE)
     except DaemonError as error:
         return _complain(error, EXIT_FAILED)

@@ -40,6 +40,7 @@ from agent.core.turn import turn
 from agent.dial import Dialer
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
+from agent.gpus import Gpus
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -58,6 +59,7 @@ from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError, FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
+from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.ids import check_node_name
@@ -116,6 +118,7 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
+            gpus = Gpus(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
                 self._template,
@@ -124,6 +127,7 @@ class Agent:
                 self._probe,
                 Fabric(config),
                 self._proofs,
+                gpus,
                 self._inbox.post,
                 owner,
             )
@@ -141,6 +145,7 @@ class Agent:
                 await self._tasks.adopt()
                 await self._inbox.settled()
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
+                owner.spawn(gpus.watch(), name="gpus", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -159,15 +164,8 @@ class Agent:
     # --- the owner of the state -------------------------------------------------------------------
 
     async def _own(self) -> Never:
-        while True:
-            await self._inbox.wait()
-            # Timers first: after a pause of the process, whatever was due was due before.
-            self._fire_due()
-            stimulus = self._inbox.take()
-            if stimulus is not None:
-                self._turn(stimulus)
-                # One stimulus at a time, so that nobody waits long for the loop.
-                await asyncio.sleep(0)
+        # Timers first: after a pause of the process, whatever was due was due before.
+        await self._inbox.serve(self._turn, self._fire_due)
 
     def _turn(self, stimulus: Stimulus) -> None:
         for action in turn(self._state, stimulus, self._clock.now()):
@@ -260,6 +258,7 @@ async def serve(
     with lock_directory(config.state_dir), _alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
+        _warn_of_network(config)
         _check_ports(config)
         network = NetworkProbe(config.address, config.interface)
         identity = await asyncio.to_thread(identify, config, network)
@@ -347,6 +346,17 @@ def _check_ports(config: AgentConfig) -> None:
             usable=usable,
             why=f"of the ports {first} to {last} some are in the kernel's own range "
             "(net.ipv4.ip_local_port_range), from which any program gets ports",
+        )
+
+
+def _warn_of_network(config: AgentConfig) -> None:
+    kind = network_kind(config.state_dir)
+    if kind:
+        _log.warning(
+            "state_dir_on_network",
+            why=f"{config.state_dir} is on a network file system ({kind}): while that hangs "
+            "nothing can be started or ended here, and two nodes may take it for their own; name a "
+            "folder on a disk of this machine with state_dir",
         )
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Never
+from typing import Final
 
 import msgspec
 import structlog
@@ -23,7 +23,7 @@ from agent.core.stimuli import (
 )
 from agent.folders import Folders
 from agent.logs.shipper import LogShipper
-from agent.process.adopt import Ownership, examine
+from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
 from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
@@ -60,10 +60,10 @@ class Keeper:
         logs: LogShipper,
         proofs: Proofs,
         post: Callable[[Stimulus], None],
-        found: tuple[TaskPaths, tuple[int, ...], NodeFabric] | None = None,
+        found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
-        """`found`: paths and ports of a task that an earlier life of the agent began, and the
-        node's fabric."""
+        """`found`: paths and ports of a task that an earlier life of the agent began, the node's
+        fabric, and the GPUs of the task."""
         self.task = task
         self.ports: tuple[int, ...] = () if found is None else found[1]
         self.known = asyncio.Event()
@@ -74,14 +74,18 @@ class Keeper:
         self._post = post
         self._found = found
         self._last: ShimStatus | None = None
+        self._connection: ShimConnection | None = None
         self._orders: deque[Order] = deque()
-        self._ordered = asyncio.Event()
+        self._telling = False  # what is ordered now goes with it
+        self._writing: asyncio.Task[None] | None = None
         self._removal = asyncio.Event()
+        self._statuses: deque[ShimStatus] = deque()  # heard, and not said
+        self._waiting = False  # for the last figures of its traffic
 
     def order(self, order: Order) -> None:
         """Carried out when those before it have been; for a shim that has gone there are none."""
         self._orders.append(order)
-        self._ordered.set()
+        self._tell_soon()
 
     def remove(self) -> None:
         """Remove the task's folder once its shim has gone."""
@@ -89,9 +93,12 @@ class Keeper:
 
     async def run(self) -> None:
         """Speak with the shim until it has gone, then wait to be removed."""
-        await self._follow_shim()
+        removed = await self._follow_shim()
         self._orders.clear()
-        await self.run_failed()
+        if removed:
+            self._post(TaskRemoved(self.task))
+        else:
+            await self.run_failed()
 
     async def run_failed(self) -> None:
         """There is no shim: what remains is the folder."""
@@ -106,17 +113,24 @@ class Keeper:
                 await asyncio.sleep(_AGAIN_S)
         self._post(TaskRemoved(self.task))
 
-    async def _follow_shim(self) -> None:
+    async def _follow_shim(self) -> bool:
+        """True when the folder was removed, too, as that had been ordered."""
         pause_s = _PAUSE_FIRST_S
         while True:
             try:
-                connection = await connect(self._folder)
+                connection = await connect(self._folder, self._heard)
             except ShimUnreachable:
                 pass
             else:
                 await self._converse(connection)
+            # Nothing that the shim's record could tell is news when all is known and stored.
+            over = self._removal.is_set() and self._last is not None and self._last.phase.terminal
+            if over:
+                self._logs.drop(self.task)
             # Never "still running" for a shim that is dead: the lock of the folder tells.
-            found = await asyncio.to_thread(examine, self._folder)
+            found, removed = await asyncio.to_thread(self._examine, over)
+            if removed:
+                return True
             if found.ownership is Ownership.ALIVE:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
@@ -124,67 +138,102 @@ class Keeper:
             if found.ownership is Ownership.LOST:
                 _log.warning("shim_lost", task=self.task)
             assert found.status is not None
-            await self._hear(found.status)
+            self._heard(found.status)
             if found.status.phase.terminal:
-                return
+                return False
             await asyncio.sleep(_AGAIN_S)
 
-    async def _converse(self, connection: ShimConnection) -> None:
-        name = f"agent.task.{self.task}.tell"
-        teller = asyncio.get_running_loop().create_task(self._tell(connection), name=name)
+    def _examine(self, over: bool) -> tuple[FoundTask, bool]:
+        """In a thread: the task's truth, and whether its folder was removed, which is wanted where
+        it is `over`."""
+        found = examine(self._folder)
+        if not over or found.ownership is not Ownership.ENDED:
+            return found, False
         try:
-            async for status in connection.statuses():
-                await self._hear(status)
+            self._folders.remove(self.task)
+        except FileError:
+            # It is tried again, and told of.
+            return found, False
+        return found, True
+
+    async def _converse(self, connection: ShimConnection) -> None:
+        self._connection = connection
+        self._tell()
+        try:
+            await connection.ended
         except (msgspec.DecodeError, ValueError) as error:
             _log.error("shim_not_understood", task=self.task, why=str(error))
             await asyncio.sleep(_PAUSE_MAX_S)
         finally:
-            teller.cancel()
-            (end,) = await asyncio.gather(teller, return_exceptions=True)
-            await connection.close()
-        if isinstance(end, Exception) and not isinstance(end, ShimUnreachable):
-            raise end
+            self._connection = None
+            connection.close()
+            if self._writing is not None:
+                self._writing.cancel()
+                self._writing = None
 
-    async def _tell(self, connection: ShimConnection) -> Never:
-        while True:
-            while self._orders:
-                count = len(self._orders)
-                commands = []
-                for order in list(self._orders):
-                    command = await self._write(order) if isinstance(order, Hostfile) else order
-                    if command is not None:
-                        commands.append(command)
-                await connection.send(*commands)
-                for _ in range(count):
-                    self._orders.popleft()
-            self._ordered.clear()
-            await self._ordered.wait()
+    def _tell_soon(self) -> None:
+        """What is ordered in one turn of the loop is told at once."""
+        if not self._telling and self._connection is not None:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell)
 
-    async def _write(self, hostfile: Hostfile) -> ShimCommand | None:
+    def _tell(self) -> None:
+        self._telling = False
+        if self._connection is None or self._writing is not None:
+            return
+        commands: list[ShimCommand] = []
+        for order in self._orders:
+            if isinstance(order, Hostfile):
+                break
+            commands.append(order)
+        if commands and not self._connection.send(*commands):
+            # To be told to whoever answers next.
+            return
+        for _ in commands:
+            self._orders.popleft()
+        if self._orders:
+            name = f"agent.task.{self.task}.write"
+            self._writing = asyncio.get_running_loop().create_task(self._write(), name=name)
+
+    async def _write(self) -> None:
+        """The host file that is the first order; what comes after it is told then."""
+        hostfile = self._orders[0]
+        assert isinstance(hostfile, Hostfile)
         try:
             await asyncio.to_thread(self._folders.write_hostfile, self.task, hostfile.text)
+            self._orders.popleft()
         except FileError as error:
             # Without its host file a job must not start.
+            self._orders[0] = ShimKill()
             self._post(PlanRefused(self.task, Refusal("spawn_failed", str(error), node_fault=True)))
-            return ShimKill()
-        return None
+        self._writing = None
+        self._tell()
 
-    async def _hear(self, status: ShimStatus) -> None:
+    def _heard(self, status: ShimStatus) -> None:
         if status == self._last:
             # Its record says what its shim had said.
             return
         self._last = status
-        ended = status.exit is not None or status.phase.terminal
-        adopted = self._found is not None
-        if ended:
-            # With its end goes what is known of its traffic.
-            await self._proofs.finish(self.task)
-        self._heard(status)
-        if adopted:
-            await self._proofs.resume(self.task, ended=ended)
-        self.known.set()
+        self._statuses.append(status)
+        if not self._waiting:
+            self._take()
 
-    def _heard(self, status: ShimStatus) -> None:
+    def _take(self) -> None:
+        """Say what was heard, in order; with a task's end goes what is known of its traffic."""
+        self._waiting = False
+        while self._statuses:
+            status = self._statuses[0]
+            ended = status.exit is not None or status.phase.terminal
+            if ended and self._proofs.finish(self.task, self._take):
+                self._waiting = True
+                return
+            self._say(self._statuses.popleft())
+            if not self.known.is_set() and not self._proofs.resume(
+                self.task, ended=ended, then=self.known.set
+            ):
+                self.known.set()
+
+    def _say(self, status: ShimStatus) -> None:
         if status.complaint:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
@@ -193,5 +242,5 @@ class Keeper:
         if self._found is None:
             self._post(ShimReported(self.task, status))
         else:
-            (paths, ports, fabric), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports, fabric))
+            (paths, ports, fabric, gpus), self._found = self._found, None
+            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))

@@ -17,7 +17,7 @@ from agent.core.stimuli import CommandReceived, LinkDown, LinkUp
 from agent.dial import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.inbox import Inbox
 from muster.protocol.codec import (
-    FRAME_BYTES_MAX,
+    COMMAND_BYTES_MAX,
     ProtocolError,
     ReportFrame,
     decode_command,
@@ -95,7 +95,7 @@ class ControlLink:
 
     async def run(self) -> Never:
         """Dial, speak, dial again; ends only when cancelled."""
-        await stay_connected(self._dialer, PATH, FRAME_BYTES_MAX, self._converse)
+        await stay_connected(self._dialer, PATH, COMMAND_BYTES_MAX, self._converse)
 
     def send(self, report: Report) -> None:
         """On the connection that is open; where there is none it is dropped."""

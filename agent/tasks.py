@@ -20,6 +20,7 @@ from agent.core.stimuli import (
 )
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
+from agent.gpus import GpuGoneError, Gpus
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -50,6 +51,7 @@ class Tasks:
         network: NetworkProbe,
         fabric: Fabric,
         proofs: Proofs,
+        gpus: Gpus,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -60,6 +62,7 @@ class Tasks:
         self._network = network
         self._fabric = fabric
         self._proofs = proofs
+        self._gpus = gpus
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -131,20 +134,23 @@ class Tasks:
             return None
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
-        known = paths, ports, fabric
+        gpus = () if manifest is None else manifest.prepare.gpus
+        self._proofs.adopt(task)
+        known = paths, ports, fabric, gpus
         return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
+            await self._gpus.check(prepare)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))
-        except (FileError, NoPortsError, SpawnError) as error:
+        except (FileError, GpuGoneError, NoPortsError, SpawnError) as error:
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -167,8 +173,10 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: FileError | NoPortsError | SpawnError) -> str:
+def _code(error: FileError | GpuGoneError | NoPortsError | SpawnError) -> str:
     match error:
+        case GpuGoneError():
+            return "gpu_gone"
         case DiskFullError():
             return "no_space"
         case NoPortsError():

@@ -90,32 +90,33 @@ def _check(config: CoordinatorConfig) -> int:
     TokenStore(config.tokens_path, SystemClock())
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
-    with examined(config.state_dir) as records:
-        state = replay(records)
+    with examined(config.state_dir) as found:
+        state = replay(found)
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
-        f"well: {config.state_dir} has {len(state.jobs)} jobs, {running} of them on nodes, "
-        f"and is in epoch {state.epoch}"
+        f"well: {config.state_dir} has {len(state.jobs) + found.archived} jobs, {running} of them "
+        f"on nodes, and is in epoch {state.epoch}"
     )
     return 0
 
 
 def _back_up(config: CoordinatorConfig, copy: Path) -> int:
     back_up(config.state_dir, copy)
-    with examined_copy(copy) as records:
-        state = replay(records)
-    _say(f"wrote {copy}: {len(state.jobs)} jobs, epoch {state.epoch}")
+    with examined_copy(copy) as found:
+        state = replay(found)
+    _say(f"wrote {copy}: {len(state.jobs) + found.archived} jobs, epoch {state.epoch}")
     return 0
 
 
 def _restore(config: CoordinatorConfig, copy: Path) -> int:
-    with examined_copy(copy) as records:
-        state = replay(records)
-    aside = restore(config.state_dir, copy, state.next_job)
+    with examined_copy(copy) as found:
+        state = replay(found)
+    next_job = max(state.next_job, found.first_job)
+    aside = restore(config.state_dir, copy, next_job)
     _say(
-        f"restored {len(state.jobs)} jobs, the last is {state.next_job - 1}; the journal that was "
-        f"there is {aside}. Tasks that nodes have and this backup does not know are stopped when "
-        "the coordinator starts"
+        f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "
+        f"journal that was there is {aside}. Tasks that nodes have and this backup does not know "
+        "are stopped when the coordinator starts"
     )
     return 0
 

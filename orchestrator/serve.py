@@ -70,13 +70,13 @@ async def serve(config: CoordinatorConfig) -> None:
     try:
         state = replayed(journal)
         epoch = journal.begin_epoch()
-        first_job = journal.first_job
+        first_job, archived = journal.first_job, journal.tally()
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock, first_job)
+        parts = _build(config, state, writer, tokens, clock, first_job, archived)
         async with parts.owner:
             server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -107,6 +107,7 @@ def _build(
     tokens: TokenStore,
     clock: Clock,
     first_job: int,
+    archived: dict[str, int],
 ) -> _Parts:
     owner = TaskOwner("coordinator")
     changes = Changes()
@@ -127,6 +128,7 @@ def _build(
         changes=changes,
         networks=config.networks,
         first_job=first_job,
+        archived=archived,
     )
     agents.coordinator = coordinator
     logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
@@ -162,6 +164,7 @@ async def _start(
     lag = parts.coordinator.meters.loop_lag
     parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
     await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
@@ -173,7 +176,8 @@ async def _start(
         raise
     addresses = [found.getsockname() for found in server.sockets]
     where = " ".join(host_port(str(address[0]), address[1]) for address in addresses)
-    _log.info("serving", address=where, epoch=epoch, jobs=len(parts.coordinator.state.jobs))
+    jobs = len(parts.coordinator.state.jobs) + parts.coordinator.archive.ended.total()
+    _log.info("serving", address=where, epoch=epoch, jobs=jobs)
     notifier = Notifier()
     notifier.ready(f"epoch {epoch}, {where}")
     if notifier.watchdog_s is not None:

@@ -13,6 +13,7 @@ from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
@@ -38,8 +39,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if held is None or _stale(held, status.phase):
                 return Decision()
             return Decision([f.ShimSeen(task, status, now.mono)])
-        case s.TaskFound(task, status, paths, ports, fabric):
-            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric)])
+        case s.TaskFound(task, status, paths, ports, fabric, gpus):
+            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus)])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
@@ -62,8 +63,12 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             seen = Decision([f.PortsChanged(ports)])
             # Before the welcome it waits for it: see _welcome.
             if state.welcomed:
-                seen.actions.append(a.SendReport(m.Heartbeat(now.mono, None, now.wall, ports)))
+                seen.actions.append(
+                    a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
+                )
             return seen
+        case s.GpusSeen(devices):
+            return _gpus_seen(state, devices, now)
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -113,6 +118,16 @@ def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant)
     # Before the welcome it waits for it: see _welcome.
     if state.welcomed:
         changed.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
+    return changed
+
+
+def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> Decision:
+    if devices == state.identity.inventory.devices:
+        return Decision()
+    changed = Decision([f.GpusChanged(devices)])
+    if state.welcomed:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=devices)
+        changed.actions.append(a.SendReport(beat))
     return changed
 
 
@@ -185,11 +200,16 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         ],
         [a.SetTimer(a.Timer.HEARTBEAT, now.mono + welcome.heartbeat_s)],
     )
-    interfaces = state.identity.inventory.interfaces
-    if interfaces != state.told:
-        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
+    inventory, told = state.identity.inventory, state.told
+    if told is not None and inventory.interfaces != told.interfaces:
+        beat = m.Heartbeat(now.mono, inventory.interfaces, now.wall)
+        decision.actions.append(a.SendReport(beat))
+    if told is not None and inventory.devices != told.devices:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
+        decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
-        decision.actions.append(a.SendReport(m.Heartbeat(now.mono, None, now.wall, state.ports)))
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
+        decision.actions.append(a.SendReport(beat))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():
@@ -246,6 +266,10 @@ def _unknown(state: State, command: AboutTask) -> Decision:
         case m.PrepareTask():
             if task in state.buried:
                 return Decision([], [a.SendReport(gone(task))])
+            refusal = _gpus_taken(state, command)
+            if refusal is not None:
+                denied = m.TaskReport(task, TaskState.CLEANED, refusal=refusal)
+                return Decision([], [a.SendReport(denied)])
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
             return Decision([f.Buried(task)], [a.SendReport(gone(task))])
@@ -255,6 +279,16 @@ def _unknown(state: State, command: AboutTask) -> Decision:
             return Decision()
         case _:
             assert_never(command)
+
+
+def _gpus_taken(state: State, prepare: m.PrepareTask) -> m.Refusal | None:
+    """A task that still has a GPU of those keeps it, whatever the coordinator has been told."""
+    for held in state.tasks.values():
+        both = set(held.gpus) & set(prepare.gpus)
+        if both and not _over(held):
+            text = f"task {held.id} on this node still has {', '.join(sorted(both))}"
+            return m.Refusal("gpu_busy", text, node_fault=True)
+    return None
 
 
 def _over(held: HeldTask) -> bool:

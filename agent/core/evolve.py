@@ -10,6 +10,7 @@ import msgspec
 from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
+from muster.protocol.messages import with_devices
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -20,6 +21,9 @@ def apply(state: State, fact: f.Fact) -> None:
         state.identity = replace(state.identity, inventory=inventory)
     elif isinstance(fact, f.PortsChanged):
         state.ports = fact.ports
+    elif isinstance(fact, f.GpusChanged):
+        inventory = with_devices(state.identity.inventory, fact.devices)
+        state.identity = replace(state.identity, inventory=inventory)
     else:
         _apply_task(state, fact)
 
@@ -29,7 +33,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.LinkOpened(at):
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
-            state.told = state.identity.inventory.interfaces
+            state.told = state.identity.inventory
             state.told_ports = state.ports
         case f.LinkClosed():
             state.linked = state.welcomed = False
@@ -48,10 +52,11 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
 def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
-            state.tasks[task] = HeldTask(task, prepare=prepare)
-        case f.TaskAdopted(task, status, paths, ports, at, fabric):
+            state.tasks[task] = HeldTask(task, prepare=prepare, gpus=prepare.gpus)
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
             state.tasks[task] = HeldTask(
                 task,
+                gpus=gpus,
                 paths=paths,
                 ports=ports,
                 status=status,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
 from muster.fabric.order import function_order, natural
 from muster.fabric.rules import Rules, address_range
@@ -25,10 +26,12 @@ from muster.protocol.fabric import (
     TEXTS_MAX,
     FabricGpu,
     FabricPort,
+    MissingPort,
     NodeFabric,
     PortGids,
 )
 
+_TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
 _FIT_MAX: Final = 16
 _ADDRESSES_MAX: Final = 2
 _HOPS_MAX: Final = 99
@@ -40,6 +43,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
     within = address_range(rules) if rules is not None else None
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
+    conf = probe.software.nccl_conf
     software = probe.software
     versions = {
         "kernel": software.kernel,
@@ -49,12 +53,14 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
     return NodeFabric(
         group=_short(probe.fabric.name or ""),
         ports=tuple(_port(hca, probe.networks, within) for hca in used),
-        expected=probe.fabric.expected,
-        missing=tuple(_short(f"{hca.key}: {hca.reason}") for hca in missing[:TEXTS_MAX]),
+        missing=tuple(
+            MissingPort(hca.key, hca.pci or "", _short(hca.reason)) for hca in missing[:PORTS_MAX]
+        ),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
         range="" if within is None else str(within),
         gpus=_gpus(probe, used),
         nccl=_short(software.nccl or ""),
+        nccl_conf={name: _short(conf[name]) for name in _TRANSPORT if name in conf},
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,
@@ -70,13 +76,18 @@ def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> Fabric
     netdev = _netdev(hca)
     mtu = next((network.mtu for network in networks if network.name == netdev), None)
     roce = hca.link_layer == ETHERNET
+    fourth = _gids(hca, "AF_INET", within) if roce else None
+    sixth = _gids(hca, "AF_INET6", within) if roce else None
+    if roce and fourth is None and sixth is None and hca.gid_index is not None:
+        # The operator wants it all the same: as NCCL would take it.
+        fourth = PortGids(hca.gid_index, (hca.gid_index,))
     return FabricPort(
         name=hca.name,
         port=hca.port,
         pci=hca.pci or "",
         link_layer=hca.link_layer or "",
         model=hca.hca_type or hca.pci_id or "",
-        rate_gbps=hca.rate_gbps,
+        rate_gbps=speed_of(hca),
         numa_node=hca.numa_node,
         sm_lid=hca.sm_lid if hca.link_layer == INFINIBAND else None,
         prefix=_prefix(hca) if hca.link_layer == INFINIBAND else "",
@@ -85,8 +96,8 @@ def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> Fabric
         addresses=hca.addresses[:_ADDRESSES_MAX],
         table=roce and hca.gid_slots is not None and not hca.gids_unread,
         sparse=roce and is_sparse(hca.gids),
-        fourth=_gids(hca, "AF_INET", within) if roce else None,
-        sixth=_gids(hca, "AF_INET6", within) if roce else None,
+        fourth=fourth,
+        sixth=sixth,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -56,6 +57,11 @@ class PortsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusChanged:
+    devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAccepted:
     task: TaskId
     prepare: PrepareTask
@@ -71,6 +77,7 @@ class TaskAdopted:
     ports: tuple[int, ...]
     at: float
     fabric: NodeFabric
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | PortsChanged
+NodeFact = NetworkChanged | GpusChanged | PortsChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -42,6 +42,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.Buried()
             | f.NetworkChanged()
             | f.PortsChanged()
+            | f.GpusChanged()
             | f.TaskGone()
         ):
             return []

@@ -9,14 +9,14 @@ from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 from muster.protocol.proof import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this agent is; the same for the whole of its life, but for the network it has.
+    """Who this agent is; the same for the whole of its life, but for the network and the GPUs that
+    it has.
 
     `run_as` is the user jobs run as ("" is the agent's own), `instance` this life of the agent.
     """
@@ -37,6 +37,7 @@ class HeldTask:
 
     id: TaskId
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
+    gpus: tuple[str, ...] = ()  # by UUID; () is all of the node
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
@@ -66,7 +67,7 @@ class State:
     heard_at: float = 0.0
     dialled_at: float = 0.0
     lease_until: float | None = None
-    told: tuple[Interface, ...] = ()  # the interfaces, in the last Hello
+    told: Inventory | None = None  # in the last Hello
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)

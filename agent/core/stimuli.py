@@ -8,6 +8,7 @@ from typing import Final
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
@@ -60,13 +61,14 @@ class TaskPaths:
 @dataclass(frozen=True, slots=True)
 class TaskFound:
     """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths and ports of its manifest, and the node's fabric as it is now."""
+    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
 
     task: TaskId
     status: ShimStatus
     paths: TaskPaths
     ports: tuple[int, ...] = ()
     fabric: NodeFabric = NO_FABRIC
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,13 @@ class PortsSeen:
     """The RDMA ports that are not as they were when the agent began."""
 
     ports: tuple[PortHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusSeen:
+    """The node's GPUs, looked at again."""
+
+    devices: tuple[GpuDevice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,7 @@ Stimulus = (
     | TrafficSeen
     | NetworkSeen
     | PortsSeen
+    | GpusSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

@@ -13,14 +13,19 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 from agent.config import AgentConfig
+from agent.probe.fabric.gpus import devices_of
+from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError, DaemonError
+from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.interfaces import Interface
-from muster.protocol.messages import Inventory
+from muster.protocol.messages import Inventory, with_devices
 
 _ROOT: Final = Path("/")
-_MODEL: Final = re.compile(r"^Model:\s*(\S.*?)\s*$", re.MULTILINE)
+LEFT_OUT: Final = "is left out by `gpus` in the agent's configuration"
 
 
 class ProbeError(DaemonError):
@@ -30,13 +35,13 @@ class ProbeError(DaemonError):
 def inventory(
     config: AgentConfig, interfaces: tuple[Interface, ...] = (), root: Path = _ROOT
 ) -> Inventory:
-    """What this node offers. May wait for a name server. Raises ProbeError and ConfigError."""
-    gpus, model = gpus_of(root)
-    return Inventory(
+    """What this node offers; its GPUs are those of the configured tree. May wait for a name server.
+
+    Raises ProbeError and ConfigError.
+    """
+    described = Inventory(
         address=config.address or address_towards(config.coordinator),
         machine_id=machine_id(root),
-        gpus=gpus if config.gpus == "auto" else config.gpus,
-        gpu_model=model,
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes(root),
         pool=config.pool,
@@ -46,6 +51,11 @@ def inventory(
         hostname=socket.gethostname(),
         interfaces=interfaces,
     )
+    found = devices(config)
+    if not found and config.gpus != "auto":
+        model = next((gpu.model for gpu in devices_of(Tree(config.fabric.root)) if gpu.model), "")
+        return structs.replace(described, gpus=config.gpus, gpu_model=model)
+    return with_devices(described, found)
 
 
 def interfaces(config: AgentConfig, network: NetworkProbe) -> tuple[Interface, ...]:
@@ -94,20 +104,20 @@ def memory_bytes(root: Path = _ROOT) -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def gpus_of(root: Path = _ROOT) -> tuple[int, str]:
-    """How many NVIDIA GPUs the driver serves, and the model of the first."""
-    try:
-        cards = sorted((root / "proc/driver/nvidia/gpus").iterdir())
-    except OSError:
-        return 0, ""
-    for card in cards:
-        try:
-            match = _MODEL.search((card / "information").read_text(errors="replace"))
-        except OSError:
-            continue
-        if match:
-            return len(cards), match[1]
-    return len(cards), ""
+def devices(config: AgentConfig) -> tuple[GpuDevice, ...]:
+    """The GPUs of this node, by its configuration; () where that counts more than there are, and
+    none can be told from another."""
+    found = devices_of(Tree(config.fabric.root))
+    if config.gpus == "auto":
+        return found
+    sound = usable(found)
+    if len(sound) < config.gpus:
+        return ()
+    left_out = {device.pci for device in sound[config.gpus :]}
+    return tuple(
+        structs.replace(device, fault=LEFT_OUT) if device.pci in left_out else device
+        for device in found
+    )
 
 
 def address_towards(coordinator: str) -> str:

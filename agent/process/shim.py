@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -17,62 +17,89 @@ from agent.shim.record import SOCKET
 # Thousands of ranks with 4 KiB of error each.
 DOCUMENT_BYTES_MAX = 64 * 1024 * 1024
 
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ShimStatus).decode
+
+Heard = Callable[[ShimStatus], None]
+
 
 class ShimUnreachable(Exception):
     """Nobody answers on a task's socket: its shim has ended, or was killed."""
 
 
-class ShimConnection:
-    """Statuses come in the order of their truth; each replaces all before it."""
+class ShimConnection(asyncio.Protocol):
+    """Statuses come in the order of their truth; each replaces all before it.
 
-    def __init__(
-        self, task_dir: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    `heard` is called with every document from now on. `ended` is done when the shim has closed the
+    connection, by `release` or by its death; its error is a DecodeError or ValueError where the
+    shim was not understood.
+    """
+
+    def __init__(self, task_dir: Path, heard: Heard) -> None:
         self.task_dir = task_dir
-        self._reader = reader
-        self._writer = writer
-        self._encode = msgspec.json.Encoder().encode
-        self._decode = msgspec.json.Decoder(ShimStatus).decode
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard = heard
+        self._unread = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
 
-    async def send(self, *commands: ShimCommand) -> None:
-        """All at once, in order. Raises ShimUnreachable."""
-        try:
-            self._writer.write(b"".join(self._encode(command) + b"\n" for command in commands))
-            await self._writer.drain()
-        except OSError as error:
-            raise ShimUnreachable(f"the shim of {self.task_dir.name} is gone: {error}") from error
+    def send(self, *commands: ShimCommand) -> bool:
+        """All at once, in order; False where the shim is gone."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(b"".join(_encode(command) + b"\n" for command in commands))
+        return not self._transport.is_closing()
 
-    async def statuses(self) -> AsyncIterator[ShimStatus]:
-        """Every document from now on; ends when the shim closes the connection, by `release` or by
-        its death.
-        """
-        while True:
+    def close(self) -> None:
+        """Hear nothing more; safe to call twice."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what the loop calls ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        searched = len(self._unread)
+        self._unread += data
+        end = self._unread.rfind(b"\n", searched)
+        if end < 0:
+            if len(self._unread) > DOCUMENT_BYTES_MAX:
+                self._fail(ValueError(f"a document of more than {DOCUMENT_BYTES_MAX} bytes"))
+            return
+        lines = bytes(self._unread[:end])
+        del self._unread[: end + 1]
+        for line in lines.split(b"\n"):
+            if self.ended.done() or self._transport is None or self._transport.is_closing():
+                return
             try:
-                line = await self._reader.readline()
-            except OSError:
+                status = _decode(line)
+            except (msgspec.DecodeError, ValueError) as error:
+                self._fail(error)
                 return
-            if not line.endswith(b"\n"):
-                return
-            yield self._decode(line)
+            self._heard(status)
 
-    async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self.ended.set_exception(error)
+        self.close()
 
 
-async def connect(task_dir: Path) -> ShimConnection:
+async def connect(task_dir: Path, heard: Heard) -> ShimConnection:
     """Connect to the shim of this task. Raises ShimUnreachable."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
     folder = -1
     try:
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        loop = asyncio.get_running_loop()
         # A socket's path has 107 bytes at the most, a folder's 4095.
-        path = f"/proc/self/fd/{folder}/{SOCKET}"
-        await asyncio.get_running_loop().sock_connect(connection, path)
-        reader, writer = await asyncio.open_unix_connection(
-            sock=connection, limit=DOCUMENT_BYTES_MAX
+        await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{SOCKET}")
+        _, protocol = await loop.create_unix_connection(
+            lambda: ShimConnection(task_dir, heard), sock=connection
         )
     except OSError as error:
         connection.close()
@@ -80,4 +107,4 @@ async def connect(task_dir: Path) -> ShimConnection:
     finally:
         if folder >= 0:
             os.close(folder)
-    return ShimConnection(task_dir, reader, writer)
+    return protocol

@@ -18,6 +18,8 @@ ANSWER_BYTES_MAX = 65536
 # A fork takes a millisecond; a machine that swaps is given a thousand times that.
 ANSWER_S = 10.0
 END_S = 5.0
+# In the place of a request's number: the template's first word.
+READY = 0
 
 
 class SpawnError(Exception):
@@ -43,6 +45,7 @@ class Template:
         self._channel: socket.socket | None = None
         self._turn = asyncio.Lock()
         self._asked = 0
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     @property
     def pid(self) -> int | None:
@@ -90,9 +93,11 @@ class Template:
     async def _ensure(self) -> None:
         if self._channel is not None:
             return
-        self._channel, self._process = await asyncio.to_thread(_launch)
+        channel, self._process = await asyncio.to_thread(_launch)
+        self._channel = channel
         try:
-            ready = await self._receive()
+            asyncio.get_running_loop().add_reader(channel, self._receive)
+            ready = await self._answer(READY)
         except (OSError, EOFError, TimeoutError) as error:
             await self._end()
             raise SpawnError(f"the shim template did not start: {error!r}") from error
@@ -101,29 +106,46 @@ class Template:
 
     async def _ask(self, request: dict[str, object]) -> dict[str, Any]:
         assert self._channel is not None
-        loop = asyncio.get_running_loop()
         self._asked += 1
-        await loop.sock_sendall(self._channel, json.dumps({**request, "id": self._asked}).encode())
-        while True:
-            answer = await self._receive()
-            # A cancelled request's answer may still be on its way.
-            if answer.get("id") == self._asked:
-                return answer
+        # A packet is taken whole or not at all; the template has at most one that it has not read.
+        self._channel.send(json.dumps({**request, "id": self._asked}).encode())
+        return await self._answer(self._asked)
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _answer(self, number: int) -> dict[str, Any]:
+        """To the request of that number. Raises TimeoutError and EOFError."""
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        finally:
+            del self._answers[number]
+
+    def _receive(self) -> None:
         assert self._channel is not None
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(ANSWER_S):
-            data = await loop.sock_recv(self._channel, ANSWER_BYTES_MAX)
+        try:
+            data = self._channel.recv(ANSWER_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
         if not data:
-            raise EOFError("it has ended")
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+            asyncio.get_running_loop().remove_reader(self._channel)
+        answer: dict[str, Any] = json.loads(data) if data else {}
+        for number, waiting in self._answers.items():
+            if waiting.done():
+                continue
+            if not data:
+                waiting.set_exception(EOFError("it has ended"))
+            elif answer.get("id", READY) == number:
+                # That of a cancelled request has nobody who waits.
+                waiting.set_result(answer)
 
     async def _end(self) -> None:
         channel, self._channel = self._channel, None
         process, self._process = self._process, None
         if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel)
             channel.close()
         if process is None:
             return

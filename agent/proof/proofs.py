@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -52,6 +52,7 @@ class Proofs:
         self._post = post
         self._owner = owner
         self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
+        self._kept: dict[TaskId, Watched] = {}
 
     def begin(self, plan: ArrangeTask) -> None:
         """The gate of this task opens."""
@@ -68,25 +69,56 @@ class Proofs:
         )
         self._watch(plan.task, watched)
 
-    async def resume(self, task: TaskId, *, ended: bool) -> None:
-        """A task that an earlier life of the agent began. Of one that has `ended`, what was known
-        is posted before this returns, and what NCCL wrote since."""
-        watched = await asyncio.to_thread(kept, self._folders.path(task))
-        if watched is None or task in self._running:
-            return
+    def adopt(self, task: TaskId) -> None:
+        """In a thread: read what an earlier life of the agent knew of the task."""
+        watched = kept(self._folders.path(task))
+        if watched is not None:
+            self._kept[task] = watched
+
+    def resume(self, task: TaskId, *, ended: bool, then: Callable[[], None]) -> bool:
+        """Go on with a task that was adopted. Of one that has `ended` what was known is posted, and
+        what NCCL wrote since; then `then` is called. False where there is nothing to wait for.
+        """
+        watched = self._kept.pop(task, None)
+        if watched is None:
+            return False
         if not ended:
             self._watch(task, watched)
-            return
-        await self._sampler(task, watched).finish(counters=False)
+            return False
+        return self._spawn(task, self._sampler(task, watched).finish(counters=False), then)
 
-    async def finish(self, task: TaskId) -> None:
-        """It has ended; its last figures are posted before this returns. Harmless if there are
-        none."""
+    def finish(self, task: TaskId, then: Callable[[], None]) -> bool:
+        """It has ended; its last figures are posted, then `then` is called. False where there are
+        none to wait for."""
         found = self._running.pop(task, None)
-        if found is not None:
-            sampler, running = found
-            await sampler.finish()
+        if found is None:
+            return False
+        sampler, running = found
+
+        def over() -> None:
+            # Not before: it may have been in the middle of a look.
             running.cancel()
+            then()
+
+        return self._spawn(task, sampler.finish(), over)
+
+    def _spawn(
+        self, task: TaskId, work: Coroutine[None, None, None], then: Callable[[], None]
+    ) -> bool:
+        async def ending() -> None:
+            try:
+                await work
+            finally:
+                # A task's end is told, whatever became of its figures.
+                then()
+
+        try:
+            self._owner.spawn(ending(), name=f"proof.{task}.end")
+        except RuntimeError:
+            # This agent is being stopped.
+            work.close()
+            return False
+        return True
 
     def _watch(self, task: TaskId, watched: Watched) -> None:
         sampler = self._sampler(task, watched)

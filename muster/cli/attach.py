@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import json_option
+from muster.cli.log_records import print_records
 from muster.cli.logs import TAIL_WHEN_FOLLOWING, show_logs
 from muster.cli.reference import JOB, find_job
 from muster.client import LogQuery
@@ -13,13 +15,16 @@ from muster.protocol.outcome import EXIT_CLIENT
 
 @click.command("attach")
 @click.argument("job", metavar="JOB", type=JOB)
+@json_option
 @connection_options
-def command(*, job: str) -> int:
+def command(*, job: str, as_json: bool) -> int:
     """Follow a job's logs until it ends, and exit with its code: `logs -f --exit-status`.
 
-    Ctrl-C detaches (130) and leaves the job alone.
+    Ctrl-C detaches (130) and leaves the job alone. With --json, records and a trailer as the API
+    has them, a line each.
     """
     client = connect()
     query = LogQuery(follow=True, rank=0, tail=TAIL_WHEN_FOLLOWING)
-    code = show_logs(client, find_job(client, job), query)
+    number = find_job(client, job)
+    code = print_records(client, number, query)[0] if as_json else show_logs(client, number, query)
     return EXIT_CLIENT if code is None else code

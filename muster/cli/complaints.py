@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from muster.client.errors import ApiError
 
 EXIT_USAGE = 2
+EXIT_WARNED = 1
+"""Of a benchmark or a check that ran and found something; faults that it finds are 2, as usage."""
 # The coordinator hints at a command and, for other clients, at its request.
 _OF_THE_API = re.compile(r" \((?:GET|POST|PATCH|PUT|DELETE) /[^)]*\)")
 

@@ -13,7 +13,8 @@ EXIT_CODES: Final = (
             "logs --exit-status"
         ),
     ),
-    ("2", "usage, or a job that was refused"),
+    ("1", "bench: below the pass line, or a wrong sum; check and doctor: warnings"),
+    ("2", "usage, or a job that was refused; check and doctor: faults"),
     ("121", "the job was cancelled"),
     ("122", "infrastructure: a node was lost, a check failed"),
     ("123", "the job never started"),

@@ -6,15 +6,18 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
+from muster.cli.json_output import json_option
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
+from muster.protocol.http import JobSummary
 
 
 @click.command("hold")
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
 @click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster ps`.")
+@json_option
 @connection_options
-def command(*, jobs: tuple[str, ...], reason: str) -> int:
+def command(*, jobs: tuple[str, ...], reason: str, as_json: bool) -> int:
     """Keep jobs that wait from starting, until `muster release`.
 
     They keep their place: released, they go before what was submitted after them. A job that runs
@@ -22,9 +25,10 @@ def command(*, jobs: tuple[str, ...], reason: str) -> int:
     """
     client = connect()
 
-    def hold(number: int) -> None:
+    def hold(number: int) -> JobSummary:
         answer = client.change(number, {"hold": True, "reason": reason})
         said = "HELD" if answer.changed else f"was held already by {safe(answer.job.held_by)}"
         note(f"job {number} {said}")
+        return answer.job
 
-    return for_each(find_jobs(client, jobs), hold)
+    return for_each(find_jobs(client, jobs), hold, as_json=as_json)

@@ -5,28 +5,25 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
+import msgspec
 
 from muster.cli.complaints import RefusedError
-from muster.cli.text import moment, note, safe
+from muster.cli.json_output import json_option, print_json
+from muster.cli.text import note, safe
+from muster.cli.tokens_file import PRIVATE, new_token, tokens_text
 from muster.client.settings import check_url, client_file_path, is_loopback
-from muster.daemon.clock import SystemClock
 from muster.daemon.files import write_atomic
-from muster.protocol.timestamp import timestamp
-from muster.protocol.tokens import TokenClass, digest, make
+from muster.protocol.tokens import TokenClass
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
-_SECRET_BYTES: Final = 32
-_ID_BYTES: Final = 4
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
-_PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
 
 
@@ -55,6 +52,14 @@ class Cluster(NamedTuple):
     tls: Tls | None
     user: str
     client_file: Path
+
+
+class Written(msgspec.Struct, frozen=True):
+    """`muster init --json`: no token is in it, only the files that hold them."""
+
+    url: str
+    user: str
+    files: tuple[str, ...]
 
 
 class File(NamedTuple):
@@ -97,6 +102,7 @@ _PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path
 @click.option("--url", help="The coordinator as nodes reach it; made from --listen otherwise.")
 @click.option("--user", help="Whose jobs the admin token submits; you otherwise.")
 @click.option("--force", is_flag=True, help="Replace existing files; their tokens stop working.")
+@json_option
 def command(
     *,
     folder: Path | None,
@@ -107,18 +113,19 @@ def command(
     url: str | None,
     user: str | None,
     force: bool,
+    as_json: bool,
 ) -> None:
     """Write the configuration and the tokens of a new cluster, and say what to run next."""
     tls = _tls(listen, tls_cert, tls_key, tls_ca)
     client_file = client_file_path(os.environ)
-    folder = (folder or _default_folder(client_file)).absolute()
+    folder = (folder or default_folder(client_file)).absolute()
     cluster = Cluster(
         folder=folder,
         state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
         listen=listen,
         url=url or _url_of(listen, tls),
         tls=tls,
-        user=user or _this_user(os.environ),
+        user=user or this_user(os.environ),
         client_file=client_file.absolute(),
     )
     check_url(cluster.url)
@@ -126,23 +133,23 @@ def command(
     if not force:
         _refuse_existing(files)
     _write(files)
-    _print_next(cluster, files)
+    _print_next(cluster, files, as_json=as_json)
 
 
 def cluster_files(cluster: Cluster) -> list[File]:
     """The files of a new cluster, with fresh tokens in them."""
-    admin, admin_record = _new_token(TokenClass.ADMIN, cluster.user)
-    join, join_record = _new_token(TokenClass.JOIN, cluster.user)
+    admin, admin_record = new_token(TokenClass.ADMIN, cluster.user)
+    join, join_record = new_token(TokenClass.JOIN, cluster.user)
     ca = cluster.tls.ca if cluster.tls else None
     return [
         File(cluster.folder / "coordinator.yaml", _coordinator_yaml(cluster), _PUBLIC),
         File(cluster.folder / "agent.yaml", _agent_yaml(cluster), _PUBLIC),
-        File(_tokens_path(cluster), _tokens_yaml([admin_record, join_record]), _PRIVATE),
-        File(_join_path(cluster), f"{join}\n", _PRIVATE),
+        File(_tokens_path(cluster), tokens_text([admin_record, join_record]), PRIVATE),
+        File(_join_path(cluster), f"{join}\n", PRIVATE),
         File(
             cluster.client_file,
             _yaml({"url": cluster.url, "token": admin} | ({"ca": str(ca)} if ca else {})),
-            _PRIVATE,
+            PRIVATE,
         ),
     ]
 
@@ -153,19 +160,6 @@ def _tokens_path(cluster: Cluster) -> Path:
 
 def _join_path(cluster: Cluster) -> Path:
     return cluster.folder / "join-token"
-
-
-def _new_token(class_: TokenClass, user: str) -> tuple[str, dict[str, str]]:
-    """A token's text, and what the coordinator keeps of it: not the secret."""
-    name, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
-    record = {
-        "id": name,
-        "class": class_.value,
-        "sha256": digest(secret),
-        "user": user,
-        "created": moment(timestamp(SystemClock().now().wall)),
-    }
-    return make(class_, name, secret), record
 
 
 def _coordinator_yaml(cluster: Cluster) -> str:
@@ -211,14 +205,6 @@ _HINTS: Final = """\
 """
 
 
-def _tokens_yaml(records: list[dict[str, str]]) -> str:
-    text = "# Who may do what. The secrets are not in here and cannot be got back.\ntokens:\n"
-    for record in records:
-        first, *rest = _yaml(record).splitlines()
-        text += "\n".join([f"  - {first}", *(f"    {line}" for line in rest)]) + "\n"
-    return text
-
-
 def _yaml(settings: Mapping[str, str]) -> str:
     return "".join(f"{name}: {_scalar(value)}\n" for name, value in settings.items())
 
@@ -247,11 +233,11 @@ def _url_of(listen: Listen, tls: Tls | None) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{listen.port}"
 
 
-def _default_folder(client_file: Path) -> Path:
+def default_folder(client_file: Path) -> Path:
     return _SYSTEM_DIR if os.geteuid() == 0 else client_file.parent
 
 
-def _this_user(environ: Mapping[str, str]) -> str:
+def this_user(environ: Mapping[str, str]) -> str:
     """Who sits there: `sudo muster init` is for the one who typed it."""
     if os.geteuid() == 0 and environ.get("SUDO_USER"):
         return environ["SUDO_USER"]
@@ -274,11 +260,15 @@ def _write(files: list[File]) -> None:
         write_atomic(file.path, file.text.encode(), file.mode)
 
 
-def _print_next(cluster: Cluster, files: list[File]) -> None:
+def _print_next(cluster: Cluster, files: list[File], *, as_json: bool) -> None:
     for file in files:
         note(f"wrote {safe(str(file.path))}")
     if cluster.user == "root":
         note("jobs of root are refused by agents unless allow_root_jobs is set; see --user")
+    if as_json:
+        paths = tuple(str(file.path) for file in files)
+        print_json(Written(cluster.url, cluster.user, paths))
+        return
     folder = safe(str(cluster.folder))
     config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "
     print(

@@ -68,6 +68,14 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     return Job(spec, _filled(tree, spec), tuple(notes))
 
 
+def with_variables(
+    job: Mapping[str, object], env: tuple[str, ...], environ: Mapping[str, str]
+) -> dict[str, object]:
+    """A job of ours with the variables that a user typed, checked. Raises SpecError."""
+    tree, document = override_document(Document(dict(job)), (), env)
+    return _filled(tree, parse_document(document, environ))
+
+
 def _document(typed: Typed, notes: list[str]) -> Document:
     """What the job begins as: a job file, a batch script, or nothing."""
     if typed.sbatch is not None:

@@ -15,8 +15,10 @@ import click
 from muster.cli.arguments import All, CountOrAll, number_of
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
+from muster.cli.json_output import json_option, print_json
 from muster.cli.log_absence import nothing_written, refuse_rank, refuse_unknown
 from muster.cli.log_lines import LogPrinter, Look
+from muster.cli.log_records import print_records
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
@@ -111,6 +113,7 @@ class Since(click.ParamType[str]):
     "Again, it goes on where it stopped.",
 )
 @click.option("--exit-status", is_flag=True, help="Exit with the job's code once it has ended.")
+@json_option
 @connection_options
 def command(
     *,
@@ -131,6 +134,7 @@ def command(
     raw: bool,
     folder: Path | None,
     exit_status: bool,
+    as_json: bool,
 ) -> int:
     """Print what a job writes, standard error on standard error.
 
@@ -138,10 +142,13 @@ def command(
 
     Into a pipe or a file go the very bytes of a single rank. On a terminal its colours and
     carriage returns work; other escapes and control characters are spelled out (`\\x1b`), for a log
-    may hold what takes a terminal over. --raw passes everything.
+    may hold what takes a terminal over. --raw passes everything. With --json, records and a trailer
+    as the API has them, a line each.
     """
     if previous and attempt is not None:
         raise click.UsageError("--attempt and --previous exclude each other")
+    if as_json:
+        _refuse_looks(grep=grep, timestamps=timestamps, no_prefix=no_prefix, raw=raw)
     lines = TAIL_WHEN_FOLLOWING if tail is None and follow else number_of(tail)
     if nccl and (rank is not None or stdout or stderr):
         raise click.UsageError("--nccl is of a whole node: choose with --node, no rank or stream")
@@ -167,7 +174,11 @@ def command(
         attempt = _previous(client.job(number))
     query = LogQuery(follow, chosen, node, stream, attempt, lines, since)
     if folder is not None:
-        code = _download(client, number, query, folder)
+        code = _download(client, number, query, folder, as_json=as_json)
+    elif as_json:
+        code, missing = print_records(client, number, _last_attempt(client, number, query))
+        if missing and not exit_status:
+            raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
     else:
         look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
         code = show_logs(
@@ -185,19 +196,37 @@ def command(
     return code
 
 
+def _refuse_looks(**looks: object) -> None:
+    if wrong := ["--" + name.replace("_", "-") for name, given in looks.items() if given]:
+        raise click.UsageError(f"--json prints records as they are, so not {', '.join(wrong)}")
+
+
+def _last_attempt(client: Client, job: int, query: LogQuery) -> LogQuery:
+    """Without an attempt the coordinator gives all of them, which is right for following only."""
+    if query.follow or query.attempt is not None:
+        return query
+    return replace(query, attempt=client.job(job).attempt or None)
+
+
 def _previous(view: JobView) -> int:
     if view.attempt < 2:
         raise RefusedError(f"job {view.id} has no attempt before the last: it was tried once")
     return view.attempt - 1
 
 
-def _download(client: Client, job: int, query: LogQuery, folder: Path) -> int | None:
+def _download(
+    client: Client, job: int, query: LogQuery, folder: Path, *, as_json: bool
+) -> int | None:
     """Write the streams, print their files; the job's exit code, None if it has not ended."""
     from muster.cli.log_download import download
 
     view = client.job(job)
     with detaching(job) if query.follow else nullcontext():
-        for path in download(client, view, query, folder):
+        files = download(client, view, query, folder)
+    if as_json:
+        print_json({"files": [str(path) for path in files]})
+    else:
+        for path in files:
             print(path)
     view = client.job(job)
     return exit_code(view) if view.state in ENDED_STATES else None

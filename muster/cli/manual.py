@@ -23,7 +23,8 @@ What a program reads is on stdout and nothing else: an id, a table, JSON with `-
 said to people is on stderr. Tables fit the terminal: columns give way, the least important ones
 go, and in a pipe all of them are whole. Colours are for terminals, and not with `NO_COLOR` or
 `--no-color`. Nothing that a job, a user or a node is called reaches the terminal as a control
-sequence. Ctrl-C while following or waiting detaches; it never stops a job.
+sequence. Ctrl-C while following or waiting detaches; it stops no job but those of `muster bench`
+and `muster check`, which are theirs.
 
 ## Exit codes
 

@@ -6,20 +6,24 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
+from muster.cli.json_output import json_option
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
+from muster.protocol.http import JobSummary
 
 
 @click.command("release")
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
+@json_option
 @connection_options
-def command(*, jobs: tuple[str, ...]) -> int:
+def command(*, jobs: tuple[str, ...], as_json: bool) -> int:
     """Let jobs go that were held: they wait in their queue again, at their place."""
     client = connect()
 
-    def release(number: int) -> None:
+    def release(number: int) -> JobSummary:
         answer = client.change(number, {"hold": False})
         state = f"{answer.job.state.value}: {safe(answer.job.reason.text)}"
         note(f"job {number} {'' if answer.changed else 'was released already, '}{state}")
+        return answer.job
 
-    return for_each(find_jobs(client, jobs), release)
+    return for_each(find_jobs(client, jobs), release, as_json=as_json)

@@ -8,16 +8,19 @@ import click
 
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
+from muster.cli.json_output import json_option
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
+from muster.protocol.http import JobSummary
 
 _NOTHING: Final = ("none", "")
 
 
 @click.command("set")
 @click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True, type=JOB)
+@json_option
 @connection_options
-def command(*, words: tuple[str, ...]) -> int:
+def command(*, words: tuple[str, ...], as_json: bool) -> int:
     """Change jobs that have not ended: priority, time_limit, and, while they wait, name.
 
     \b
@@ -36,10 +39,11 @@ def command(*, words: tuple[str, ...]) -> int:
     }
     client = connect()
 
-    def change(number: int) -> None:
+    def change(number: int) -> JobSummary:
         answer = client.change(number, wanted)
         job = answer.job
         said = "changed" if answer.changed else "is so already"
         note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
+        return answer.job
 
-    return for_each(find_jobs(client, jobs), change)
+    return for_each(find_jobs(client, jobs), change, as_json=as_json)

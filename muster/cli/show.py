@@ -33,6 +33,7 @@ _RUN_CHARS: Final = 200
 # From here on a timeline has the date too; a sentence up to there may be said twice.
 _WIDE: Final = 70
 _SHORT: Final = 40
+_AS_ABOVE: Final = "as above"
 
 
 @click.command("show")
@@ -148,7 +149,7 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(cause.text, "first cause: ")  # it names the rank and the node
         told.add(cause.text)
     if attempt.tasks:
-        rows = [_task_row(task, launcher) for task in attempt.tasks]
+        rows = [_task_row(task, launcher, told) for task in attempt.tasks]
         columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
         print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
     for task in attempt.tasks:
@@ -169,7 +170,7 @@ def _print_tail(cause: Cause) -> None:
         print(f"    {safe(line.expandtabs())}")
 
 
-def _task_row(task: TaskView, launcher: str) -> list[str]:
+def _task_row(task: TaskView, launcher: str, told: set[str]) -> list[str]:
     return [
         task.node,
         str(task.node_rank),
@@ -177,7 +178,7 @@ def _task_row(task: TaskView, launcher: str) -> list[str]:
         task.state.value,
         _ranks(task),
         _exit(task, launcher),
-        _why_not(task),
+        _why_not(task, told),
     ]
 
 
@@ -197,8 +198,13 @@ def _exit(task: TaskView, launcher: str) -> str:
     return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"
 
 
-def _why_not(task: TaskView) -> str:
-    return task.refusal.text if task.refusal is not None else task.left or ""
+def _why_not(task: TaskView, told: set[str]) -> str:
+    """What many nodes say alike is said once."""
+    text = task.refusal.text if task.refusal is not None else task.left or ""
+    if text in told and len(text) > len(_AS_ABOVE):
+        return _AS_ABOVE
+    told.add(text)
+    return text
 
 
 def _ranks(task: TaskView) -> str:
@@ -236,7 +242,7 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     """What stands above in full is not said again."""
     if not view.timeline:
         return
-    print("\ntimeline")
+    print("\ntimeline (+ since the line before)")
     width = terminal_width()
     wide = width is None or width >= _WIDE
     before = view.timeline[0].at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.text import note, safe
 
@@ -14,8 +15,9 @@ from muster.cli.text import note, safe
 @click.argument("signal", metavar="SIGNAL")
 @click.option("--rank", type=click.IntRange(0), metavar="R", help="Only to this rank.")
 @click.option("--node", metavar="NODE", type=NODE, help="Only to the ranks on this node.")
+@json_option
 @connection_options
-def command(*, job: str, signal: str, rank: int | None, node: str | None) -> None:
+def command(*, job: str, signal: str, rank: int | None, node: str | None, as_json: bool) -> None:
     """Send a signal (USR1, SIGUSR1, 10) to the rank processes on all nodes.
 
     It stops nothing by itself, but a rank without a handler for it may die of it. To end a job:
@@ -28,6 +30,8 @@ def command(*, job: str, signal: str, rank: int | None, node: str | None) -> Non
     note(f"job {number}: {answer.signal} to {whom} on {_names(answer.nodes)}")
     if answer.away:
         note(f"unreachable now, and told when back: {_names(answer.away)}")
+    if as_json:
+        print_json(answer)
 
 
 def _names(nodes: tuple[str, ...], most: int = 6) -> str:

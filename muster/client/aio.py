@@ -177,11 +177,13 @@ class AsyncClient:
         """As `Client.rerun`."""
         return await self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
-    async def events(self, job: int, after: int = 0) -> EventList:
+    async def events(self, job: int, after: int | str = 0) -> EventList:
         """As `Client.events`."""
         return await self._call(calls.events(job, after))
 
-    def follow_events(self, job: int | None = None, after: int = 0) -> AsyncIterator[EventView]:
+    def follow_events(
+        self, job: int | None = None, after: int | str = 0
+    ) -> AsyncIterator[EventView]:
         """As `Client.follow_events`."""
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
         return self._read(EventFeed(after), path, WATCH_S)

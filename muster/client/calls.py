@@ -141,7 +141,7 @@ def rerun(number: int, key: str, sets: Sequence[str], exclude: Sequence[str]) ->
     )
 
 
-def events(number: int, after: int) -> Call[EventList]:
+def events(number: int, after: int | str) -> Call[EventList]:
     return Call(EventList, "GET", f"/v1/jobs/{number}/events", {"after": after})
 
 

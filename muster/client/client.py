@@ -181,13 +181,13 @@ class Client:
         """
         return self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
-    def events(self, job: int, after: int = 0) -> EventList:
+    def events(self, job: int, after: int | str = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
         empty when there are no more.
         """
         return self._call(calls.events(job, after))
 
-    def follow_events(self, job: int | None = None, after: int = 0) -> Iterator[EventView]:
+    def follow_events(self, job: int | None = None, after: int | str = 0) -> Iterator[EventView]:
         """The events of a job, or (None) of everything, behind sequence number `after`: those that
         there are, and then as they come, until the job has ended.
 

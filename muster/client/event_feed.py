@@ -20,10 +20,10 @@ class EventFeed(Feed[EventView]):
 
     what = "stream of events"
 
-    def __init__(self, after: int = 0) -> None:
-        """Begin behind sequence number `after`."""
+    def __init__(self, after: int | str = 0) -> None:
+        """Begin behind the event `after`: its sequence number or its id."""
         super().__init__()
-        self._after = after
+        self._after: int | str = after
         self._kind = ""
 
     def place(self) -> object:
@@ -56,5 +56,5 @@ class EventFeed(Feed[EventView]):
             raise BadAnswerError(
                 f"an event cannot be read: {error}", "compare `muster version` on both sides"
             ) from error
-        self._after = view.seq
+        self._after = view.id or view.seq
         return view

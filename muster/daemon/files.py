@@ -13,18 +13,23 @@ from muster.daemon.errors import DirectoryLockedError, FileError
 LOCK_NAME = "lock"
 
 
-def write_atomic(path: Path, data: bytes, mode: int) -> None:
+def write_atomic(
+    path: Path, data: bytes, mode: int, *, owner: tuple[int, int] | None = None
+) -> None:
     """Replace a file so that at every instant the old or the new content is there, whole.
 
     When this returns, the new content is on disk. `mode` are the permission bits, whatever the
-    umask. The folder must exist, and if `path` is a symbolic link the link is replaced. It waits
-    for the disk: call it from an executor. Raises FileError, and then the old content stands.
+    umask; `owner` is a user and a group, ours otherwise. The folder must exist, and if `path` is a
+    symbolic link the link is replaced. It waits for the disk: call it from an executor. Raises
+    FileError, and then the old content stands.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "wb") as file:
+                if owner is not None and owner != (os.geteuid(), os.getegid()):
+                    os.fchown(fd, *owner)
                 os.fchmod(fd, mode)
                 file.write(data)
                 file.flush()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from muster.fabric.types import Affinity, AffinityClass, Gpu
+from muster.fabric.types import Affinity, AffinityClass, Gpu, Probe
 
 Path = tuple[str, ...]
 """From the host bridge (pci0000:17) down to the function itself (0000:1a:00.0)."""
@@ -15,6 +15,7 @@ _ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 NEAR: Final = (AffinityClass.PIX, AffinityClass.PXB)
 _ORDER: Final = {kind: place for place, kind in enumerate(AffinityClass)}
+_CLASS: Final = 100
 
 
 def path_of(text: str) -> Path:
@@ -82,6 +83,50 @@ def pairs(gpus: Sequence[Gpu], hcas: Iterable[tuple[str, Path, int | None]]) -> 
 def rank(pair: Affinity) -> tuple[int, int]:
     """The lower, the nearer."""
     return _ORDER[pair.distance], pair.hops or 0
+
+
+def way(pair: Affinity) -> int:
+    """`rank` as one number: 100 for each class, and the hops; -1 where nothing is known."""
+    if pair.distance is AffinityClass.UNKNOWN:
+        return -1
+    return _CLASS * _ORDER[pair.distance] + min(pair.hops or 0, _CLASS - 1)
+
+
+def nearest(ways: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The columns that are nearest to at least one row, in their order.
+
+    A row for each GPU of a task, a column for each HCA that it may use: `way` between the two. Of
+    a GPU with several that are equally near all are meant; beyond its host bridge bridges are no
+    measure, and all of a class are. A GPU of which nothing is known says nothing; where none does,
+    all columns are meant.
+    """
+    rows = [tuple(row) for row in ways]
+    found: set[int] = set()
+    for row in rows:
+        known = [_near(cost) for cost in row if cost >= 0]
+        if known:
+            best = min(known)
+            found |= {at for at, cost in enumerate(row) if cost >= 0 and _near(cost) == best}
+    if found:
+        return tuple(sorted(found))
+    return tuple(range(max((len(row) for row in rows), default=0)))
+
+
+def nearest_hcas(found: Probe, uuids: Collection[str]) -> tuple[str, ...]:
+    """Of the HCA ports that a node's jobs use, those for a task with these GPUs (none named: all of
+    the node), as keys (mlx5_0:1) in rail order. A GPU that the probe does not know counts as one of
+    which nothing is known."""
+    used = sorted((hca for hca in found.hcas if hca.use), key=lambda hca: hca.rail or 0)
+    between = {(pair.gpu, pair.hca): way(pair) for pair in found.affinity}
+    mine = [gpu for gpu in found.gpus if gpu.uuid in uuids]
+    ways = [[between.get((gpu.pci, hca.name), -1) for hca in used] for gpu in mine]
+    if not uuids or len(mine) < len(set(uuids)):
+        return tuple(hca.key for hca in used)
+    return tuple(used[at].key for at in nearest(ways))
+
+
+def _near(cost: int) -> int:
+    return cost if cost < _CLASS * len(NEAR) else cost - cost % _CLASS
 
 
 def is_flat(gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]]) -> bool:

@@ -1,4 +1,4 @@
-"""The environment of a node's jobs, from the choice of its HCAs.
+"""The environment of a node's jobs, from the ports that they use.
 
 Only what NCCL, gloo and UCX cannot find for themselves is set. Timeouts, algorithms, queue pairs
 and the rest are left alone: their defaults follow NCCL's versions, and a value that helped one
@@ -12,10 +12,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from muster.fabric.choice import Choice
-from muster.fabric.gids import fit_index, fit_indexes, is_sparse
+from muster.fabric.gids import Family, fit_index, fit_indexes, is_sparse
 from muster.fabric.nccl import DYNAMIC, ROBUST, Version
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, Hca
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port that jobs use, as far as the environment depends on it.
+
+    Of a RoCE port: `index` is the GID that NCCL is to use, None where it is unknown; `fit` are all
+    that would do; `ranged`: NCCL takes `index` only if it is told the network of the addresses;
+    `sparse`: its table has holes.
+    """
+
+    name: str
+    port: int
+    roce: bool = False
+    index: int | None = None
+    fit: frozenset[int] = frozenset()
+    ranged: bool = False
+    sparse: bool = False
+
+    @property
+    def key(self) -> str:
+        """As NCCL and UCX write it: mlx5_0:1."""
+        return f"{self.name}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,69 +54,85 @@ class Environment:
 def environment(
     choice: Choice, sockets: Sequence[str], version: Version | None = None
 ) -> Environment:
+    """What to set on a node that is by itself."""
+    ports = [_port(hca, choice) for hca in choice.used]
+    within = "" if choice.within is None else str(choice.within)
+    return of_ports(ports, sockets, version, choice.family, within)
+
+
+def of_ports(
+    ports: Sequence[Port],
+    sockets: Sequence[str],
+    version: Version | None = None,
+    family: Family = "AF_INET",
+    within: str = "",
+) -> Environment:
     """What to set. `sockets`: the interfaces for everything that is not RDMA, the best one alone
-    will do. An unknown version is taken for a new one."""
+    will do. `within` is the network of the addresses, where the operator names one. An unknown
+    version is taken for a new one."""
     values: dict[str, str] = {}
-    used = sorted(choice.used, key=lambda hca: (natural(hca.name), hca.port))
+    used = sorted(ports, key=lambda port: (natural(port.name), port.port))
     index, apart = None, None
     if used:
-        ports = ",".join(hca.key for hca in used)
+        keys = ",".join(port.key for port in used)
         # `=`: without it mlx5_1 means mlx5_10 as well.
-        values["NCCL_IB_HCA"] = f"={ports}"
-        index, apart = _index(used, choice, version)
+        values["NCCL_IB_HCA"] = f"={keys}"
+        index, apart = _index(used, version)
         if index is not None:
             values["NCCL_IB_GID_INDEX"] = str(index)
         elif version is None or version >= DYNAMIC:
-            values |= _addresses(used, choice)
-        values["UCX_NET_DEVICES"] = ports
+            # What leads NCCL to the right addresses, where it would take others by itself.
+            if family == "AF_INET6":
+                values["NCCL_IB_ADDR_FAMILY"] = family
+            if any(port.ranged for port in used):
+                values["NCCL_IB_ADDR_RANGE"] = within
+        values["UCX_NET_DEVICES"] = keys
     if sockets:
         values["NCCL_SOCKET_IFNAME"] = f"={','.join(sockets)}"
         values["GLOO_SOCKET_IFNAME"] = ",".join(sockets)
     return Environment(values, index, apart)
 
 
-def _addresses(used: Sequence[Hca], choice: Choice) -> dict[str, str]:
-    """What leads NCCL to the right addresses, where it would take others by itself."""
-    values: dict[str, str] = {}
-    if choice.family == "AF_INET6":
-        values["NCCL_IB_ADDR_FAMILY"] = "AF_INET6"
-    for hca in used:
-        alone = fit_index(hca.gids, hca.gid_slots, choice.family)
-        if choice.within is not None and hca.gid_index not in (None, alone):
-            values["NCCL_IB_ADDR_RANGE"] = str(choice.within)
-    return values
+def _port(hca: Hca, choice: Choice) -> Port:
+    if hca.link_layer != ETHERNET:
+        return Port(hca.name, hca.port)
+    index = hca.gid_index
+    own = frozenset() if index is None else frozenset({index})
+    alone = fit_index(hca.gids, hca.gid_slots, choice.family)
+    return Port(
+        hca.name,
+        hca.port,
+        roce=True,
+        index=index,
+        fit=fit_indexes(hca.gids, choice.family) | own,
+        ranged=choice.within is not None and index not in (None, alone),
+        sparse=is_sparse(hca.gids),
+    )
 
 
-def _index(
-    used: Sequence[Hca], choice: Choice, version: Version | None
-) -> tuple[int | None, str | None]:
+def _index(used: Sequence[Port], version: Version | None) -> tuple[int | None, str | None]:
     """One number for all HCAs, where NCCL does not find it: before 2.21 never, before 2.26 not in a
     table with holes."""
-    roce = [hca for hca in used if hca.link_layer == ETHERNET]
-    ports = [hca for hca in roce if hca.gid_index is not None]
+    roce = [port for port in used if port.roce]
+    known = [port for port in roce if port.index is not None]
     if version is None or version >= ROBUST or not roce:
         return None, None
-    if not ports:
+    if not known:
         if version >= DYNAMIC:
             return None, None
-        names = ", ".join(hca.key for hca in roce)
+        names = ", ".join(port.key for port in roce)
         return None, (
             f"NCCL {version[0]}.{version[1]} takes GID index 0 if it is told no other, and which "
             f"one is right for {names} is unknown"
         )
-    if version >= DYNAMIC and not any(is_sparse(hca.gids) for hca in ports):
+    if version >= DYNAMIC and not any(port.sparse for port in known):
         return None, None
-    wanted = Counter(hca.gid_index for hca in ports)
-    common = frozenset.intersection(*(_fit(hca, choice) for hca in ports))
+    wanted = Counter(port.index for port in known)
+    common = frozenset.intersection(*(port.fit for port in known))
     for index, _ in wanted.most_common():
         if index in common:
             return index, None
     if common:
         return min(common), None
-    told = ", ".join(f"{hca.key} needs {hca.gid_index}" for hca in ports)
+    told = ", ".join(f"{port.key} needs {port.index}" for port in known)
     return None, f"NCCL {version[0]}.{version[1]} takes one GID index for all HCAs, but {told}"
-
-
-def _fit(hca: Hca, choice: Choice) -> frozenset[int]:
-    own = frozenset() if hca.gid_index is None else frozenset({hca.gid_index})
-    return fit_indexes(hca.gids, choice.family) | own

@@ -9,6 +9,8 @@ import msgspec
 from muster.protocol.messages import Command, Report
 
 FRAME_BYTES_MAX: Final = 1 << 20
+COMMAND_BYTES_MAX: Final = 8 << 20
+"""Of what the coordinator says: the plan of a gang has its every node's names in it."""
 
 
 class ProtocolError(Exception):
@@ -39,24 +41,25 @@ _command_decoder: Final = msgspec.json.Decoder(CommandFrame)
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
     """One frame as UTF-8 JSON. Raises FrameTooLarge."""
     data = _encoder.encode(frame)
-    if len(data) > FRAME_BYTES_MAX:
-        raise FrameTooLarge(f"a frame of {len(data)} bytes is over the limit of {FRAME_BYTES_MAX}")
+    most = COMMAND_BYTES_MAX if isinstance(frame, CommandFrame) else FRAME_BYTES_MAX
+    if len(data) > most:
+        raise FrameTooLarge(f"a frame of {len(data)} bytes is over the limit of {most}")
     return data
 
 
 def decode_report(data: bytes | str) -> ReportFrame:
     """Read a frame that an agent sent. Raises ProtocolError."""
-    return _decode(_report_decoder, data)
+    return _decode(_report_decoder, data, FRAME_BYTES_MAX)
 
 
 def decode_command(data: bytes | str) -> CommandFrame:
     """Read a frame that the coordinator sent. Raises ProtocolError."""
-    return _decode(_command_decoder, data)
+    return _decode(_command_decoder, data, COMMAND_BYTES_MAX)
 
 
-def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str) -> _Frame:
-    if len(data) > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {FRAME_BYTES_MAX}")
+def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int) -> _Frame:
+    if len(data) > most:
+        raise ProtocolError(f"a frame of {len(data)} bytes is over the limit of {most}")
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -62,6 +62,14 @@ class FabricPort(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name}:{self.port}"
 
 
+class MissingPort(msgspec.Struct, frozen=True, array_like=True):
+    """A port of the class that jobs use, which cannot be used as it is, and `why`."""
+
+    key: str
+    pci: str
+    why: str
+
+
 class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
     """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is: 100 times the
     place of its class in `AffinityClass`, and the hops; -1 is unknown."""
@@ -75,23 +83,24 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node's fresh probe, as far as the plan for its gang needs it; without ports and words there
     is nothing for RDMA.
 
-    `ports` are those that jobs may use, in rail order (by PCI address); `group` names their class,
-    of which `expected` ports are there and `missing` says of each that cannot be used why.
-    `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing is known of it. `range`
-    is the network to which the operator has bound the addresses. `nccl` is the version found beside
-    the jobs' interpreter. `versions` are of the kernel, the driver and OFED. `fingerprint` is a
+    `ports` are those that jobs may use, in rail order (by PCI address), `missing` those that they
+    would use, too, were they in order; `group` names the class. `stops`: why RDMA cannot work on
+    the node at all. `unseen`: why nothing is known of it. `range` is the network to which the
+    operator has bound the addresses. `nccl` is the version found beside
+    the jobs' interpreter, `nccl_conf` what NCCL reads from files there of what chooses its
+    transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is a
     digest of the hardware and its cabling.
     """
 
     group: str = ""
     ports: tuple[FabricPort, ...] = ()
-    expected: int = 0
-    missing: tuple[str, ...] = ()
+    missing: tuple[MissingPort, ...] = ()
     stops: tuple[str, ...] = ()
     unseen: str = ""
     range: str = ""
     gpus: tuple[FabricGpu, ...] = ()
     nccl: str = ""
+    nccl_conf: dict[str, str] = {}
     gpudirect: str = ""
     versions: dict[str, str] = {}
     fingerprint: str = ""

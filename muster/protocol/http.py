@@ -44,7 +44,7 @@ class RankView(msgspec.Struct, frozen=True):
 
 class TaskView(msgspec.Struct, frozen=True):
     """One node's part of an attempt. `warnings` are sentences; `left`: why an elastic gang went on
-    without it.
+    without it. `gpus` are the UUIDs of those it was given; null: all of its node.
     """
 
     node: str
@@ -56,6 +56,7 @@ class TaskView(msgspec.Struct, frozen=True):
     refusal: Reason | None
     left: str | None = None
     warnings: tuple[str, ...] = ()
+    gpus: tuple[str, ...] | None = None
 
 
 class AttemptView(msgspec.Struct, frozen=True):
@@ -78,7 +79,8 @@ class JobSummary(msgspec.Struct, frozen=True):
 
     `failure` is the class of what went wrong, a stable word. `limit_at`: when a running job's time
     limit is over; `kill_at`: when the grace of one that is being stopped is. `held_by` and
-    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of.
+    `held_at`: who holds it, and since when; `rerun_of`: the job that it is another run of. `gpus`:
+    how many it has, or asks for where it has none; null where that depends on the nodes it gets.
     """
 
     id: int
@@ -102,6 +104,7 @@ class JobSummary(msgspec.Struct, frozen=True):
     rerun_of: int | None = None
     held_by: str = ""
     held_at: Timestamp | None = None
+    gpus: int | None = None
 
 
 class JobView(JobSummary, frozen=True, kw_only=True):
@@ -168,9 +171,27 @@ class InterfaceView(msgspec.Struct, frozen=True):
     speed_mbps: int
 
 
+class GpuView(msgspec.Struct, frozen=True):
+    """One GPU of a node. `uuid`, `memory_bytes` and `numa_node` are null where they are not known;
+    `fault`: why no job is given it; `job`: the one that has it, in which attempt.
+    """
+
+    index: int
+    pci: str
+    uuid: str | None
+    model: str
+    memory_bytes: int | None
+    numa_node: int | None
+    fault: str | None
+    job: int | None
+    attempt: int | None
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
-    calls from; `connected_s`: for how long its link stands, None while it does not.
+    calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
+    that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
+    jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     """
 
     name: str
@@ -193,6 +214,9 @@ class NodeView(msgspec.Struct, frozen=True):
     interfaces: tuple[InterfaceView, ...] = ()
     peer: str = ""
     connected_s: float | None = None
+    jobs: tuple[int, ...] = ()
+    gpus_used: int = 0
+    devices: tuple[GpuView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):
@@ -200,7 +224,9 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """One fact of the journal. `seq` orders them; `fields` are those of the fact."""
+    """One fact of the journal. `seq` orders them; `fields` are those of the fact. `id` is where a
+    reader goes on: of another journal (a backup was restored) the same `seq` has another one.
+    """
 
     seq: int
     at: Timestamp
@@ -208,6 +234,7 @@ class EventView(msgspec.Struct, frozen=True):
     job: int | None
     text: str
     fields: dict[str, Any]
+    id: str = ""
 
 
 class EventList(msgspec.Struct, frozen=True):

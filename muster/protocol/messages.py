@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -44,7 +45,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `interfaces` are all that a gang could meet on; an agent that reports none is reached at
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
-    name in the cluster.
+    name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
+    how many jobs may have. An agent that cannot tell them apart names none.
     """
 
     address: str
@@ -60,6 +62,16 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     shared_host: bool = False
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
+    devices: tuple[GpuDevice, ...] = ()
+
+
+def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
+    """The same node with these GPUs."""
+    given = usable(devices)
+    model = next((device.model for device in given if device.model), "")
+    return msgspec.structs.replace(
+        inventory, devices=devices, gpus=len(given), gpu_model=model or inventory.gpu_model
+    )
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,13 +189,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces` and `ports` are there where they have changed since Hello; `wall_s` is its wall
-    clock.
+    `interfaces`, `devices` and `ports` are there where they have changed since Hello; `wall_s` is
+    its wall clock.
     """
 
     sent_s: float
     interfaces: tuple[Interface, ...] | None = None
     wall_s: float | None = None
+    devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
 
 
@@ -225,7 +238,8 @@ class HeartbeatAck(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbe
 class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"):
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
-    `ports` is how many free ports to find and report.
+    `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
+    has, all of them there and nobody else's; empty: all of the node, whatever it has.
     """
 
     task: TaskId
@@ -236,6 +250,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     env: dict[str, str]
     timeout_s: float
     ports: int = 0
+    gpus: tuple[str, ...] = ()
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -6,11 +6,13 @@ the reader of job files gives us text.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final, cast
 
 from muster.protocol.failures import FailureKind
 from muster.spec import fields
 from muster.spec.fields import MAX_NODES
+from muster.spec.keys import KEYS, alias_of
 from muster.spec.parse import MAX_RETRIES
 from muster.spec.roles import MAX_NPROC
 from muster.spec.types import (
@@ -25,7 +27,7 @@ from muster.spec.types import (
 
 _WARN: Final = r"^[A-Za-z0-9]+(@.+)?$"
 
-Schema = dict[str, object]
+Schema = dict[str, Any]
 
 _NAME: Final = "^[a-z][a-z0-9-]{0,62}$"
 _DURATION: Final = (
@@ -46,7 +48,7 @@ def job_schema() -> Schema:
             {"required": ["roles"], "properties": {"roles": _own_run()}},
         ],
         "additionalProperties": False,
-        "properties": _properties(),
+        "properties": _described(_properties()),
     }
 
 
@@ -55,41 +57,85 @@ def job_keys() -> frozenset[str]:
     return frozenset(_properties())
 
 
+def flat_keys() -> dict[str, Schema]:
+    """Every key with the sections that it is in, by dots: `stop.grace`."""
+    return dict(_flat(_described(_properties())))
+
+
+def _flat(properties: dict[str, Schema], section: str = "") -> Iterator[tuple[str, Schema]]:
+    for name, schema in properties.items():
+        parts = _parts(schema)
+        if parts is None or f"{section}{name}" in KEYS:
+            yield f"{section}{name}", schema
+        else:
+            yield from _flat(parts, f"{section}{name}.")
+
+
+def _parts(schema: Schema) -> dict[str, Schema] | None:
+    """The keys of a section, however else it may be written."""
+    for form in (schema, *cast(list[Schema], schema.get("anyOf", []))):
+        if "properties" in form:
+            return cast(dict[str, Schema], form["properties"])
+    return None
+
+
+def _described(properties: dict[str, Schema], section: str = "") -> dict[str, Schema]:
+    """With what `keys` says of each, in the place of what says it of a part of it."""
+    made: dict[str, Schema] = {}
+    for name, schema in properties.items():
+        path = f"{section}{name}"
+        alias = alias_of(path)
+        if alias is not None:
+            made[name] = {**schema, "description": f"Another name of `{alias}`."}
+        elif path in KEYS:
+            made[name] = {**schema, "description": KEYS[path].what}
+        else:
+            made[name] = _with_parts(schema, f"{path}.")
+    return made
+
+
+def _with_parts(schema: Schema, section: str) -> Schema:
+    if "properties" in schema:
+        parts = cast(dict[str, Schema], schema["properties"])
+        return {**schema, "properties": _described(parts, section)}
+    forms = cast(list[Schema], schema.get("anyOf", []))
+    return {**schema, "anyOf": [_with_parts(form, section) for form in forms]} if forms else schema
+
+
 def _properties() -> dict[str, Schema]:
     nodes = _nodes_of_job()
-    limit = _duration("The longest that the job may take.")
+    limit = _duration()
     gpu = _gpu()
     return {
         "schema_version": {
             "enum": [SCHEMA_VERSION, str(SCHEMA_VERSION)],
             "default": SCHEMA_VERSION,
         },
-        "name": _text("Default: made of the command.", pattern=_NAME),
+        "name": _text(pattern=_NAME),
         "nodes": nodes,
         "num_nodes": nodes,
         "resources": _map(
             {
                 "gpu": gpu,
                 "accelerators": gpu,
-                "cpu": {"type": ["integer", "string"], "description": "The least CPUs of a node."},
-                "memory": _text("The least memory of a node: 200GB."),
+                "cpu": {"type": ["integer", "string"]},
+                "memory": _text(),
             }
         ),
         "accelerators": gpu,
         "nproc_per_node": _nproc(),
         "roles": _map({"launcher": _role(), "worker": _role()}),
         "workdir": _workdir(),
-        "python": _text("Interpreter, virtual environment or conda prefix on the nodes."),
-        "setup": _command("Run once per node and attempt; a string is a bash script."),
+        "python": _text(),
+        "setup": _command(),
         "launcher": {
             "enum": [launcher.value for launcher in Launcher],
             "default": Launcher.TORCHRUN.value,
         },
         "rendezvous": {
             "enum": [rendezvous.value for rendezvous in Rendezvous],
-            "description": "Of torchruns. A range of nodes implies c10d.",
         },
-        "run": _command("What a rank runs; under `launcher: none` a string is a bash script."),
+        "run": _command(),
         "env": _env(),
         "time_limit": limit,
         "max_duration": limit,
@@ -97,36 +143,33 @@ def _properties() -> dict[str, Schema]:
         "stop": _map(
             {
                 "signal": {"type": ["string", "integer"], "default": "SIGTERM"},
-                "grace": _duration("From the signal to SIGKILL.", default="30s"),
-                "warn": _text("A signal, and how long before the time limit: USR1@5m.", _WARN),
+                "grace": _duration(default="30s"),
+                "warn": _text(_WARN),
             }
         ),
         "retry": _retry(),
-        "priority": _number("Higher is first.", 0, MAX_PRIORITY, default=DEFAULT_PRIORITY),
-        "pool": {**_text("Where the job queues.", pattern=_NAME), "default": DEFAULT_POOL},
+        "priority": _number(0, MAX_PRIORITY, default=DEFAULT_PRIORITY),
+        "pool": {**_text(pattern=_NAME), "default": DEFAULT_POOL},
         "rdma": {
             "enum": [rdma.value for rdma in Rdma],
             "default": Rdma.PREFERRED.value,
-            "description": "required: without RDMA between all nodes the job does not start.",
         },
         "nccl_debug": {
             "enum": [True, False, "true", "false"],
             "default": False,
-            "description": "NCCL says what it chooses and why.",
         },
         "placement": _map({"include": _nodes(), "exclude": _nodes(), "labels": _labels()}),
     }
 
 
-def _text(description: str, pattern: str | None = None) -> Schema:
-    made: Schema = {"type": "string", "description": description, "minLength": 1}
+def _text(pattern: str | None = None) -> Schema:
+    made: Schema = {"type": "string", "minLength": 1}
     return {**made, "pattern": pattern} if pattern else made
 
 
-def _number(description: str, low: int, high: int, default: int | None = None) -> Schema:
+def _number(low: int, high: int, default: int | None = None) -> Schema:
     made: Schema = {
         "type": ["integer", "string"],
-        "description": description,
         "minimum": low,
         "maximum": high,
         "pattern": "^[0-9]+$",
@@ -134,23 +177,22 @@ def _number(description: str, low: int, high: int, default: int | None = None) -
     return made if default is None else {**made, "default": default}
 
 
-def _duration(description: str, default: str | None = None) -> Schema:
-    made: Schema = {"type": "string", "description": description, "pattern": _DURATION}
+def _duration(default: str | None = None) -> Schema:
+    made: Schema = {"type": "string", "pattern": _DURATION}
     return made if default is None else {**made, "default": default}
 
 
 def _gpu() -> Schema:
     return {
         "type": ["integer", "string"],
-        "description": "Per node: 8, or H100:8. Default: the whole node.",
         "minimum": 0,
         "pattern": "^([A-Za-z][A-Za-z0-9_.-]*:)?[0-9]+$",
     }
 
 
-def _command(description: str) -> Schema:
+def _command() -> Schema:
     words: Schema = {"type": "array", "minItems": 1, "items": {"type": ["string", "number"]}}
-    return {"description": description, "anyOf": [{"type": "string", "minLength": 1}, words]}
+    return {"anyOf": [{"type": "string", "minLength": 1}, words]}
 
 
 def _map(properties: dict[str, Schema]) -> Schema:
@@ -158,20 +200,18 @@ def _map(properties: dict[str, Schema]) -> Schema:
 
 
 def _nodes_of_job() -> Schema:
-    number = _number("All nodes of the job.", 1, MAX_NODES, default=1)
+    number = _number(1, MAX_NODES, default=1)
     bounds: Schema = {
         "type": "string",
-        "description": "Any number of nodes between two bounds; it may change while the job runs.",
         "pattern": r"^[1-9][0-9]*\s*\.\.\s*[1-9][0-9]*$",
     }
     return {"anyOf": [number, bounds]}
 
 
 def _nproc() -> Schema:
-    number = _number("Ranks per node. Default: its GPUs, else 1.", 1, MAX_NPROC)
+    number = _number(1, MAX_NPROC)
     by_name: Schema = {
         "type": "object",
-        "description": "By role (launcher, worker) or by name of a node.",
         "additionalProperties": number,
     }
     return {"anyOf": [number, by_name]}
@@ -180,8 +220,8 @@ def _nproc() -> Schema:
 def _role() -> Schema:
     return _map(
         {
-            "run": _command("Instead of the job's own."),
-            "nproc_per_node": _number("Ranks on each node of this role.", 1, MAX_NPROC),
+            "run": _command(),
+            "nproc_per_node": _number(1, MAX_NPROC),
             "env": _env(),
         }
     )
@@ -195,7 +235,6 @@ def _own_run() -> Schema:
 def _workdir() -> Schema:
     folder: Schema = {
         "type": "string",
-        "description": "A folder that exists on the nodes.",
         "pattern": "^/",
     }
     ship: Schema = {"enum": [False, "false"]}
@@ -210,28 +249,25 @@ def _env() -> Schema:
         "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
     }
     in_list: Schema = {"type": "array", "items": {"type": "string", "pattern": f"{name}(=|$)"}}
-    return {"description": "A bare name is the submitter's own.", "anyOf": [by_name, in_list]}
+    return {"anyOf": [by_name, in_list]}
 
 
 def _retry() -> Schema:
-    user = _number("Tries after a failure of the program.", 0, MAX_RETRIES, default=0)
+    user = _number(0, MAX_RETRIES, default=0)
     codes: Schema = {
         "type": "array",
-        "description": "Only these codes are tried again on the `user` budget.",
-        "items": _number("An exit code.", 1, 255),
+        "items": _number(1, 255),
     }
     never_on: Schema = {
         "type": "array",
-        "description": "Failures that are not tried again on the `user` budget; OOM is every kind "
-        "of memory used up.",
         "items": {"enum": [fields.ANY_OOM, *(kind.value for kind in FailureKind)]},
     }
     parts = {
-        "infra": _number("Tries after a fault of the cluster.", 0, MAX_RETRIES, default=3),
+        "infra": _number(0, MAX_RETRIES, default=3),
         "user": user,
         "on_exit_codes": codes,
         "never_on": never_on,
-        "backoff": _duration("Pause before the next try.", default="30s"),
+        "backoff": _duration(default="30s"),
     }
     return {"anyOf": [user, _map(parts)]}
 
@@ -239,10 +275,9 @@ def _retry() -> Schema:
 def _labels() -> Schema:
     return {
         "type": "object",
-        "description": "Labels that a node must have, as its agent's configuration gives them.",
         "additionalProperties": {"type": ["string", "number", "boolean"]},
     }
 
 
 def _nodes() -> Schema:
-    return {"type": "array", "items": _text("The name of a node.")}
+    return {"type": "array", "items": _text()}

@@ -44,7 +44,7 @@ def make_app(
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
     verbs = JobVerbsApi(coordinator, jobs)
     logs = LogsApi(coordinator, log_store)
-    events = EventsApi(coordinator, tokens)
+    events = EventsApi(coordinator)
     cluster = ClusterApi(coordinator)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     schema = SchemaApi()

@@ -1,116 +1,129 @@
 """Events over HTTP: a page of them as JSON, or all that come as Server-Sent Events.
 
 The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
-one it saw, also at another life of the coordinator. Every reader reads the journal at its own pace:
-nothing is kept for it.
+one it saw, also at another life of the coordinator; and when it was, so that a reader of a journal
+that was replaced by a backup is told. Every reader reads the journal at its own pace: nothing is
+kept for it. `OpenRequests` cuts a stream whose token is good no longer.
 """
 
+import re
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import EventList, EventsEnd
+from muster.protocol.http import EventList, EventsEnd, EventView
 from muster.protocol.ids import JobId
 from orchestrator.api.about import STREAM
-from orchestrator.api.access import bearer
-from orchestrator.api.events import event_view
-from orchestrator.api.parameters import EventsQuery
+from orchestrator.api.events import event_id, event_view
+from orchestrator.api.jobs import find_job
+from orchestrator.api.parameters import EVENT_ID, EventsQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import job_id, no_such_job, read_query, shown, wrong_parameter
+from orchestrator.api.reading import job_id, read_query, shown, wrong_parameter
 from orchestrator.api.responses import reply
-from orchestrator.api.token_file import TokenStore
 from orchestrator.core.job import JobPhase
-from orchestrator.core.state import State
+from orchestrator.core.state import Job
 from orchestrator.shell.coordinator import Coordinator, events_key
 
 HEARTBEAT_S: Final = 15.0
 # Facts can be as large as a request: a reader holds this many of them.
 _PAGE: Final = 50
-_ID_DIGITS_MAX: Final = 18
+_HINT: Final = "send the last id that came, or leave it out to read from the start"
+_EVENT_ID: Final = re.compile(EVENT_ID)
 
 
 class EventsApi:
     """GET /v1/events and /v1/jobs/{id}/events."""
 
-    def __init__(
-        self, coordinator: Coordinator, tokens: TokenStore, *, heartbeat_s: float = HEARTBEAT_S
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._coordinator = coordinator
-        self._tokens = tokens
         self._heartbeat_s = heartbeat_s
 
     async def of_all(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_query(request, EventsQuery), None)
 
     async def of_job(self, request: web.Request) -> web.StreamResponse:
-        job = job_id(request)
+        name = job_id(request)
         query = read_query(request, EventsQuery)
-        if job not in (await self._coordinator.settled()).jobs:
-            raise no_such_job(job)
+        _, job = await find_job(self._coordinator, name)
         return await self._answer(request, query, job)
 
     async def _answer(
-        self, request: web.Request, query: EventsQuery, job: JobId | None
+        self, request: web.Request, query: EventsQuery, job: Job | None
     ) -> web.StreamResponse:
-        last = _last_event_id(request)
-        after = max(query.after, last)
+        place = _place(request, query.after)
+        after = place.seq
         follow = query.follow or STREAM in request.headers.get("Accept", "")
-        if last or follow:
-            await self._check(query.after, last)
+        if place.mark or place.header or follow:
+            await self._check(place)
         if follow:
             return await self._stream(request, job, after)
-        found = await self._coordinator.events(job=job, after_seq=after, limit=query.limit)
-        state = self._coordinator.state
-        return reply(EventList(tuple(event_view(state, r.seq, r.at, r.fact) for r in found)))
+        return reply(EventList(tuple(await self._views(job, after, query.limit))))
 
-    async def _check(self, after: int, last: int) -> None:
-        """Refuse an event that has not been: a reader from before a backup was restored would pass
-        over all that comes up to it. A browser stops at a refusal, and its page is told.
+    async def _views(self, job: Job | None, after: int, limit: int) -> list[EventView]:
+        """What happened after a place, to one job or (None) at all."""
+        number = None if job is None else job.id
+        found = await self._coordinator.events(job=number, after_seq=after, limit=limit)
+        jobs: dict[JobId | None, Job | None] = {None: None, number: job}
+        views = []
+        for recorded in found:
+            name: JobId | None = getattr(recorded.fact, "job", None)
+            if name is not None and name not in jobs and hasattr(recorded.fact, "rank"):
+                jobs[name] = await self._coordinator.job(name)
+            views.append(event_view(jobs.get(name), recorded.seq, recorded.at, recorded.fact))
+        return views
+
+    async def _check(self, place: "_Place") -> None:
+        """Refuse an event that has not been, or was another one: a reader from before a backup was
+        restored would pass over what is new to it. A browser stops at a refusal, and its page is
+        told.
         """
-        place = max(after, last)
-        if place and not await self._coordinator.events(job=None, after_seq=place - 1, limit=1):
-            message = "is beyond the newest event; was a backup of the coordinator restored?"
-            hint = "read again from the start: without Last-Event-ID and `after`"
-            if last < after:
-                raise wrong_parameter("after", str(after), message, hint)
-            raise ApiError(400, "bad_last_event_id", f"the Last-Event-ID {last} {message}", hint)
+        if not place.seq:
+            return
+        found = await self._coordinator.events(job=None, after_seq=place.seq - 1, limit=1)
+        if not found:
+            message = "is beyond the newest event"
+        elif place.mark and found[0].seq == place.seq and not place.names(found[0].at):
+            message = "was another event than the one that is there now"
+        else:
+            return
+        message += "; was a backup of the coordinator restored?"
+        hint = "read again from the start: without Last-Event-ID and `after`"
+        if not place.header:
+            raise wrong_parameter("after", place.text, message, hint)
+        raise ApiError(400, "bad_last_event_id", f"the Last-Event-ID {place.text} {message}", hint)
 
     async def _stream(
-        self, request: web.Request, job: JobId | None, after: int
+        self, request: web.Request, job: Job | None, after: int
     ) -> web.StreamResponse:
-        state = await self._coordinator.settled()
-        if "Last-Event-ID" in request.headers and _ended(state, job):
-            rest = await self._coordinator.events(job=job, after_seq=after, limit=1)
-            if not rest:
-                return web.Response(status=204)  # which tells a browser not to come again
+        await self._coordinator.settled()
+        again = "Last-Event-ID" in request.headers
+        if again and _ended(job) and not await self._views(job, after, 1):
+            return web.Response(status=204)  # which tells a browser not to come again
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         response.enable_chunked_encoding()
         await response.prepare(request)
         await response.write(b"retry: 1000\n\n")
-        end = await self._events(request, response, job, after)
+        end = await self._events(response, job, after)
         await response.write(b"event: end\ndata: " + msgspec.json.encode(end) + b"\n\n")
         await response.write_eof()
         return response
 
-    async def _events(
-        self, request: web.Request, response: web.StreamResponse, job: JobId | None, after: int
-    ) -> EventsEnd:
+    async def _events(self, response: web.StreamResponse, job: Job | None, after: int) -> EventsEnd:
         """Write events until there will be no more. Raises ConnectionError when nobody reads."""
-        changes, key = self._coordinator.changes, events_key(job)
+        changes = self._coordinator.changes
+        key = events_key(None if job is None else job.id)
         while True:
             # Looked at before reading: what makes it final was written before.
             seen: dict[Hashable, int] = {key: changes.count(key)}
-            final = _ended(self._coordinator.state, job)
-            page = await self._coordinator.events(job=job, after_seq=after, limit=_PAGE)
-            if self._tokens.find(bearer(request)) is None:
-                return EventsEnd(final=False, reason="the token is not good any more")
-            for recorded in page:
-                view = event_view(self._coordinator.state, recorded.seq, recorded.at, recorded.fact)
+            final = _ended(job)
+            page = await self._views(job, after, _PAGE)
+            for view in page:
                 after = view.seq
                 await response.write(
-                    f"id: {view.seq}\nevent: {view.kind}\ndata: ".encode()
+                    f"id: {view.id}\nevent: {view.kind}\ndata: ".encode()
                     + msgspec.json.encode(view)
                     + b"\n\n"
                 )
@@ -125,17 +138,37 @@ class EventsApi:
                 await response.write(b": nothing new\n\n")
 
 
-def _ended(state: State, job: JobId | None) -> bool:
-    return job is not None and state.jobs[job].phase is JobPhase.ENDED
+def _ended(job: Job | None) -> bool:
+    return job is not None and job.phase is JobPhase.ENDED
 
 
-def _last_event_id(request: web.Request) -> int:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Behind which event to go on. `mark`: it was named by its `id`; `header`: by Last-Event-ID."""
+
+    text: str
+    header: bool
+
+    @property
+    def seq(self) -> int:
+        return int(self.text.partition("-")[0])
+
+    @property
+    def mark(self) -> bool:
+        return "-" in self.text
+
+    def names(self, at: float) -> bool:
+        """Whether the event that is there now, of this time, is the one meant."""
+        return self.text == event_id(self.seq, at)
+
+
+def _place(request: web.Request, after: str) -> _Place:
+    """The later one of what the header and the parameter say. Raises ApiError."""
+    if not _EVENT_ID.fullmatch(after):
+        raise wrong_parameter("after", after, "is no id of an event", _HINT)
     text = request.headers.get("Last-Event-ID", "0")
-    if not (text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX):
-        raise ApiError(
-            400,
-            "bad_last_event_id",
-            f"{shown(text)} is no id of an event",
-            "send the last id that came, or leave it out to read from the start",
-        )
-    return int(text)
+    if not _EVENT_ID.fullmatch(text):
+        message = f"{shown(text)} is no id of an event"
+        raise ApiError(400, "bad_last_event_id", message, _HINT)
+    asked, last = _Place(after, header=False), _Place(text, header=True)
+    return asked if asked.seq > last.seq or not last.seq else last

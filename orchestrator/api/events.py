@@ -9,26 +9,34 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
+from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
-from orchestrator.core.state import State
+from orchestrator.core.state import Job
 
 
-def event_view(state: State, seq: int, at: float, fact: f.Durable) -> EventView:
-    """`state` knows the nodes' names; the fact is history."""
-    fields = msgspec.to_builtins(fact)
+def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventView:
+    """`job` is the one that the fact is about, and knows the names of its nodes."""
+    fields = without_secrets_inside(msgspec.to_builtins(fact))
     fields.pop("type", None)
     return EventView(
         seq=seq,
         at=timestamp(at),
         kind=type(fact).__name__,
         job=getattr(fact, "job", None),
-        text=_text(state, fact),
+        text=_text(job, fact),
         fields=fields,
+        id=event_id(seq, at),
     )
 
 
-def _text(state: State, fact: f.Durable) -> str:
+def event_id(seq: int, at: float) -> str:
+    """Its place, and when it was: after a restore the place is given to another event, but not at
+    the same microsecond."""
+    return f"{seq}-{int(at * 1e6):x}"
+
+
+def _text(job: Job | None, fact: f.Durable) -> str:
     match fact:
         case f.EpochStarted(epoch):
             return f"coordinator started, epoch {epoch}"
@@ -77,8 +85,9 @@ def _text(state: State, fact: f.Durable) -> str:
             | f.TaskJoined()
             | f.TaskLeft()
         ):
-            attempt = state.attempt(fact.job, fact.attempt)
-            where = f"node {fact.rank}" if attempt is None else attempt.tasks[fact.rank].node
+            where = f"node {fact.rank}"
+            if job is not None:
+                where = job.attempts[fact.attempt - 1].tasks[fact.rank].node
             return f"attempt {fact.attempt}, {where}: {_task_text(fact)}"
         case _:
             assert_never(fact)

@@ -5,8 +5,9 @@ from aiohttp import web
 from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
 from muster.spec.render import to_mapping
-from orchestrator.api.reading import job_id, no_such_job
-from orchestrator.api.redaction import without_secrets
+from orchestrator.api.jobs import find_job
+from orchestrator.api.reading import job_id
+from orchestrator.api.redaction import without_secrets, without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.api.validation import validation
@@ -27,7 +28,7 @@ class JobDetailsApi:
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))
-        return reply(SpecView(job.id, to_mapping(job.spec)))
+        return reply(SpecView(job.id, without_secrets_inside(to_mapping(job.spec))))
 
     async def env(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))
@@ -41,7 +42,4 @@ class JobDetailsApi:
         return reply(EnvironmentView(job.id, attempt.number, nodes))
 
     async def _find(self, name: JobId) -> Job:
-        job = (await self._coordinator.settled()).jobs.get(name)
-        if job is None:
-            raise no_such_job(name)
-        return job
+        return (await find_job(self._coordinator, name))[1]

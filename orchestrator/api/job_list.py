@@ -13,13 +13,15 @@ from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_query
 from orchestrator.api.responses import reply
 from orchestrator.core.display import job_state, job_summary
-from orchestrator.core.state import Job
+from orchestrator.core.state import Job, State
+from orchestrator.shell.archive import Page
 from orchestrator.shell.coordinator import Coordinator
 
 _CURSOR: Final = b"jobs<"
 _DIGITS_MAX: Final = 18
-# One page looks at no more than these, so that no question holds up the loop: such a page may have
-# fewer jobs than were asked for, and a cursor.
+_NEWEST: Final = 10**_DIGITS_MAX
+# One page looks at no more of those in the state, and the archive has bounds of its own, so that no
+# question holds up the loop: such a page may have fewer jobs than were asked for, and a cursor.
 LOOKED_AT_MAX: Final = 10_000
 
 
@@ -31,23 +33,42 @@ class JobListApi:
 
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, JobsQuery)
-        before = None if query.cursor is None else _before(query.cursor)
-        state = await self._coordinator.settled()
+        before = _NEWEST if query.cursor is None else _before(query.cursor)
+        # In this order: a job leaves the state when it is in the archive.
+        known = self._known(await self._coordinator.settled(), query, before)
+        archived = await self._coordinator.archive.page(
+            before,
+            query.limit + 1,
+            states=query.state,
+            user=query.user,
+            name=query.name,
+            pool=query.pool,
+        )
+        # Below it, one of the two has not been looked at.
+        floor = max(known.floor, archived.floor)
+        found = {job.id: job for job in archived.jobs} | {job.id: job for job in known.jobs}
+        page = sorted((job for job in found.values() if job.id >= floor), key=lambda job: -job.id)
+        if len(page) > query.limit:
+            del page[query.limit :]
+            floor = page[-1].id
+        return reply(JobList(tuple(page), _cursor(floor) if floor else None))
+
+    def _known(self, state: State, query: JobsQuery, before: int) -> Page:
+        """Of the jobs in the state."""
         now = self._coordinator.now()
         ids = self._coordinator.index.candidates(
             states=query.state, user=query.user, name=query.name
         )
-        end = len(ids) if before is None else bisect_left(ids, before)
+        end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
         page: list[JobSummary] = []
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
-            if not _matches(job, query):
-                continue
-            if len(page) == query.limit:
-                return reply(JobList(tuple(page), _cursor(page[-1].id)))
-            page.append(job_summary(state, job, now))
-        return reply(JobList(tuple(page), _cursor(ids[stop]) if stop else None))
+            if _matches(job, query):
+                page.append(job_summary(state, job, now))
+                if len(page) > query.limit:
+                    return Page(page, job.id)
+        return Page(page, ids[stop] if stop else 0)
 
 
 def _matches(job: Job, query: JobsQuery) -> bool:

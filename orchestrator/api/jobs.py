@@ -18,9 +18,18 @@ from orchestrator.api.parameters import WAIT_S_MAX, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
 from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
+from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
-from orchestrator.core.actions import CHANGED, DISK_FULL, Cancelled, Declined, Submitted
+from orchestrator.core.actions import (
+    CHANGED,
+    DISK_FULL,
+    UNKNOWN_JOB,
+    Cancelled,
+    Declined,
+    RequestId,
+    Submitted,
+)
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -30,7 +39,7 @@ from orchestrator.shell.coordinator import Coordinator
 _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
 _DECLINED_STATUS: Final = {
-    "unknown_job": 404,
+    UNKNOWN_JOB: 404,
     "idempotency_conflict": 409,
     CHANGED: 412,
     "signal_refused": 422,
@@ -60,7 +69,7 @@ class JobsApi:
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values())) + len(state.held)
-        if queued >= self._queued_max and (user, key) not in state.keys:
+        if queued >= self._queued_max and await self._coordinator.submitted(user, key) is None:
             raise ApiError(
                 429,
                 "queue_full",
@@ -72,8 +81,8 @@ class JobsApi:
         if rerun_of is not None:
             body += b" again %d" % rerun_of
         digest = hashlib.sha256(body).hexdigest()
-        result = await self._coordinator.request(
-            lambda rid: SubmitReceived(rid, spec, user, key, digest, rerun_of)
+        result = await self._coordinator.submit(
+            SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )
         match result:
             case Submitted(job, created):
@@ -88,7 +97,9 @@ class JobsApi:
         name = job_id(request)
         state, job = await find_job(self._coordinator, name)
         headers = {"ETag": job_etag(state, job)}
-        return reply(job_view(state, job, self._coordinator.now()), headers=headers)
+        view = job_view(state, job, self._coordinator.now())
+        shown = msgspec.structs.replace(view, spec=without_secrets_inside(view.spec))
+        return reply(shown, headers=headers)
 
     async def wait(self, request: web.Request) -> web.Response:
         """Answer when the job has ended, or when the time is over."""
@@ -146,11 +157,10 @@ class JobsApi:
 
 async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
     """Raises ApiError (404)."""
-    state = await coordinator.settled()
-    job = state.jobs.get(name)
+    job = await coordinator.job(name)
     if job is None:
         raise no_such_job(name)
-    return state, job
+    return coordinator.state, job
 
 
 async def summary_of(coordinator: Coordinator, name: JobId) -> JobSummary:

@@ -11,7 +11,6 @@ import structlog
 from aiohttp import web
 
 from muster.protocol.http import LogRecord, LogTrailer
-from muster.protocol.ids import JobId
 from muster.protocol.states import TaskState
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.display import job_state
@@ -69,14 +68,15 @@ class LogReader:
         self,
         coordinator: Coordinator,
         store: LogStore,
-        job: JobId,
+        job: Job,
         selection: Selection,
         *,
         as_text: bool,
     ) -> None:
         self._coordinator = coordinator
         self._store = store
-        self._name = job
+        self._job = job  # it changes until it has ended
+        self._name = job.id
         self._selection = selection
         self._as_text = as_text
         self._last: Place | None = None
@@ -237,14 +237,12 @@ class LogReader:
         ]
 
     def _node(self, key: StreamKey) -> str:
-        attempt = self._coordinator.state.attempt(self._name, key.attempt)
-        if attempt is None or key.node_rank >= len(attempt.tasks):
-            return ""
-        return attempt.tasks[key.node_rank].node
+        task = self._job.task(key.attempt, key.node_rank)
+        return "" if task is None else task.node
 
     def _ending(self) -> tuple[str, int | None, float | None, list[str]]:
         """State, exit code, when the job ended, and the nodes whose logs are not all here."""
-        job = self._coordinator.state.jobs[self._name]
+        job = self._job
         exit_code = job.cause.exit_code if job.cause is not None else None
         ended_at = job.ended_at if job.phase is JobPhase.ENDED else None
         return job_state(job).value, exit_code, ended_at, self._missing(job)

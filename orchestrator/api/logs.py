@@ -8,12 +8,12 @@ from aiohttp import web
 from muster.protocol.http import LogTrailer
 from muster.protocol.ids import JobId
 from muster.protocol.logs import StreamKind
+from orchestrator.api.jobs import find_job
 from orchestrator.api.log_reader import LogReader, Selection
 from orchestrator.api.parameters import LogFormat, LogsQuery
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import (
     job_id,
-    no_such_job,
     read_moment,
     read_query,
     wrong_parameter,
@@ -39,9 +39,8 @@ class LogsApi:
         selection = _selection(query, self._coordinator.now().wall)
         as_text = query.format is LogFormat.TEXT
         place = _cursor(query)
-        if name not in (await self._coordinator.settled()).jobs:
-            raise no_such_job(name)
-        reader = LogReader(self._coordinator, self._store, name, selection, as_text=as_text)
+        _, job = await find_job(self._coordinator, name)
+        reader = LogReader(self._coordinator, self._store, job, selection, as_text=as_text)
         self._check(name, reader, query)
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"

@@ -24,6 +24,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
+from orchestrator.core.gpus import gpus_used
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import State
 from orchestrator.shell.agents import AgentSessions
@@ -67,7 +68,8 @@ FAMILIES: Final = {
         Family(
             "muster_gpus",
             "gauge",
-            "GPUs: of nodes that are connected (free, busy), and of the others (away).",
+            "GPUs: of nodes that are connected (free, busy), of the others (away); those that no "
+            "job is given (faulty).",
             ("pool", "model", "use"),
         ),
         Family("muster_attempts_started", "counter", "Attempts whose gates were opened."),
@@ -173,7 +175,8 @@ class MetricsApi(Collector):
         yield _values("muster_build", {(VERSION,): 1})
         yield _values("muster_epoch", {(): state.epoch})
         index = self._coordinator.index
-        jobs = Counter({name: index.ended(name) for name in JobState})
+        archived = self._coordinator.archive.ended
+        jobs = Counter({name: index.ended(name) + archived[name] for name in JobState})
         jobs.update(job_state(state.jobs[job]) for job in index.open)
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())
@@ -215,9 +218,15 @@ def _nodes(state: State) -> Iterator[Metric]:
         pool = node.inventory.pool
         for link in LinkState:
             links[pool, link.value] += node.link is link
-        busy = "busy" if node.holder is not None else "free"
-        use = busy if node.link is LinkState.CONNECTED else "away"
-        gpus[pool, node.inventory.gpu_model, use] += node.inventory.gpus
+        model, all_of_it = node.inventory.gpu_model, node.inventory.gpus
+        used = gpus_used(node)
+        if node.link is LinkState.CONNECTED:
+            gpus[pool, model, "busy"] += used
+            gpus[pool, model, "free"] += all_of_it - used
+        else:
+            gpus[pool, model, "away"] += all_of_it
+        if faulty := sum(1 for gpu in node.inventory.devices if gpu.fault):
+            gpus[pool, model, "faulty"] += faulty
     yield _values("muster_nodes", links)
     yield _values("muster_gpus", gpus)
 

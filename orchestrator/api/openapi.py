@@ -12,6 +12,7 @@ from muster.protocol.http import Problem
 from muster.spec.schema import job_schema
 from orchestrator.api.about import JOB, JSON, About
 from orchestrator.api.access import Access, Route
+from orchestrator.api.parameters import EVENT_ID
 from orchestrator.api.problems import CONTENT_TYPE
 from orchestrator.api.spec_body import JSON_TYPES, YAML_TYPES
 from orchestrator.core.decide import VERSION
@@ -32,7 +33,7 @@ _REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "If-Match": ("The ETag of the job as the caller saw it.", {"type": "string"}),
     "Last-Event-ID": (
         "Go on behind this event.",
-        {"type": "string", "pattern": "^[0-9]{1,18}$"},
+        {"type": "string", "pattern": EVENT_ID},
     ),
 }
 _ANSWER_HEADERS: Final[Schema] = {

@@ -13,6 +13,7 @@ from muster.protocol.states import JobState
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
 PAGE_MAX: Final = 1000
+EVENT_ID: Final = "^[0-9]{1,17}(-[0-9a-f]{1,16})?$"
 
 _Word = Annotated[str, Meta(max_length=255)]
 _Number = Annotated[int, Meta(ge=0, le=10**9)]
@@ -47,8 +48,13 @@ class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/events and /v1/jobs/{id}/events."""
 
     after: Annotated[
-        int, Meta(ge=0, le=10**17, description="only those behind this sequence number")
-    ] = 0
+        str,
+        Meta(
+            max_length=40,
+            pattern=EVENT_ID,
+            description="only those behind this event: its `id`, or its sequence number",
+        ),
+    ] = "0"
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="of a list: at most so many")] = (
         PAGE_MAX
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 REDACTED: Final = "***"
 
@@ -23,3 +23,19 @@ def is_secret(name: str) -> bool:
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with the values of secret names redacted."""
     return {name: REDACTED if is_secret(name) else value for name, value in env.items()}
+
+
+def without_secrets_inside(tree: Any) -> Any:
+    """A specification, or whatever has one inside, with the secrets of each `env` redacted."""
+    match tree:
+        case dict():
+            return {
+                name: without_secrets(value)
+                if name == "env" and isinstance(value, dict)
+                else without_secrets_inside(value)
+                for name, value in tree.items()
+            }
+        case list() | tuple():
+            return [without_secrets_inside(item) for item in tree]
+        case _:
+            return tree

@@ -55,8 +55,8 @@ def surround(access: AccessTable, origins: Origins, observer: Observer) -> Middl
 
 
 async def expectation(request: web.Request) -> None:
-    """`Expect: 100-continue` needs no word of ours: who may not ask is to hear that first, and a
-    client that waits for the word sends its body soon after all (RFC 9110, 10.1.1)."""
+    """`Expect: 100-continue` is not answered by the router: who may not ask is to hear that first,
+    and so is who would send too much (RFC 9110, 10.1.1). `_go_on` says the word."""
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -83,6 +83,7 @@ async def _answer(
         if route is not None:
             request[ABOUT] = route.about
             request[QUERY] = parse_query(request, route.about.query)
+        await _go_on(request)
         return await handler(request)
     except ApiError as error:
         problem = error
@@ -96,6 +97,17 @@ async def _answer(
         _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
         problem = internal_error()
     return problem_response(problem, request[_REQUEST_ID])
+
+
+async def _go_on(request: web.Request) -> None:
+    """Ask for the body of a client that waits to be asked. Raises HTTPRequestEntityTooLarge."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return
+    length, most = request.content_length or 0, request.client_max_size
+    if length > most:
+        raise web.HTTPRequestEntityTooLarge(most, length)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer itself has not begun
 
 
 def _check_size(request: web.Request) -> None:

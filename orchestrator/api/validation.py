@@ -3,7 +3,7 @@
 from muster.protocol.http import Validation
 from muster.spec.render import to_mapping
 from muster.spec.types import JobSpec
-from orchestrator.api.redaction import is_secret
+from orchestrator.api.redaction import is_secret, without_secrets_inside
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import count, never_fits, unfit
 from orchestrator.core.state import State
@@ -13,7 +13,7 @@ def validation(state: State, spec: JobSpec) -> Validation:
     """Judged by the nodes as they are known now; nothing is kept of it."""
     impossible = never_fits(state, spec)
     return Validation(
-        spec=to_mapping(spec),
+        spec=without_secrets_inside(to_mapping(spec)),
         warnings=tuple(_warnings(state, spec, fits=impossible is None)),
         fits=impossible is None,
         unfit=impossible,
@@ -23,8 +23,8 @@ def validation(state: State, spec: JobSpec) -> Validation:
 def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
     names = {*spec.env, *spec.roles.launcher.env, *spec.roles.worker.env}
     told = [
-        f"env.{name} seems to be a secret, and whoever may see the job sees it: "
-        "let the program read it from a file that only its user can"
+        f"env.{name} seems to be a secret: the coordinator keeps it as it is, and only hides it "
+        "where jobs are shown; let the program read it from a file that only its user can"
         for name in sorted(names)
         if is_secret(name)
     ]

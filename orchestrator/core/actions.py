@@ -90,6 +90,12 @@ DISK_FULL: Final = "disk_full"
 """Code of a Declined: there is no room to write it down."""
 
 
+SEARCH_AGAIN: Final = "search_again"
+"""Code of a Declined: jobs went to the archive after it was searched for the idempotency key."""
+UNKNOWN_JOB: Final = "unknown_job"
+"""Code of a Declined: it is not among the jobs of the state."""
+
+
 @dataclass(frozen=True, slots=True)
 class Changed:
     """`anything` is false where all was so already."""

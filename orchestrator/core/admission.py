@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
 from muster.protocol.ids import BadId, check_node_name
 from muster.protocol.instant import Instant
@@ -41,6 +42,9 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
         check_address(hello.inventory.address)
     except BadHost as error:
         return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    unknown = gpu_problem(hello.inventory.devices)
+    if unknown is not None:
+        return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can be given: {unknown}")
     if breaks_line(hello.inventory.hostname):
         return Refused(
             "bad_hostname",
@@ -93,7 +97,7 @@ def _name_taken(node: Node) -> bool:
     """Until its lease is over, an agent that is cut off may be running something."""
     if node.link is LinkState.CONNECTED:
         return True
-    return node.link is LinkState.SUSPECT and node.holder is not None
+    return node.link is LinkState.SUSPECT and bool(node.holders)
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:

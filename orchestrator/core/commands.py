@@ -72,12 +72,16 @@ def owed(
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:
-    """The tasks that a node owes us: those of the attempt that holds it and are not over."""
+    """The tasks that a node owes us: those of the attempts that hold it and are not over."""
     node = state.nodes.get(name)
-    attempt = state.attempt(*node.holder) if node is not None and node.holder is not None else None
-    if attempt is None:
-        return []
-    return [t for t in attempt.tasks if t.node == name and t.state not in OVER]
+    attempts = [] if node is None else [state.attempt(*holder) for holder in node.holders]
+    return [
+        task
+        for attempt in attempts
+        if attempt is not None
+        for task in attempt.tasks
+        if task.node == name and task.state not in OVER
+    ]
 
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:

@@ -10,6 +10,8 @@ from typing import assert_never
 
 from msgspec import structs
 
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
@@ -20,6 +22,7 @@ from muster.protocol.messages import (
     Hello,
     TaskReport,
     Welcome,
+    with_devices,
 )
 from muster.protocol.proof import PortHealth
 from muster.protocol.states import TaskState
@@ -34,6 +37,7 @@ from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
+from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
@@ -67,6 +71,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SpaceSeen(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.JobsArchived(jobs):
+            return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
             return decide_timer(state, timer, now, limits)
         case _:
@@ -81,7 +87,7 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     )
     until = now.mono + limits.lease_s + limits.lease_margin_s
     for node in state.nodes.values():
-        if node.holder is not None:
+        if node.holders:
             decision.facts.append(f.LeaseExtended(node.name, until))
             decision.actions.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
@@ -95,16 +101,11 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     if stimulus.key:
         known = state.keys.get((stimulus.user, stimulus.key))
         if known is not None:
-            job, digest = known
-            if digest == stimulus.digest:
-                return Decision([], [a.Answer(request, a.Submitted(job, created=False))])
-            declined = a.Declined(
-                "idempotency_conflict",
-                f"the idempotency key {stimulus.key!r} belongs to job {job}, "
-                "which was submitted with another body",
-                "use a new key for a new job",
-            )
-            return Decision([], [a.Answer(request, declined)])
+            return Decision([], [a.Answer(request, submitted_before(stimulus, *known))])
+        if stimulus.searched is not None and stimulus.searched != state.forgotten:
+            again = "jobs went to the archive meanwhile"
+            hint = "submit again with the same key"
+            return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
     if state.disk_full:
         declined = a.Declined(
             a.DISK_FULL,
@@ -125,6 +126,23 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
     )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
+
+
+def submitted_before(again: s.SubmitReceived, job: JobId, digest: str) -> a.Result:
+    """The answer to a submit whose idempotency key is that of `job`."""
+    if digest == again.digest:
+        return a.Submitted(job, created=False)
+    return a.Declined(
+        "idempotency_conflict",
+        f"the idempotency key {again.key!r} belongs to job {job}, "
+        "which was submitted with another body",
+        "use a new key for a new job",
+    )
+
+
+def _is_over(state: State, number: JobId) -> bool:
+    job = state.jobs.get(number)
+    return job is not None and job.phase is JobPhase.ENDED
 
 
 def _hello(
@@ -204,10 +222,10 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, ports):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed_network(state, name, interfaces)
+            changed = _changed(state, name, interfaces, devices)
             changed += _ports_seen(state, name, ports)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
@@ -225,14 +243,21 @@ def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | No
     return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
 
 
-def _changed_network(
-    state: State, name: NodeName, interfaces: tuple[Interface, ...] | None
+def _changed(
+    state: State,
+    name: NodeName,
+    interfaces: tuple[Interface, ...] | None,
+    devices: tuple[GpuDevice, ...] | None,
 ) -> list[f.Fact]:
-    """A node says when its interfaces have changed."""
+    """A node says when its interfaces or its GPUs have changed."""
     node = state.nodes[name]
-    if interfaces is None or interfaces == node.inventory.interfaces or problem(interfaces):
+    inventory = node.inventory
+    if interfaces is not None and not problem(interfaces):
+        inventory = structs.replace(inventory, interfaces=interfaces)
+    if devices is not None and not gpu_problem(devices):
+        inventory = with_devices(inventory, devices)
+    if inventory == node.inventory:
         return []
-    inventory = structs.replace(node.inventory, interfaces=interfaces)
     return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
 
 

@@ -14,11 +14,13 @@ from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
+from orchestrator.core.gpu_view import gpu_views, job_gpus
+from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
 from orchestrator.core.launch import last_call_s
 from orchestrator.core.node import LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
-from orchestrator.core.placement import count
+from orchestrator.core.placement import count, jobs_named
 from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
@@ -70,6 +72,7 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
         rerun_of=job.rerun_of,
         held_by=job.hold.user if job.hold is not None else "",
         held_at=timestamp(job.hold.at) if job.hold is not None else None,
+        gpus=job_gpus(state, job),
     )
 
 
@@ -86,7 +89,8 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
 
 def node_view(node: Node, now: Instant) -> h.NodeView:
     """One node, as its link, its inventory and its job are known now."""
-    job, attempt = node.holder if node.holder is not None else (None, None)
+    holders = sorted(node.holders)
+    job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
     warnings = node_warnings(node, now)
     return h.NodeView(
@@ -120,6 +124,9 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         ),
         peer=node.peer,
         connected_s=_connected_s(node, now),
+        jobs=tuple(name for name, _ in holders),
+        gpus_used=gpus_used(node),
+        devices=gpu_views(node),
     )
 
 
@@ -311,6 +318,7 @@ def _task_view(task: Task, odd: str | None, node: Node | None) -> h.TaskView:
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
         warnings=(*task.warnings, *(said for said in (odd, clock) if said)),
+        gpus=task.gpus or None,
     )
 
 
@@ -359,14 +367,19 @@ def node_state(node: Node, now: Instant) -> h.Reason:
     """What a node does, or why it cannot be reached."""
     match node.link:
         case LinkState.CONNECTED:
-            if node.holder is None:
+            if not node.holders:
                 return h.Reason("free", "free")
-            return h.Reason("busy", f"runs job {node.holder[0]}")
+            running = f"runs {jobs_named(node.holders)}"
+            if any(share.whole for share in node.holders.values()):
+                return h.Reason("busy", running)
+            free = node.inventory.gpus - gpus_used(node)
+            text = f"{running}; {free} of {node.inventory.gpus} GPUs free"
+            return h.Reason("shared" if free else "busy", text)
         case LinkState.OFFLINE:
             return h.Reason("offline", "not heard of since the coordinator started")
         case LinkState.SUSPECT:
             left = max(0.0, node.lease_until - now.mono)
-            what = f"; what it runs keeps it for {left:.0f} s" if node.holder else ""
+            what = f"; what it runs keeps it for {left:.0f} s" if node.holders else ""
             return h.Reason("unreachable", f"unreachable{what}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")

@@ -15,8 +15,9 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.facts import Fact, TaskJoined, TaskStarted
+from orchestrator.core.gpus import given
 from orchestrator.core.meeting import who_could_join
-from orchestrator.core.placement import busy, natural, unfit
+from orchestrator.core.placement import busy, preference, unfit
 from orchestrator.core.scheduler import may_place
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
@@ -71,11 +72,13 @@ def next_join(state: State) -> TaskJoined | None:
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
-        free = sorted(_free(state, job, attempt), key=lambda n: (n.inventory.gpus, natural(n.name)))
+        free = _free(state, job, attempt)
         found = next(who_could_join(state, attempt, free), None) if free else None
         if found is not None:
             node, endpoint = found
-            return TaskJoined(job.id, attempt.number, len(attempt.tasks), node.name, endpoint)
+            gpus = given(state, job.spec, node.name)
+            rank = len(attempt.tasks)
+            return TaskJoined(job.id, attempt.number, rank, node.name, endpoint, gpus)
     return None
 
 
@@ -84,15 +87,17 @@ def _ending(attempt: Attempt) -> bool:
 
 
 def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
-    """Nodes that may join, were they on the gang's network."""
+    """Nodes that may join, were they on the gang's network, the better ones first."""
     joined = Counter(task.node for task in attempt.tasks if task.joined)
     refused = {task.node for task in attempt.tasks if task.refusal is not None}
-    return [
+    found = [
         node
         for node in state.nodes.values()
-        if busy(node) is None
+        if busy(state, job.spec, node) is None
+        and (job.id, attempt.number) not in node.holders
         and node.name not in job.avoid
         and node.name not in refused
         and joined[node.name] < COMES_BACK
         and unfit(job.spec, node) is None
     ]
+    return sorted(found, key=lambda node: preference(state, job.spec, node))

@@ -12,6 +12,7 @@ from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.state import (
@@ -62,6 +63,11 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_job(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
+        case f.JobForgotten(number):
+            gone = state.jobs.pop(number)
+            if gone.key:
+                del state.keys[gone.user, gone.key]
+            state.forgotten += 1
         case f.RunTimed(job, number, since):
             attempt = state.jobs[job].attempts[number - 1]
             if attempt.phase is AttemptPhase.RUNNING:
@@ -96,7 +102,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, f.RunTimed):
+    if name is not None and not isinstance(fact, f.RunTimed | f.JobForgotten):
         state.jobs[name].revision += 1
 
 
@@ -169,7 +175,7 @@ def _apply_job(
 ) -> None:
     match fact:
         case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
-            job = Job(job_id, spec, user, at, rerun_of=rerun_of)
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key)
             state.jobs[job_id] = job
             state.next_job = max(state.next_job, job_id + 1)
             if key:
@@ -248,10 +254,10 @@ def _apply_attempt(
     if isinstance(fact, f.AttemptPlaced):
         _dequeue(state, job)
         _job_to(job, JobPhase.ACTIVE)
-        tasks = make_tasks(job.id, fact.attempt, fact.nodes)
+        tasks = make_tasks(job.id, fact.attempt, fact.nodes, fact.gpus)
         job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
-        for name in fact.nodes:
-            state.nodes[name].holder = (job.id, fact.attempt)
+        for task in tasks:
+            _take(state, job, task)
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
@@ -267,12 +273,12 @@ def _apply_attempt(
             attempt.released_at = at
             if job.spec.elastic:
                 state.elastic.add(job.id)
-        case f.TaskJoined(_, _, rank, node, endpoint):
+        case f.TaskJoined(_, _, rank, node, endpoint, gpus):
             task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
-            task.joined, task.endpoint = True, endpoint
+            task.joined, task.endpoint, task.gpus = True, endpoint, gpus
             attempt.tasks.append(task)
             attempt.changes.append((at, f"{node} joins"))
-            state.nodes[node].holder = (job.id, attempt.number)
+            _take(state, job, task)
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
@@ -391,11 +397,15 @@ def _signal(
     del attempt.signals[:-SIGNALS_KEPT]
 
 
+def _take(state: State, job: Job, task: Task) -> None:
+    share = share_of(job.spec, task.gpus)
+    state.nodes[task.node].holders[task.job, task.attempt] = share
+
+
 def _free(state: State, task: Task) -> None:
-    """Nothing of the task can be on its node any more; another attempt may have it already."""
-    node = state.nodes[task.node]
-    if node.holder == (task.job, task.attempt) and not _holds_another(state, task):
-        node.holder = None
+    """Nothing of the task can be on its node any more; its attempt may have given it back."""
+    if not _holds_another(state, task):
+        state.nodes[task.node].holders.pop((task.job, task.attempt), None)
 
 
 def _holds_another(state: State, task: Task) -> bool:

@@ -13,19 +13,23 @@ from muster.protocol.timestamp import Timestamp, timestamp
 from muster.spec.types import MAX_PRIORITY
 from orchestrator.core.display import job_state, job_summary, node_state
 from orchestrator.core.forecast import ends_in_s, forecast
+from orchestrator.core.gpus import Holder, room
 from orchestrator.core.job import JobPhase
 from orchestrator.core.network import reachable_gang
+from orchestrator.core.node import LinkState
 from orchestrator.core.placement import (
     Considered,
     Lack,
     Verdict,
+    busy,
     consider,
     count,
+    jobs_named,
     natural,
     never_fits,
 )
 from orchestrator.core.policy import blame
-from orchestrator.core.state import Attempt, Job, State
+from orchestrator.core.state import Attempt, Job, Node, State
 
 TRIES: Final = 4
 AHEAD_MAX: Final = 20
@@ -75,7 +79,7 @@ def _waiting(
     it = chance(state, job)
     lacks = [_lack_in_line(verdict, it) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, verdict, lack, now)
+        _verdict(state, job, verdict, lack, now)
         for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
     ]
     impossible = never_fits(state, job.spec)
@@ -107,16 +111,20 @@ def _lack_in_line(verdict: Verdict, it: Chance) -> Lack | None:
     return verdict.lack
 
 
-def _verdict(state: State, verdict: Verdict, lack: Lack | None, now: Instant) -> h.NodeVerdict:
+def _verdict(
+    state: State, job: Job, verdict: Verdict, lack: Lack | None, now: Instant
+) -> h.NodeVerdict:
     node = verdict.node
     if lack is None:
-        return h.NodeVerdict(node.name, True, h.Reason("free", "is free"))
+        return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
     text = f"{lack.text}{_since_when(verdict, now)}" if lack.code == "not_connected" else lack.text
-    if lack.holder is None:
+    if not lack.holders:
         return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
-    holder = state.jobs[lack.holder[0]]
-    in_s = ends_in_s(state, holder, now)
-    limit = "" if in_s is not None else ", which has no time limit"
+    holder, in_s = _last_needed(state, job, node, lack.holders, now)
+    limit = ""
+    if in_s is None:
+        several = len({name for name, _ in lack.holders}) > 1
+        limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
     return h.NodeVerdict(
         node.name,
         False,
@@ -126,10 +134,36 @@ def _verdict(state: State, verdict: Verdict, lack: Lack | None, now: Instant) ->
     )
 
 
+def _free_text(state: State, job: Job, node: Node) -> str:
+    if not node.holders:
+        return "is free"
+    others = f"beside {jobs_named(node.holders)}"
+    return f"has {room(state, job.spec, node)} of {node.inventory.gpus} GPUs free, {others}"
+
+
+def _last_needed(
+    state: State, job: Job, node: Node, holders: tuple[Holder, ...], now: Instant
+) -> tuple[Job, float | None]:
+    """The holder with whose end the node can be taken, and in how many seconds at the latest that
+    is (None: unknown), where all end as late as they may."""
+    ends = [(ends_in_s(state, state.jobs[name], now), name) for name, _ in holders]
+    ends.sort(key=lambda it: (it[0] is None, it[0] or 0.0, it[1]))
+    trial = replace(node, link=LinkState.CONNECTED, holders=dict(node.holders))
+    alone = State(nodes={node.name: trial})
+    needed = ends[-1]
+    for end in ends if node.holders else ():
+        for holder in [it for it in trial.holders if it[0] == end[1]]:
+            del trial.holders[holder]
+        if busy(alone, job.spec, trial) is None:
+            needed = end
+            break
+    return state.jobs[needed[1]], needed[0]
+
+
 def _since_when(verdict: Verdict, now: Instant) -> str:
     node = verdict.node
     heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
-    holder = f", has job {node.holder[0]}" if node.holder is not None else ""
+    holder = f", has {jobs_named(node.holders)}" if node.holders else ""
     return f": {node_state(node, now).text}{heard}{holder}"
 
 

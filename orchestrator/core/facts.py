@@ -130,12 +130,14 @@ class CancelRequested(_Fact, frozen=True):
 
 class AttemptPlaced(_Fact, frozen=True):
     """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on. `why` says in words why these."""
+    on. `why` says in words why these. `gpus` are, for each of them, the UUIDs of those that the
+    gang has there, () for the node as a whole; without any, it has every node as a whole."""
 
     job: JobId
     attempt: int
     nodes: tuple[NodeName, ...]
     why: str = ""
+    gpus: tuple[tuple[str, ...], ...] = ()
 
 
 class TaskPrepared(_Fact, frozen=True):
@@ -276,13 +278,14 @@ class TaskLost(_Fact, frozen=True):
 
 class TaskJoined(_Fact, frozen=True):
     """A node becomes part of a running elastic gang: its task has the next free rank, and is
-    reached at `endpoint` (None: where its agent says)."""
+    reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
 
     job: JobId
     attempt: int
     rank: int
     node: NodeName
     endpoint: Endpoint | None = None
+    gpus: tuple[str, ...] = ()
 
 
 class TaskLeft(_Fact, frozen=True):
@@ -424,6 +427,13 @@ class SpaceChanged(_Fact, frozen=True):
     problem: str
 
 
+class JobForgotten(_Fact, frozen=True):
+    """The job has ended and is in the archive: the state has it no longer. No fact of a job
+    follows its JobEnded but this one."""
+
+    job: JobId
+
+
 OfLink = (
     NodeConnected
     | NameClaimed
@@ -436,7 +446,7 @@ OfLink = (
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | TrafficMeasured
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 
 Durable = (
     EpochStarted
@@ -496,6 +506,7 @@ _EPHEMERAL: Final = (
     RunTimed,
     SpaceChanged,
     TrafficMeasured,
+    JobForgotten,
 )
 
 

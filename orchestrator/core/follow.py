@@ -48,6 +48,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobEnded()
+            | f.JobForgotten()
         ):
             return Decision()
         case f.TrafficJudged():

@@ -11,6 +11,7 @@ from typing import Final
 from muster.protocol.instant import Instant
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
+from orchestrator.core.gpus import given, share_of
 from orchestrator.core.placement import Waiting, count, place, unfit
 from orchestrator.core.state import Attempt, Job, State
 
@@ -30,12 +31,12 @@ class Forecast:
 def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
     """Of a job behind those of `line`, in their order."""
     pool = [it for it in state.nodes.values() if it.inventory.pool == job.spec.pool]
-    trial = State(networks=state.networks, nodes={it.name: replace(it) for it in pool})
+    nodes = {it.name: replace(it, holders=dict(it.holders)) for it in pool}
+    trial = State(networks=state.networks, nodes=nodes)
     trial.jobs = state.jobs
     ends = {
-        it.holder[0]: ends_in_s(state, state.jobs[it.holder[0]], now)
-        for it in pool
-        if it.holder is not None
+        name: ends_in_s(state, state.jobs[name], now)
+        for name in {name for it in pool for name, _ in it.holders}
     }
     at, looked = 0.0, 0
     for next_one in [*line, job]:
@@ -49,16 +50,18 @@ def forecast(state: State, job: Job, line: list[Job], now: Instant) -> Forecast:
             at = max(at, end)
             del ends[ended]
             for node in trial.nodes.values():
-                if node.holder is not None and node.holder[0] == ended:
-                    node.holder = None
+                for holder in [it for it in node.holders if it[0] == ended]:
+                    del node.holders[holder]
             if looked > VERDICTS_MAX:
                 break
         if isinstance(gang, Waiting) or looked > VERDICTS_MAX:
             return Forecast(None, "unknown: too much comes before it to tell")
         if next_one is job:
             break
+        holder = (next_one.id, len(next_one.attempts) + 1)
         for name in gang:
-            trial.nodes[name].holder = (next_one.id, len(next_one.attempts) + 1)
+            share = share_of(next_one.spec, given(trial, next_one.spec, name))
+            trial.nodes[name].holders[holder] = share
         limit_s = next_one.spec.time_limit_s
         ends[next_one.id] = None if limit_s is None else at + limit_s + next_one.spec.stop.grace_s
     return Forecast(at, "by the time limits of the jobs before it")
@@ -90,7 +93,7 @@ def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
 def _unknown(trial: State, waiting: Job, job: Job) -> str:
     """Why `waiting`, before `job` or itself, cannot be placed however long one waits."""
     fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
-    holders = sorted({node.holder[0] for node in fitting if node.holder is not None})
+    holders = sorted({name for node in fitting for name, _ in node.holders})
     who = "" if waiting is job else f"job {waiting.id}, which is before it, "
     if holders:
         names = ", ".join(str(name) for name in holders[:4])

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.gpus import free_cpus, free_memory, share_of
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import Attempt, Job, State, Task
+from orchestrator.core.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.task import OVER, reached
 
 
@@ -118,7 +119,7 @@ def _queues(state: State) -> Iterator[str]:
 
 
 def _nodes(state: State) -> Iterator[str]:
-    owners: dict[NodeName, tuple[JobId, int]] = {}
+    owners: dict[NodeName, dict[tuple[JobId, int], Share]] = {}
     for job in state.jobs.values():
         attempt = job.current
         if attempt is None:
@@ -126,12 +127,45 @@ def _nodes(state: State) -> Iterator[str]:
         for task in attempt.tasks:
             if _gone(task):
                 continue
-            other = owners.setdefault(task.node, (job.id, attempt.number))
-            if other != (job.id, attempt.number):
-                yield f"{task.node} belongs to job {other[0]} and to job {job.id}"
+            here = owners.setdefault(task.node, {})
+            here[job.id, attempt.number] = share_of(job.spec, task.gpus)
+            if task.gpus and len(task.gpus) != (job.spec.resources.gpu or len(task.gpus)):
+                yield f"task {task.id} wants {job.spec.resources.gpu} GPUs and has {task.gpus}"
     for name, node in state.nodes.items():
-        if node.holder != owners.get(name):
-            yield f"{name} is held by {node.holder} and has tasks of {owners.get(name)}"
+        if node.holders != owners.get(name, {}):
+            yield f"{name} is held by {node.holders} and has tasks of {owners.get(name)}"
+        yield from _shares(node)
+    yield from _gpus(state)
+
+
+def _shares(node: Node) -> Iterator[str]:
+    """A node is one attempt's, or has several that all together ask for no more than there is."""
+    shares = node.holders
+    if len(shares) < 2:
+        return
+    whole = [holder for holder, share in shares.items() if share.whole]
+    if whole:
+        others = sorted(name for name, _ in shares if (name, _) != whole[0])
+        yield f"{node.name} belongs to job {whole[0][0]} and to job {others[0]}"
+    if free_cpus(node) < 0 and node.inventory.cpus:
+        yield f"{node.name} has {node.inventory.cpus} CPUs, and its jobs {shares} want more"
+    if free_memory(node) < 0 and node.inventory.memory_bytes:
+        yield f"{node.name} has too little memory for its jobs {shares}"
+
+
+def _gpus(state: State) -> Iterator[str]:
+    """A GPU is given to one task at a time, through whichever agent of its machine."""
+    owners: dict[tuple[str, str], tuple[JobId, NodeName]] = {}
+    for node in state.nodes.values():
+        for holder, share in node.holders.items():
+            if len(set(share.gpus)) < len(share.gpus):
+                yield f"job {holder[0]} has a GPU of {node.name} twice: {share.gpus}"
+            for uuid in set(share.gpus):
+                mine = holder[0], node.name
+                other = owners.setdefault((node.inventory.machine_id, uuid), mine)
+                if other != mine:
+                    jobs = f"job {other[0]} on {other[1]} and job {mine[0]} on {mine[1]}"
+                    yield f"{uuid} belongs to {jobs}"
 
 
 def _ports(state: State) -> Iterator[str]:

@@ -61,9 +61,10 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
-        env={**_user_env(spec, task), **_identity(job, task)},
+        env={**_user_env(spec, task), **_identity(job, task), **_visible(spec, task)},
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
+        gpus=task.gpus,
     )
 
 
@@ -98,7 +99,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         ips="\n".join(endpoint(attempt, t).address for t in members),
         names="\n".join(t.node for t in members),
         ranks=ranks,
-        gpus=tuple(gpus_on_node(job.spec, _prepared(t).gpus) for t in members),
+        gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
         watched=watched(attempt),
     )
 
@@ -330,7 +331,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(gang.ranks)),
-        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, prepared.gpus)),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, _gpus(task))),
         "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
         "MUSTER_NODE_IPS": gang.ips,
         "MUSTER_NODE_NAMES": gang.names,
@@ -343,6 +344,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         "MASTER_ADDR": attempt.master_addr,
         "MASTER_PORT": str(attempt.master_port),
         "NODE_RANK": str(task.rank),
+        **_visible(spec, task),
     }
     if spec.launcher is Launcher.NONE:
         ours |= {
@@ -383,6 +385,13 @@ def _nccl_lines(spec: JobSpec, task: Task, gang: Gang) -> dict[str, str]:
     }
 
 
+def _visible(spec: JobSpec, task: Task) -> dict[str, str]:
+    """The GPUs of the task. A job that has its nodes alone may choose among the sound ones itself,
+    and where all are sound nothing is said."""
+    mine = "CUDA_VISIBLE_DEVICES" in env_on_node(spec, task.rank) and not spec.resources.gpu
+    return {} if mine or not task.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(task.gpus)}
+
+
 def _sockets(interface: str) -> dict[str, str]:
     """The interface for gloo's connections and NCCL's sockets; a user's own choice wins.
 
@@ -405,7 +414,12 @@ def _members(attempt: Attempt) -> list[Task]:
 
 
 def _seat(task: Task) -> Seat:
-    return Seat(task.rank, task.node, _prepared(task).gpus)
+    return Seat(task.rank, task.node, _gpus(task))
+
+
+def _gpus(task: Task) -> int:
+    """Those it was given, else all that its node has."""
+    return len(task.gpus) or _prepared(task).gpus
 
 
 def _identity(job: Job, task: Task) -> dict[str, str]:

@@ -7,9 +7,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec, Placement, Resources, nproc_wanted
 from muster.spec.units import size_text
+from orchestrator.core.gpus import (
+    Holder,
+    free_cpus,
+    free_memory,
+    matching,
+    one_a_machine,
+    room,
+    shares,
+    siblings_hold,
+)
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
@@ -19,19 +29,24 @@ from orchestrator.core.state import Job, Node, State
 class Lack(NamedTuple):
     """What keeps a node from being taken: a stable code, and words that follow the node's name.
 
-    `holder` is the attempt that has the node, where one does.
+    `holders` are the attempts that have the node, or a part of it.
     """
 
     code: str
     words: str
-    holder: tuple[JobId, int] | None = None
+    holders: tuple[Holder, ...] = ()
 
     @property
     def text(self) -> str:
         # Made when somebody asks: of a large cluster, nearly nobody does.
-        return (
-            self.words if self.code != "busy" or not self.holder else f"runs job {self.holder[0]}"
-        )
+        match self.code:
+            case "busy" if self.holders:
+                return f"runs {jobs_named(self.holders)}"
+            case "gpus_busy" | "cpu_busy" | "memory_busy":
+                has = "has" if len({job for job, _ in self.holders}) == 1 else "have"
+                return f"{self.words}: {jobs_named(self.holders)} {has} the rest"
+            case _:
+                return self.words
 
     def __str__(self) -> str:
         return self.text
@@ -62,7 +77,10 @@ class Considered:
 
 
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
-_FOR_NOW: Final = frozenset({"busy", "not_connected", "network"})
+_SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
+_FOR_NOW: Final = frozenset(
+    {"busy", "gpus_busy", "cpu_busy", "memory_busy", "same_gpus", "not_connected", "network"}
+)
 """What may pass without anybody's doing."""
 
 
@@ -74,14 +92,28 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
         return Lack("not_included", "is not in placement.include")
     if node.name in spec.placement.exclude:
         return Lack("excluded", "is in placement.exclude")
-    wanted = spec.resources.gpu or 0
-    if node.inventory.gpus < wanted:
-        return Lack("gpus", f"has {node.inventory.gpus} of the {wanted} GPUs wanted")
-    model = spec.resources.gpu_model
-    if model and model.lower() not in node.inventory.gpu_model.lower():
-        has = node.inventory.gpu_model or "none"
-        return Lack("gpu_model", f"has GPUs of model {has}, not {model}")
-    return _too_small(spec.resources, node) or _without_label(spec.placement, node)
+    return (
+        _too_few_gpus(spec.resources, node)
+        or _too_small(spec.resources, node)
+        or _without_label(spec.placement, node)
+    )
+
+
+def _too_few_gpus(resources: Resources, node: Node) -> Lack | None:
+    wanted, inventory = resources.gpu or 0, node.inventory
+    if inventory.gpus < wanted:
+        faults = _some(f"{it.pci} {it.fault}" for it in inventory.devices if it.fault)
+        why = f" ({faults})" if faults else ""
+        return Lack("gpus", f"has {inventory.gpus} of the {wanted} GPUs wanted{why}")
+    found = matching(inventory, resources)
+    if found >= wanted:
+        return None
+    models = _some(sorted({it.model for it in inventory.devices if it.model}))
+    has = models or inventory.gpu_model or "none"
+    if found:
+        text = f"has {found} of the {wanted} {resources.gpu_model} wanted, among GPUs of {has}"
+        return Lack("gpus", text)
+    return Lack("gpu_model", f"has GPUs of model {has}, not {resources.gpu_model}")
 
 
 def _too_small(wanted: Resources, node: Node) -> Lack | None:
@@ -104,12 +136,30 @@ def _without_label(placement: Placement, node: Node) -> Lack | None:
     return None
 
 
-def busy(node: Node) -> Lack | None:
-    """Why a node that fits cannot be taken now; None if it can."""
+def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
+    """Why a node that fits cannot be taken now, or the part of it that a job wants; None if it
+    can."""
+    holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
-        return Lack("not_connected", "is not connected", node.holder)
-    if node.holder is not None:
-        return Lack("busy", "runs a job", node.holder)
+        return Lack("not_connected", "is not connected", holders)
+    if not shares(spec, node.inventory):
+        holders = holders or siblings_hold(state, node)
+        return Lack("busy", "runs a job", holders) if holders else None
+    if any(share.whole for share in node.holders.values()):
+        return Lack("busy", "runs a job", holders)
+    wanted, inventory = spec.resources, node.inventory
+    if not holders and not inventory.shared_host:
+        return None
+    free = room(state, spec, node)
+    if free < (wanted.gpu or 0):
+        words = f"has {free} of {matching(inventory, wanted)} GPUs free"
+        return Lack("gpus_busy", words, holders or siblings_hold(state, node))
+    if wanted.cpu is not None and free_cpus(node) < wanted.cpu:
+        words = f"has {max(0, free_cpus(node))} of {inventory.cpus} CPUs free"
+        return Lack("cpu_busy", words, holders)
+    if wanted.memory_bytes is not None and free_memory(node) < wanted.memory_bytes:
+        words = f"has {max(0, free_memory(node)) / 2**30:.1f} GiB of memory free"
+        return Lack("memory_busy", words, holders)
     return None
 
 
@@ -123,45 +173,69 @@ def consider(state: State, job: Job) -> Considered:
     unfits = [unfit(spec, node) for node in known]
     fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
     kept = _unspoilt(fitting, job.avoid)
-    if len(kept) < spec.nodes or (
+    if len(one_a_machine(kept)) < spec.nodes or (
         job.avoid and reachable_gang(kept, spec.nodes, state.networks) is None
     ):
         kept = fitting
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
         [
-            Verdict(node, lack or (_left_out(job, node) if node.name in left_out else busy(node)))
+            Verdict(
+                node,
+                lack
+                or (
+                    _left_out(state, job, node)
+                    if node.name in left_out
+                    else busy(state, spec, node)
+                ),
+            )
             for node, lack in zip(known, unfits, strict=True)
         ]
     )
     free = [verdict.node for verdict in verdicts if verdict.lack is None]
     if len(free) < spec.nodes:
         return Considered(verdicts, ())
+    if len(apart := one_a_machine(free)) < len(free):
+        free = apart
+        names = {node.name for node in free}
+        verdicts = tuple(
+            v if v.lack or v.node.name in names else Verdict(v.node, _SAME_GPUS) for v in verdicts
+        )
+        if len(free) < spec.nodes:
+            return Considered(verdicts, ())
     # Of two that did not meet, one was at fault perhaps: it is seldom both.
     faults = blame(job) if job.avoid else {}
-    free.sort(key=lambda n: (faults.get(n.name, 0), n.inventory.gpus, natural(n.name)))
+    free.sort(key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
     gang = _gang(spec, free, state.networks)
     if gang is not None:
         return Considered(verdicts, gang)
     return Considered(tuple(v if v.lack else Verdict(v.node, _APART) for v in verdicts), ())
 
 
-def _left_out(job: Job, node: Node) -> Lack:
+def preference(
+    state: State, spec: JobSpec, node: Node
+) -> tuple[bool, int, int, tuple[tuple[int, int | str], ...]]:
+    """The less, the sooner a node that is free for the job is taken: for a part, where others have
+    parts already, and the fewest GPUs are left, so that whole nodes stay free."""
+    if not node.holders or not shares(spec, node.inventory):
+        return True, node.inventory.gpus, 0, natural(node.name)
+    return False, room(state, spec, node), node.inventory.gpus, natural(node.name)
+
+
+def _left_out(state: State, job: Job, node: Node) -> Lack:
     if node.name in job.avoid:
         return Lack("failed_before", "failed an attempt of this job, and others can run it")
-    return busy(node) or Lack("not_connected", "is not connected")
+    return busy(state, job.spec, node) or Lack("not_connected", "is not connected")
 
 
 def never_fits(state: State, spec: JobSpec) -> str | None:
     """A sentence that says why the nodes known can never hold this job; None if they can."""
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
-    fitting = sum(1 for _, reason in reasons if reason is None)
+    able = one_a_machine(
+        node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack
+    )
+    fitting = len(able)
     if fitting >= spec.nodes:
-        able = [
-            node
-            for node, (_, reason) in zip(state.nodes.values(), reasons, strict=True)
-            if not reason
-        ]
         if reachable_gang(able, spec.nodes, state.networks) is not None:
             return None
         found = choose(able[: spec.nodes], state.networks)
@@ -180,8 +254,9 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
 def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
     """Choose the whole gang or nothing.
 
-    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free. The first is
-    the launcher: where it has another number of ranks than the others, the node that suits.
+    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; before them,
+    for a part of a node, those of which others have parts. The first is the launcher: where it has
+    another number of ranks than the others, the node that suits.
     """
     found = consider(state, job)
     if found.gang:
@@ -205,14 +280,17 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
 
 def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     """Why these are the nodes of a gang, told as it is placed."""
-    fitting = [n for n in state.nodes.values() if busy(n) is None and unfit(job.spec, n) is None]
+    spec, known = job.spec, state.nodes.values()
+    fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
     free = len(fitting) - len(left_out)
     out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
     if free == len(nodes):
         return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{out}"
+    part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
+    first = "those that others share already, then " if part else ""
     return (
-        f"of {free} free nodes that fit, those with the fewest GPUs that suffice, "
+        f"of {free} free nodes that fit, {first}those with the fewest GPUs that suffice, "
         f"then by name, on one network{out}"
     )
 
@@ -220,7 +298,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
-    kept = _unspoilt(fitting, avoid)
+    kept = one_a_machine(_unspoilt(fitting, avoid))
     if len(kept) < spec.nodes:
         return False
     return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
@@ -272,6 +350,15 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def jobs_named(holders: Iterable[Holder]) -> str:
+    """`job 3`, or `jobs 3, 5 and 7`."""
+    numbers = [str(job) for job in sorted({job for job, _ in holders})]
+    if len(numbers) == 1:
+        return f"job {numbers[0]}"
+    more = f"{len(numbers) - 4} more" if len(numbers) > 5 else numbers.pop()
+    return f"jobs {', '.join(numbers[:4])} and {more}"
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:

@@ -196,7 +196,7 @@ def _addressed(
 
 
 def unknown_job(job: JobId) -> a.Declined:
-    return a.Declined("unknown_job", f"there is no job {job}", "list the jobs with: muster ps -a")
+    return a.Declined(a.UNKNOWN_JOB, f"there is no job {job}", "list the jobs with: muster ps -a")
 
 
 def _no_room(state: State, done: str) -> a.Declined:

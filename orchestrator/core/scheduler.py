@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
+from orchestrator.core.gpus import given, shares
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
@@ -69,6 +71,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskListening()
             | f.TaskStarted()
             | f.TaskExited()
+            | f.JobForgotten()
         ):
             return False
         case _:
@@ -84,23 +87,28 @@ def next_placement(state: State) -> AttemptPlaced | None:
         if not queue:
             continue
         job = state.jobs[queue[0][1]]
-        if not _enough_free(state, job.spec.nodes):
+        if not _enough_free(state, job.spec):
             continue
         nodes = place(state, job)
         if not isinstance(nodes, Waiting):
             why = why_there(state, job, nodes)
-            return AttemptPlaced(job.id, len(job.attempts) + 1, nodes, why)
+            gpus = tuple(given(state, job.spec, name) for name in nodes)
+            return AttemptPlaced(
+                job.id, len(job.attempts) + 1, nodes, why, gpus if any(gpus) else ()
+            )
     return None
 
 
-def _enough_free(state: State, wanted: int) -> bool:
+def _enough_free(state: State, spec: JobSpec) -> bool:
     """Looked at first, whatever nodes they are: of a full cluster, which a restart finds node by
     node, nothing else need be asked."""
     free = 0
     for node in state.nodes.values():
-        if node.holder is None and node.link is LinkState.CONNECTED:
+        if node.link is not LinkState.CONNECTED:
+            continue
+        if not node.holders or (spec.resources.gpu and shares(spec, node.inventory)):
             free += 1
-            if free >= wanted:
+            if free >= spec.nodes:
                 return True
     return False
 

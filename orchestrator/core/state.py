@@ -7,6 +7,7 @@ new epoch begins without them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from muster.fabric.proof import Proof
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
@@ -21,6 +22,17 @@ from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
 
 
+class Share(NamedTuple):
+    """What an attempt has of a node: these GPUs by UUID, and of CPUs and memory what it asked for.
+    `whole`: nobody else has anything of it, whatever its GPUs are.
+    """
+
+    gpus: tuple[str, ...] = ()
+    whole: bool = True
+    cpus: int = 0
+    memory_bytes: int = 0
+
+
 @dataclass(slots=True)
 class Node:
     name: NodeName
@@ -28,7 +40,8 @@ class Node:
     boot_id: str
     version: str
     inventory: Inventory
-    holder: tuple[JobId, int] | None = None  # the attempt that has the node, until it is closed
+    # The attempts that have it or a part of it, until they are closed.
+    holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
@@ -62,6 +75,7 @@ class Task:
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
+    gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
 
     @property
     def present(self) -> bool:
@@ -156,10 +170,18 @@ class Job:
     notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
+    key: str = ""  # the idempotency key of its submit
 
     @property
     def as_submitted(self) -> JobSpec:
         return self.spec if self.asked is None else self.asked
+
+    def task(self, attempt: int, rank: int) -> Task | None:
+        """The task of a node rank in one of its attempts, if there is one."""
+        if not 1 <= attempt <= len(self.attempts):
+            return None
+        tasks = self.attempts[attempt - 1].tasks
+        return tasks[rank] if rank < len(tasks) else None
 
     @property
     def current(self) -> Attempt | None:
@@ -186,6 +208,7 @@ class State:
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     disk_full: str = ""  # volatile; why nothing new is begun
+    forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
@@ -196,15 +219,26 @@ class State:
     def task(self, name: TaskId) -> Task | None:
         """Find a task by its id. Raises BadId if `name` is no task id."""
         job, number, rank = parse_task_id(name)
-        attempt = self.attempt(job, number)
-        if attempt is None or rank >= len(attempt.tasks):
-            return None
-        return attempt.tasks[rank]
+        owner = self.jobs.get(job)
+        return None if owner is None else owner.task(number, rank)
 
 
-def make_tasks(job: JobId, attempt: int, nodes: tuple[NodeName, ...]) -> list[Task]:
-    """The tasks of a new attempt, one a node, in node-rank order."""
+def make_tasks(
+    job: JobId,
+    attempt: int,
+    nodes: tuple[NodeName, ...],
+    gpus: tuple[tuple[str, ...], ...] = (),
+) -> list[Task]:
+    """The tasks of a new attempt, one a node, in node-rank order; `gpus` are theirs, () where each
+    has all of its node."""
     return [
-        Task(task_id(job, attempt, rank), job, attempt, rank, node)
+        Task(
+            task_id(job, attempt, rank),
+            job,
+            attempt,
+            rank,
+            node,
+            gpus=gpus[rank] if gpus else (),
+        )
         for rank, node in enumerate(nodes)
     ]

@@ -28,7 +28,10 @@ class CoordinatorStarted:
 
 @dataclass(frozen=True, slots=True)
 class SubmitReceived:
-    """A checked job. `digest` identifies the body that came with the idempotency key `key`."""
+    """A checked job. `digest` identifies the body that came with the idempotency key `key`.
+
+    `searched`: the archive was searched for the key, when so many jobs had been forgotten.
+    """
 
     request: RequestId
     spec: JobSpec
@@ -36,6 +39,7 @@ class SubmitReceived:
     key: str = ""
     digest: str = ""
     rerun_of: JobId | None = None
+    searched: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,13 @@ class SpaceSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class JobsArchived:
+    """Jobs that have ended are in the archive now, on disk."""
+
+    jobs: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     timer: Timer
 
@@ -117,5 +128,6 @@ Stimulus = (
     | ReportReceived
     | SessionEnded
     | SpaceSeen
+    | JobsArchived
     | TimerFired
 )

@@ -11,6 +11,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
@@ -19,7 +20,7 @@ from orchestrator.core.node import LinkState
 from orchestrator.core.proof import not_used, proof_of
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
-from orchestrator.core.task import OVER, reached
+from orchestrator.core.task import reached
 
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
@@ -157,13 +158,10 @@ def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decisio
     if now.mono < node.lease_until:
         return Decision([], [a.SetTimer(timer, node.lease_until)])
     decision = Decision([f.NodeLeaseExpired(node.name)])
-    attempt = state.attempt(*node.holder) if node.holder is not None else None
-    if attempt is not None:
-        decision.facts += [
-            f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease")
-            for t in attempt.tasks
-            if t.node == node.name and t.state not in OVER
-        ]
+    decision.facts += [
+        f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease")
+        for t in tasks_on(state, node.name)
+    ]
     return decision
 
 

@@ -5,13 +5,15 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from muster.daemon.errors import DirectoryLockedError, FileError
 from muster.daemon.files import lock_directory, sync_directory
+from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError
-from orchestrator.journal.opening import FILE_NAME, check, refuse_loss, unmark
+from orchestrator.journal.opening import FILE_NAME, LAYOUT, check, refuse_loss, unmark, upgrade
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.sqlite import Journal, read_only, records
 
@@ -45,42 +47,69 @@ def back_up(state_dir: Path, copy: Path) -> None:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A journal that is whole: its records that are not in the archive, how many jobs are there,
+    and the least number that a new job has because of them."""
+
+    records: Iterator[Recorded]
+    archived: int = 0
+    first_job: int = 0
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return self.records
+
+
 @contextlib.contextmanager
-def examined(state_dir: Path) -> Iterator[Iterator[Recorded]]:
-    """The records of the journal of a state folder, after the checks of a start; nothing is
-    changed. Raises JournalError."""
+def examined(state_dir: Path) -> Iterator[Examined]:
+    """The journal of a state folder, after the checks of a start and a look at every record;
+    nothing is changed. Raises JournalError."""
     path = state_dir / FILE_NAME
     if not path.exists():
         refuse_loss(path)
-        yield iter(())
+        yield Examined(iter(()))
         return
     try:
         try:
             journal = Journal.open(state_dir)
         except DirectoryLockedError:
             with contextlib.closing(_existing(state_dir)) as database:
-                check(database, path)
-                yield records(database, path)
+                yield _examine(database, path)
         else:
-            with contextlib.closing(journal):
-                yield journal.replay()
+            with (
+                contextlib.closing(journal),
+                contextlib.closing(_existing(state_dir)) as database,
+            ):
+                yield _examine(database, path)
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{path} is damaged ({error})") from error
 
 
 @contextlib.contextmanager
-def examined_copy(copy: Path) -> Iterator[Iterator[Recorded]]:
-    """The records of a backup. Raises JournalError."""
+def examined_copy(copy: Path) -> Iterator[Examined]:
+    """A backup, looked at whole. Raises JournalError."""
     try:
         if not copy.is_file():
             raise JournalError(f"{copy}: there is no such file")
         with contextlib.closing(_frozen(copy)) as database:
-            check(database, copy)
-            if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-                raise JournalError(f"{copy} is empty, so no backup of a journal")
-            yield records(database, copy)
+            yield _examine(database, copy)
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{copy} is damaged ({error})") from error
+
+
+def _examine(database: sqlite3.Connection, path: Path) -> Examined:
+    layout = check(database, path)
+    if layout == 0:
+        raise JournalError(f"{path} is empty, so no backup of a journal")
+    database.execute("BEGIN")  # one view of it all: a coordinator may be at work
+    if layout < LAYOUT:
+        # In a file of its own, which nobody else sees.
+        older, database = database, sqlite3.connect("", isolation_level=None)
+        older.backup(database)
+        upgrade(database, layout)
+    archived = check_archive(database, path)
+    row = database.execute("SELECT value FROM meta WHERE name = 'first_job'").fetchone()
+    return Examined(records(database, path), archived, 0 if row is None else int(row[0]))
 
 
 def restore(state_dir: Path, copy: Path, next_job: int) -> Path:

@@ -17,11 +17,37 @@ from orchestrator.journal.errors import (
 from orchestrator.journal.space import is_full
 
 FILE_NAME: Final = "journal.sqlite"
-LAYOUT: Final = 2
+LAYOUT: Final = 3
+_LAYOUT_OF_ARCHIVE: Final = 3
+# A database so large is looked at in some 0.2 s.
+_SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
 # There while the write-ahead log may hold what the database does not: without it a log that has
 # been removed would look like one that has been taken in.
 _OPEN_MARK: Final = "journal.open"
+
+# `fact` is what a start reads: those of no job, and of jobs that are not in the archive. A job that
+# goes there takes its facts to `history`, and `moved` counts them. The indexes have all that a list
+# can ask for, so that it looks at no other page of a job that it leaves out.
+_ARCHIVE: Final = """
+CREATE TABLE history (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, schema INTEGER NOT NULL,
+    kind TEXT NOT NULL, job INTEGER, body BLOB NOT NULL, crc INTEGER
+);
+CREATE INDEX history_job ON history (job, seq);
+CREATE TABLE archived (
+    job INTEGER PRIMARY KEY, user TEXT NOT NULL, name TEXT NOT NULL, pool TEXT NOT NULL,
+    state TEXT NOT NULL, ended_at REAL NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
+    summary BLOB NOT NULL, crc INTEGER NOT NULL
+);
+CREATE INDEX archived_user ON archived (user, job, name, pool, state);
+CREATE INDEX archived_name ON archived (name, job, user, pool, state);
+CREATE INDEX archived_pool ON archived (pool, job, user, name, state);
+CREATE INDEX archived_state ON archived (state, job, user, name, pool);
+CREATE INDEX archived_key ON archived (key, user) WHERE key <> '';
+CREATE TABLE tally (state TEXT PRIMARY KEY, jobs INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('moved', 0);
+"""
 
 _MAKE: Final = f"""
 BEGIN IMMEDIATE;
@@ -32,18 +58,15 @@ CREATE TABLE fact (
 CREATE INDEX fact_job ON fact (job, seq) WHERE job IS NOT NULL;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO meta VALUES ('epoch', 0);
+{_ARCHIVE}
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {LAYOUT};
 COMMIT;
-"""  # noqa: S608 - its parts are the two numbers above
+"""  # noqa: S608 - its parts are the constants above
 
-# Layout 1 had no checksums; what it holds is read without.
-_TO_LAYOUT_2: Final = """
-BEGIN IMMEDIATE;
-ALTER TABLE fact ADD COLUMN crc INTEGER;
-PRAGMA user_version = 2;
-COMMIT;
-"""
+# Layout 1 had no checksums; what it holds is read without. Layout 2 had no archive: the jobs that
+# have ended go there one after another, once the coordinator runs.
+_UPGRADES: Final = {1: "ALTER TABLE fact ADD COLUMN crc INTEGER;", 2: _ARCHIVE}
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -97,10 +120,12 @@ def unmark(path: Path) -> None:
     sync_directory(mark.parent)
 
 
-def check(database: sqlite3.Connection, path: Path) -> None:
-    """Whether this is a whole journal that this Muster knows. Raises JournalError, sqlite3.Error.
+def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> int:
+    """Whether this is a whole journal that this Muster knows; returns its layout. Raises
+    JournalError, sqlite3.Error.
 
-    An empty database passes.
+    An empty database passes, as layout 0. Not `whole`: of a large one what a start reads, and
+    nothing of the archive.
     """
     try:
         (application,) = database.execute("PRAGMA application_id").fetchone()
@@ -124,10 +149,13 @@ def check(database: sqlite3.Connection, path: Path) -> None:
             f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
             "start the version that wrote it, or a newer one"
         )
-    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        # What SQLite says may have several lines.
-        raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
+    whole = whole or layout < _LAYOUT_OF_ARCHIVE or _size(path) <= _SMALL_BYTES
+    for part in ("1",) if whole else ("fact", "meta", "tally"):
+        ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
+        if verdict != "ok":
+            # What SQLite says may have several lines.
+            raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
+    return int(layout)
 
 
 def refuse_loss(path: Path) -> None:
@@ -148,24 +176,30 @@ def refuse_loss(path: Path) -> None:
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:
-    check(database, path)
+    check(database, path, whole=False)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = FULL")
     # Ours to do, so that what goes wrong in it is noticed.
     database.execute("PRAGMA wal_autocheckpoint = 0")
     (layout,) = database.execute("PRAGMA user_version").fetchone()
-    # One transaction each: a crash leaves an empty file, the old layout or the new one.
+    # One transaction: a crash leaves an empty file, the old layout or the new one.
     if layout == 0:
         database.executescript(_MAKE)
-    elif layout == 1:
-        _keep_copy(database, path.with_name(f"{path.name}.layout-1"))
-        database.executescript(_TO_LAYOUT_2)
+    elif layout < LAYOUT:
+        _keep_copy(database, path.with_name(f"{path.name}.layout-{layout}"))
+        upgrade(database, layout)
     try:
         # After an fsync that failed, a log may be read that is not on disk: written anew it is.
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError as error:
         if not is_full(error):
             raise
+
+
+def upgrade(database: sqlite3.Connection, layout: int) -> None:
+    """From `layout` (from 1) to that of this Muster, in one transaction."""
+    steps = "".join(_UPGRADES[number] for number in range(layout, LAYOUT))
+    database.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {LAYOUT}; COMMIT;")
 
 
 def _keep_copy(database: sqlite3.Connection, copy: Path) -> None:

@@ -11,8 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from muster.daemon.errors import FileError
 from muster.daemon.files import DirectoryLock, lock_directory
+from muster.daemon.network_folder import network_kind
 from orchestrator.core.facts import Durable
+from orchestrator.journal import archive
+from orchestrator.journal.archive import Archived
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -29,11 +33,16 @@ _EVENTS_MAX: Final = 1000
 _LOG_PAGES_MAX: Final = 1000
 _PAGE_BYTES: Final = 4096
 
+# SQLite reads both in order and stops at the limit.
 _EVENTS: Final = f"""
-SELECT {COLUMNS} FROM fact WHERE seq > :after ORDER BY seq LIMIT :limit
-"""  # noqa: S608 - its part is the constant above
+SELECT {COLUMNS} FROM fact WHERE seq > :after
+UNION ALL SELECT {COLUMNS} FROM history WHERE seq > :after
+ORDER BY seq LIMIT :limit
+"""  # noqa: S608 - its parts are the constants above
 _EVENTS_OF_JOB: Final = f"""
-SELECT {COLUMNS} FROM fact WHERE job = :job AND seq > :after ORDER BY seq LIMIT :limit
+SELECT {COLUMNS} FROM fact WHERE job = :job AND seq > :after
+UNION ALL SELECT {COLUMNS} FROM history WHERE job = :job AND seq > :after
+ORDER BY seq LIMIT :limit
 """  # noqa: S608
 
 
@@ -51,8 +60,7 @@ class Journal:
         self._lock = lock
         self._space = space
         self._log_pages = 0  # about as many as the log has
-        row = database.execute("SELECT coalesce(max(seq), 0) FROM fact").fetchone()
-        self._last_seq: int = row[0]
+        self._last_seq = last_seq(database)
 
     @classmethod
     def open(cls, state_dir: Path, reserve_bytes: int = 0) -> Self:
@@ -63,6 +71,7 @@ class Journal:
         """
         lock = lock_directory(state_dir)
         try:
+            _refuse_network(state_dir)
             path = state_dir / FILE_NAME
             space = Space(path, reserve_bytes)
             try:
@@ -90,6 +99,10 @@ class Journal:
         """The least number of a new job, which a restored journal has so that none comes twice."""
         row = self._database.execute("SELECT value FROM meta WHERE name = 'first_job'").fetchone()
         return 0 if row is None else int(row[0])
+
+    def tally(self) -> dict[str, int]:
+        """How many jobs of each state are in the archive."""
+        return archive.tally(self._database)
 
     def begin_epoch(self) -> int:
         """Count this process as a new owner and return its number, from 1; durable on return."""
@@ -130,8 +143,26 @@ class Journal:
             self._checkpoint()
         return range(first, first + len(rows))
 
+    def archive(self, jobs: Sequence[Archived]) -> bool:
+        """Move jobs that have ended to the archive, with their facts, in one transaction; on disk
+        when it returns. Returns whether there was room: the reserve is not for this.
+
+        Raises JournalWriteError, and then nothing was moved.
+        """
+        try:
+            moved = self._commit(lambda: archive.move(self._database, jobs))
+        except sqlite3.Error as error:
+            if is_full(error):
+                return False
+            raise self._write_error(error) from error
+        self._log_pages += 4 + 2 * len(jobs) + moved
+        if self._log_pages >= _LOG_PAGES_MAX:
+            self._checkpoint()
+        return True
+
     def replay(self) -> Iterator[Recorded]:
-        """Every fact from the first on. Raises NewerJournalError and CorruptJournalError."""
+        """Every fact that is not in the archive, in order. Raises NewerJournalError and
+        CorruptJournalError."""
         return records(self._database, self.path)
 
     def problem(self) -> str:
@@ -195,6 +226,16 @@ class Journal:
         return JournalWriteError(f"{self.path}: a commit failed ({error}); nothing was acted on")
 
 
+def _refuse_network(state_dir: Path) -> None:
+    kind = network_kind(state_dir)
+    if kind:
+        raise FileError(
+            f"{state_dir} is on a network file system ({kind}), where SQLite's locks and shared "
+            "memory fail in silence and the journal would be damaged; name a folder on a disk of "
+            "this machine with state_dir"
+        )
+
+
 def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
     """Facts after `after_seq`, in order, of one job or (None) of all; at most `limit` <= 1000.
 
@@ -218,13 +259,39 @@ def read_only(path: Path) -> sqlite3.Connection:
 
 
 def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:
-    rows = database.execute(f"SELECT {COLUMNS} FROM fact ORDER BY seq")  # noqa: S608
-    expected = 0
+    """As `Journal.replay`."""
+    seq = 0
     try:
+        rows = database.execute(f"SELECT {COLUMNS} FROM fact ORDER BY seq")  # noqa: S608
         for row in rows:
-            expected += 1
-            if row[0] != expected:
-                raise CorruptJournalError(f"{path}: record {expected} is missing")
             yield from_row(*row)
+            seq = row[0]
+        lacks = _lacks(database)
     except sqlite3.Error as error:
-        raise CorruptJournalError(f"{path} is damaged after record {expected} ({error})") from error
+        raise CorruptJournalError(f"{path} is damaged after record {seq} ({error})") from error
+    if lacks is not None:
+        raise CorruptJournalError(f"{path}: record {lacks} is missing")
+
+
+def last_seq(database: sqlite3.Connection) -> int:
+    """How many facts were ever written: those that are there, and those of the archive."""
+    (there,) = database.execute("SELECT count(*) FROM fact").fetchone()
+    (moved,) = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
+    return int(there) + int(moved)
+
+
+def _lacks(database: sqlite3.Connection) -> int | None:
+    """The first record that is missing, where one is: numbers are given without a gap."""
+    newest = 0
+    for table in ("fact", "history"):
+        (seq,) = database.execute(f"SELECT max(seq) FROM {table}").fetchone()  # noqa: S608
+        newest = max(newest, seq or 0)
+    if newest <= last_seq(database):
+        return None
+    expected = 1
+    seqs = database.execute("SELECT seq FROM fact UNION ALL SELECT seq FROM history ORDER BY seq")
+    for (seq,) in seqs:
+        if seq != expected:
+            break
+        expected += 1
+    return expected

@@ -8,15 +8,19 @@ stop is hearing heartbeats and moving logs. Four commits of a job's start cost 0
 
 import asyncio
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.core.facts import Durable
+from orchestrator.journal.archive import Archived
+from orchestrator.journal.readers import Readers
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.sqlite import Journal, events
 
+_T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
 
 
@@ -25,6 +29,7 @@ class JournalWriter:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._readers = Readers(journal.path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
@@ -47,14 +52,26 @@ class JournalWriter:
         self._jobs.put((self._journal.problem, loop, future))
         return await future
 
+    async def archive(self, jobs: Sequence[Archived]) -> bool:
+        """As `Journal.archive`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._jobs.put((lambda: self._journal.archive(jobs), loop, future))
+        return await future
+
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
         """As `journal.sqlite.events`, beside the writer."""
         return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)
+
+    async def read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
+        """What `look` finds, in a thread and beside the writer. Raises JournalError."""
+        return await self._readers.read(look)
 
     def close(self) -> None:
         """Carry out what is queued, then close the journal."""
         self._jobs.put(None)
         self._thread.join()
+        self._readers.close()
         self._journal.close()
 
     def _work(self) -> None:

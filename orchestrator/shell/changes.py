@@ -35,6 +35,13 @@ class Changes:
                 if not future.done():
                     future.set_result(None)
 
+    def drop(self, keys: Iterable[Hashable]) -> None:
+        """Nobody bumps `keys` any more: nothing is kept of them, and those who wait may look."""
+        for key in keys:
+            if self._counts.pop(key, None) is not None and key in self._waiting:
+                self.bump([key])
+                del self._counts[key]
+
     async def wait(self, seen: dict[Hashable, int], timeout_s: float | None = None) -> None:
         """Return when the counter of any key is not the one seen, after `timeout_s`, or closed."""
         if self._closed or any(self.count(key) != count for key, count in seen.items()):

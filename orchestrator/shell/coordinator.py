@@ -7,26 +7,37 @@ answer, readers look at the state while it is on disk, watchers wait for a job t
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
-from muster.protocol.ids import SessionId
+from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
 from muster.protocol.messages import Command, Refused
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core.decide import submitted_before
 from orchestrator.core.evolve import InvalidTransition, apply
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
-from orchestrator.core.stimuli import CoordinatorStarted, SpaceSeen, Stimulus, TimerFired
+from orchestrator.core.state import Job, State
+from orchestrator.core.stimuli import (
+    CoordinatorStarted,
+    JobsArchived,
+    SpaceSeen,
+    Stimulus,
+    SubmitReceived,
+    TimerFired,
+)
 from orchestrator.core.turn import turn
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.archive import ROOM_AGAIN_S, Archive
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
 from orchestrator.shell.job_index import JobIndex
@@ -104,10 +115,12 @@ class Coordinator:
         changes: Changes,
         networks: tuple[str, ...] = (),
         first_job: int = 0,
+        archived: Mapping[str, int] | None = None,
     ) -> None:
         self.state = state
         self.meters = Meters()
         self.index = JobIndex(state)
+        self.archive = Archive(journal, state, archived or {})
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -173,11 +186,52 @@ class Coordinator:
         self._next_request += 1
         future: asyncio.Future[a.Result] = asyncio.get_running_loop().create_future()
         self._requests[request] = future
+        asked = make(request)
         try:
-            await self._inbox.put(make(request))
-            return await future
+            await self._inbox.put(asked)
+            result = await future
         finally:
             self._requests.pop(request, None)
+        if isinstance(result, a.Declined) and result.code == a.UNKNOWN_JOB:
+            found = await self.archive.answer(self.state, asked, self.now(), self._limits)
+            return result if found is None else found
+        return result
+
+    async def submit(self, submit: SubmitReceived) -> a.Result:
+        """As `request`. No idempotency key makes a second job, be the first in the archive.
+
+        Raises CoordinatorStoppedError and JournalError.
+        """
+        while True:
+            searched = self.state.forgotten
+            known = await self.submitted(submit.user, submit.key)
+            if known is not None:
+                return submitted_before(submit, *known)
+            result = await self.request(partial(_numbered, replace(submit, searched=searched)))
+            if not isinstance(result, a.Declined) or result.code != a.SEARCH_AGAIN:
+                return result
+
+    async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
+        """The job that was submitted under an idempotency key and is on disk, and the digest of
+        what came with it; "" is none. Raises CoordinatorStoppedError and JournalError."""
+        known = (await self.settled()).keys.get((user, key))
+        return known if known or not key else await self.archive.submitted(user, key)
+
+    async def job(self, name: JobId) -> Job | None:
+        """A job, which goes on changing while it is in the state. Raises CoordinatorStoppedError
+        and JournalError."""
+        known = (await self.settled()).jobs.get(name)
+        return known if known is not None else await self.archive.find(name)
+
+    async def archive_ended(self) -> Never:
+        """Move jobs that have ended to the archive, again and again."""
+        while True:
+            jobs = await self.archive.due()
+            state = await self.settled()
+            if not state.disk_full and await self.archive.move(state, jobs):
+                await self.put(JobsArchived(tuple(jobs)))
+            else:
+                await asyncio.sleep(ROOM_AGAIN_S)
 
     async def settled(self) -> State:
         """The state, none of it ahead of the disk as long as the caller does not wait.
@@ -229,6 +283,7 @@ class Coordinator:
         for action in actions:
             self._perform(action)
         self.changes.bump(_touched(facts) | self._committed)
+        self.changes.drop(_final(facts))
         self._committed.clear()
         if self._readers:
             readers, self._readers = self._readers, []
@@ -259,6 +314,7 @@ class Coordinator:
                     found.add(durability)
         self.meters.took_in(facts[known:])
         self.index.took_in(self.state, facts[known:])
+        self.archive.took_in(facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
         for durability in (f.Durability.SYNC, f.Durability.PATIENT):
             if durability in found:
@@ -331,6 +387,10 @@ def events_key(job: int | None) -> Hashable:
     return ("events", job)
 
 
+def _numbered(submit: SubmitReceived, request: a.RequestId) -> SubmitReceived:
+    return replace(submit, request=request)
+
+
 def _stopped() -> CoordinatorStoppedError:
     return CoordinatorStoppedError("the coordinator is stopping; ask again with the same key")
 
@@ -341,6 +401,12 @@ def _touched(facts: list[f.Fact]) -> set[Hashable]:
         job, node = getattr(fact, "job", None), getattr(fact, "node", None)
         keys.update(key for key in (job, node) if key is not None)
     return keys
+
+
+def _final(facts: list[f.Fact]) -> set[Hashable]:
+    """What will not change any more."""
+    gone = [fact.job for fact in facts if isinstance(fact, f.JobForgotten)]
+    return {key for job in gone for key in (job, events_key(job))}
 
 
 def _log_fact(fact: f.Fact) -> None:

@@ -1,4 +1,5 @@
-"""Which jobs there are, by what people ask for: so that a list never looks through all of them."""
+"""Which jobs the state has, by what people ask for: so that a list never looks through all of
+them."""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
@@ -23,6 +24,7 @@ class JobIndex:
 
     def __init__(self, state: State) -> None:
         self._ids: dict[_Key, list[JobId]] = {_ALL: [], _OPEN: []}
+        self._keys: dict[JobId, list[_Key]] = {}  # under which each is found
         for number in sorted(state.jobs):
             job = state.jobs[number]
             self._add(job)
@@ -39,6 +41,9 @@ class JobIndex:
                     self._put(("name", state.jobs[number].spec.name), number)
                 case f.JobEnded(number):
                     self._end(state.jobs[number])
+                case f.JobForgotten(number):
+                    for key in self._keys.pop(number):
+                        self._take_out(key, number)
                 case _:
                     pass
 
@@ -76,10 +81,7 @@ class JobIndex:
             self._put(key, job.id)
 
     def _end(self, job: Job) -> None:
-        waiting = self._ids[_OPEN]
-        place = bisect_left(waiting, job.id)
-        if place < len(waiting) and waiting[place] == job.id:
-            del waiting[place]
+        self._take_out(_OPEN, job.id)
         self._put(("ended", job_state(job).value), job.id)
 
     def _put(self, key: _Key, number: JobId) -> None:
@@ -87,3 +89,12 @@ class JobIndex:
         place = bisect_left(ids, number)
         if place == len(ids) or ids[place] != number:
             insort(ids, number)
+            self._keys.setdefault(number, []).append(key)
+
+    def _take_out(self, key: _Key, number: JobId) -> None:
+        ids = self._ids.get(key, [])
+        place = bisect_left(ids, number)
+        if place < len(ids) and ids[place] == number:
+            del ids[place]
+            if not ids and key not in (_ALL, _OPEN):
+                del self._ids[key]

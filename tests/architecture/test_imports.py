@@ -30,6 +30,8 @@ ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("orchestrator.core", "muster.protocol", "muster.spec", "muster.fabric"),
         ("msgspec",),
     ),
+    ("muster.bench.allreduce", (), ("torch",)),
+    ("muster.check.pairs", (), ()),
     ("muster.fabric", ("muster.fabric", "muster.protocol"), ("msgspec",)),
     ("muster.protocol", ("muster.protocol", "muster.spec"), ("msgspec",)),
     ("muster.spec", ("muster.spec", "muster.protocol"), ("msgspec", "yaml")),

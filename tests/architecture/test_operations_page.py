@@ -45,20 +45,18 @@ def test_there_are_messages() -> None:
 
 
 def test_a_token_made_as_the_page_says_is_taken(tmp_path: Path) -> None:
-    match = re.search(r"python - bob1 bob <<'END'\n(.*?)\nEND\n", PAGE, re.DOTALL)
+    match = re.search(r"^muster (token create .*?)  #", PAGE, re.MULTILINE)
     assert match is not None
+    path = tmp_path / "tokens"
+    path.write_text("tokens: []\n")
+    path.chmod(0o600)
     done = subprocess.run(
-        [sys.executable, "-", "bob1", "bob"],
-        input=match[1],
+        [sys.executable, "-m", "muster.cli", *match[1].split(), "--file", str(path)],
         cwd=TREE,
         capture_output=True,
         text=True,
         check=True,
     )
-    token, record = (line.partition(":")[2].strip() for line in done.stdout.splitlines())
-    path = tmp_path / "tokens"
-    path.write_text(f'{{"tokens": [{record}]}}')
-    path.chmod(0o600)
-    found = TokenStore(path, SystemClock()).find(token)
+    found = TokenStore(path, SystemClock()).find(done.stdout.strip())
     assert found is not None
-    assert (found.id, found.user) == ("bob1", "bob")
+    assert found.user == "bob"

@@ -105,6 +105,19 @@ def test_set(muster: Muster, submit: Callable[..., str]) -> None:
     assert "changed by admin-user: priority 80, no time limit" in timeline
 
 
+def test_changed_jobs_as_json(muster: Muster, submit: Callable[..., str]) -> None:
+    job = submit()
+    for words, expected in (
+        (("hold", job, "999999"), {"state": "HELD", "held_by": "admin-user"}),
+        (("release", job), {"state": "QUEUED"}),
+        (("set", job, "priority=80"), {"priority": 80}),
+    ):
+        done = muster(*words, "--json")
+        (found,) = json.loads(done.stdout)["jobs"]
+        assert {**found, **expected} == found
+        assert done.returncode == (125 if "999999" in words else 0)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

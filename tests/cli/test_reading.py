@@ -359,6 +359,25 @@ def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     assert "attempt 1: as above\n" in text
 
 
+def test_what_many_nodes_refuse_alike_is_said_once(run: Run, fake: FakeCoordinator) -> None:
+    view = failed_job()
+    (attempt,) = view.attempts
+    refusal = api.Reason("no_workdir", "The folder /data/x does not exist on this node.")
+    tasks = tuple(
+        msgspec.structs.replace(
+            attempt.tasks[0], node=f"gpu-0{rank}", node_rank=rank, refusal=refusal
+        )
+        for rank in range(3)
+    )
+    fake.put(
+        msgspec.structs.replace(view, attempts=(msgspec.structs.replace(attempt, tasks=tasks),))
+    )
+    shown = run("show", "42").stdout.decode()
+    assert shown.count(refusal.text) == 1
+    assert shown.count("as above") == 2
+    assert "timeline (+ since the line before)" in shown
+
+
 def test_on_a_terminal_what_is_said_is_broken_between_words(
     environ: dict[str, str], fake: FakeCoordinator
 ) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from muster.fabric.affinity import distance, is_flat, is_function, pairs, path_of
-from muster.fabric.types import AffinityClass, Gpu
+from muster.fabric.affinity import (
+    distance,
+    is_flat,
+    is_function,
+    nearest,
+    nearest_hcas,
+    pairs,
+    path_of,
+)
+from muster.fabric.types import AffinityClass, Gpu, Hca, Probe
 
 PIX, PXB, PHB = AffinityClass.PIX, AffinityClass.PXB, AffinityClass.PHB
 NODE, SYS, UNKNOWN = AffinityClass.NODE, AffinityClass.SYS, AffinityClass.UNKNOWN
@@ -143,3 +154,60 @@ def path(parent: str, leaf: str) -> tuple[str, ...]:
 
 def below(number: int) -> tuple[str, ...]:
     return path(f"pci0000:00/0000:00:0{number}.0", f"0000:0{number}:00.0")
+
+
+@pytest.mark.parametrize(
+    ("ways", "meant"),
+    [
+        # Each GPU has one of its own.
+        ([[2, 400, 400, 400]], (0,)),
+        ([[2, 400, 400, 400], [400, 400, 2, 400]], (0, 2)),
+        # Two GPUs that share one; one GPU with two (dual-port cards).
+        ([[2, 104], [2, 104]], (0,)),
+        ([[104, 104, 400, 400]], (0, 1)),
+        # DGX A100: equal classes, other hops.
+        ([[104, 108]], (0,)),
+        # Beyond the host bridge hops say nothing.
+        ([[302, 306, 400, 402]], (0, 1)),
+        ([[202, 206, 304]], (0, 1)),
+        # Nothing is known: of one GPU, of one HCA, of all.
+        ([[-1, -1], [2, 104]], (0,)),
+        ([[-1, 304]], (1,)),
+        ([[-1, -1], [-1, -1]], (0, 1)),
+        ([[]], ()),
+        ([], ()),
+    ],
+)
+def test_the_nearest_hcas_of_some_gpus(ways: list[list[int]], meant: tuple[int, ...]) -> None:
+    assert nearest(ways) == meant
+
+
+def hca(number: int, switch: int, **more: Any) -> Hca:
+    path = path_of(f"sys/devices/{whole(f'pci0000:0{switch}/0{switch}:01.0/0{switch}:02.0')}")
+    return Hca(name=f"mlx5_{number}", port=1, pci_path=path, use=True, rail=number, **more)
+
+
+def test_the_nearest_hcas_by_a_probe() -> None:
+    gpus = [
+        Gpu(
+            index=at,
+            pci=f"0000:0{at}:03.0",
+            uuid=f"GPU-{at}",
+            numa_node=at // 2,
+            pci_path=path_of(f"sys/devices/{whole(f'pci0000:0{at}/0{at}:01.0/0{at}:03.0')}"),
+        )
+        for at in range(4)
+    ]
+    # Listed in another order than that of their rails; one is for storage.
+    hcas = [hca(at, at, numa_node=at // 2) for at in (3, 1, 0, 2)]
+    hcas.append(msgspec.structs.replace(hca(4, 0), use=False, rail=None))
+    ends = [(one.name, one.pci_path, one.numa_node) for one in hcas]
+    found = Probe(
+        hostname="n", hcas=tuple(hcas), gpus=tuple(gpus), affinity=tuple(pairs(gpus, ends))
+    )
+    assert nearest_hcas(found, ("GPU-2",)) == ("mlx5_2:1",)
+    assert nearest_hcas(found, ("GPU-3", "GPU-0")) == ("mlx5_0:1", "mlx5_3:1")
+    everything = tuple(f"mlx5_{at}:1" for at in range(4))
+    assert nearest_hcas(found, ()) == everything
+    assert nearest_hcas(found, ("GPU-0", "GPU-9")) == everything
+    assert nearest_hcas(Probe(hostname="n"), ("GPU-0",)) == ()

@@ -112,7 +112,7 @@ def test_arbitrary_bytes_raise_nothing_else(raw: bytes) -> None:
 
 
 def test_a_frame_over_the_limit_is_not_sent() -> None:
-    huge = m.Refused("x", "y" * codec.FRAME_BYTES_MAX)
+    huge = m.Refused("x", "y" * codec.COMMAND_BYTES_MAX)
     with pytest.raises(ProtocolError, match="over the limit"):
         codec.encode(CommandFrame(1, huge))
 

@@ -81,7 +81,8 @@ class Checkers:
         here = self.on_node.setdefault(shim.node, {})
         for other in here.values():
             if not other.wedged and (other.job, other.attempt) != (shim.job, shim.attempt):
-                self.fail(f"I5: {shim.node} runs processes of {other.task} and of {shim.task}")
+                self._check_apart(shim, other)
+        self._check_gpus(shim)
         here[shim.task] = shim
         siblings = self.of_job.setdefault(shim.job, {})
         for other in siblings.values():
@@ -90,6 +91,25 @@ class Checkers:
         siblings[shim.task] = shim
         if self.durable.jobs[shim.job].phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} begins on {shim.node} although its job has ended")
+
+    def _check_apart(self, shim: Shim, other: Shim) -> None:
+        """Only those share a node that each have a part of it."""
+        parts = [
+            bool(one.gpus) and self.durable.jobs[one.job].spec.resources.gpu
+            for one in (shim, other)
+        ]
+        if not all(parts):
+            self.fail(f"I5: {shim.node} runs processes of {other.task} and of {shim.task}")
+        self.world.met["node_shared"] += 1
+
+    def _check_gpus(self, shim: Shim) -> None:
+        """No two tasks on a machine have the same GPU, through whichever agents they came."""
+        host = self.machines[shim.node]
+        for node, tasks in self.on_node.items():
+            for other in tasks.values() if self.machines[node] == host else ():
+                both = set(shim.gpus) & set(other.gpus)
+                if both and other is not shim and not other.wedged:
+                    self.fail(f"gpus: {other.task} and {shim.task} both have {sorted(both)}")
 
     def vacated(self, shim: Shim) -> None:
         self.world.log(f"{shim.node} {shim.task} vacated")
@@ -435,13 +455,33 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     liked = [node for node in able if node.name not in avoid and node.link in there]
     if _in_one_network(liked) < spec.nodes:
         liked = able
-    free = [n for n in liked if n.holder is None and n.link is LinkState.CONNECTED]
+    free = [n for n in liked if _is_free(state, spec, n)]
     return _in_one_network(free) >= spec.nodes
+
+
+def _is_free(state: State, spec: JobSpec, node: Node) -> bool:
+    if node.link is not LinkState.CONNECTED:
+        return False
+    host = [n for n in state.nodes.values() if n.inventory.machine_id == node.inventory.machine_id]
+    taken = {uuid for n in host for share in n.holders.values() for uuid in share.gpus}
+    whole = [n for n in host if any(share.whole for share in n.holders.values())]
+    sound = {gpu.uuid for gpu in node.inventory.devices if not gpu.fault}
+    if not sound:
+        return not node.holders
+    if not spec.resources.gpu:
+        return not node.holders and not whole and not taken & sound
+    cpus = node.inventory.cpus - sum(share.cpus for share in node.holders.values())
+    enough = not node.holders or spec.resources.cpu is None or cpus >= spec.resources.cpu
+    return not whole and enough and len(sound - taken) >= spec.resources.gpu
 
 
 def _in_one_network(nodes: list[Node]) -> int:
     """How many at most share one; each has one address that others can reach."""
-    subnets = Counter(n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in nodes)
+    # Agents of one machine that see the same GPUs are one node of a gang.
+    hosts = {n.inventory.machine_id if n.inventory.devices else n.name: n for n in nodes}
+    subnets = Counter(
+        n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in hosts.values()
+    )
     return max(subnets.values(), default=0)
 
 
@@ -452,6 +492,6 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 def _lasting(state: State) -> list[tuple[object, ...]]:
     """Of the nodes, what is in the journal."""
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holder)
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
         for n in state.nodes.values()
     ]

@@ -9,6 +9,7 @@ from muster.protocol.messages import Inventory
 from muster.spec.types import JobSpec
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
+from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
 from tests.simulation.coordinator import Coordinator
@@ -64,6 +65,7 @@ class Cluster:
             Steering(self.world, self.coordinator, self.checkers, self.clients) if steered else None
         )
         self.swarm = Swarm(self)
+        self.cards = Cards(self.world, self.nodes)
 
     def run(self) -> World:
         """Live through it all. Raises Violation, or what a core raised."""
@@ -111,6 +113,7 @@ class Cluster:
                 pool=pool,
                 shared_host=shared,
             )
+            inventory = with_cards(self.world, inventory, host)
             name = NodeName(f"n{number}")
             self.network.cuts[name] = Cut()
             machine = Machine(self.world, self.checkers, self.programs, name, inventory)
@@ -156,6 +159,7 @@ class Cluster:
     def _make_peace(self) -> None:
         self.world.log("peace")
         self.swarm.stop()
+        self.cards.make_peace()
         self.coordinator.thaw()
         self._choose_gone()
         for node in self.nodes:
@@ -232,8 +236,8 @@ class Cluster:
                 return f"the agent of {node.name} holds tasks"
         for name, known in self.coordinator.state.nodes.items():
             gone = self.gone is not None and name == self.gone.name
-            if known.holder is not None or (known.session is None) != gone:
-                return f"{name} is held by {known.holder}, {known.link.value}"
+            if known.holders or (known.session is None) != gone:
+                return f"{name} is held by {known.holders}, {known.link.value}"
         if any(self.coordinator.state.ports.values()):
             return f"ports are leased: {self.coordinator.state.ports}"
         if self.disk.staged:

@@ -20,6 +20,7 @@ from muster.spec.types import (
     Stop,
     Warn,
 )
+from tests.simulation.cards import with_part
 from tests.simulation.programs import Program, Programs
 from tests.simulation.world import World
 
@@ -88,7 +89,7 @@ def make_job(
         priority=rng.choice((50, 50, 50, 10, 90)),
         pool=pool,
     )
-    return _varied(world, number, spec)
+    return with_part(world, number, _varied(world, number, spec))
 
 
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:

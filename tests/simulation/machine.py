@@ -10,9 +10,10 @@ import msgspec
 
 from agent.core.shim import ShimPhase, ShimStatus
 from agent.core.stimuli import TaskFound, TaskPaths
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import Inventory
+from muster.protocol.messages import Inventory, PrepareTask, with_devices
 from tests.simulation.programs import Programs
 from tests.simulation.shim import Shim, Truth
 from tests.simulation.world import World
@@ -26,6 +27,7 @@ class Folder:
 
     paths: TaskPaths
     ports: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
     shim: Shim | None = None
     record: ShimStatus | None = None
 
@@ -45,6 +47,7 @@ class Machine:
     powered: bool = True
     folders: dict[TaskId, Folder] = field(default_factory=dict)
     blocks: set[TaskId] = field(default_factory=set)  # in its hosts file; survive a boot
+    broken: set[str] = field(default_factory=set)  # GPUs, by UUID
     rewired: bool = False  # its only card is in another network
     wired: list[tuple[float, str]] = field(default_factory=list)  # since when, which address
     reported: Callable[[TaskId, ShimStatus], None] | None = None
@@ -66,7 +69,17 @@ class Machine:
         )
 
     def described(self) -> Inventory:
-        return msgspec.structs.replace(self.inventory, interfaces=self.interfaces())
+        seen = msgspec.structs.replace(self.inventory, interfaces=self.interfaces())
+        return with_devices(seen, self.devices()) if seen.devices else seen
+
+    def devices(self) -> tuple[GpuDevice, ...]:
+        """As a look at them finds them now."""
+        return tuple(
+            msgspec.structs.replace(gpu, fault="does not answer")
+            if gpu.uuid in self.broken
+            else gpu
+            for gpu in self.inventory.devices
+        )
 
     def had(self, address: str, since: float) -> bool:
         """Whether the address was this machine's at that moment or after it."""
@@ -89,16 +102,18 @@ class Machine:
         free = [port for port in PORTS if port not in taken]
         return tuple(sorted(self.world.rng.sample(free, min(count, len(free)))))
 
-    def make_folder(self, task: TaskId, ports: int) -> Folder:
+    def make_folder(self, prepare: PrepareTask) -> Folder:
+        task, ports = prepare.task, self.free_ports(prepare.ports)
         base = f"/tasks/{task}"
         paths = TaskPaths(base, f"{base}/scratch", f"{base}/output", f"{base}/hostfile")
-        folder = self.folders[task] = Folder(paths, self.free_ports(ports))
+        folder = self.folders[task] = Folder(paths, ports, prepare.gpus)
         return folder
 
     def start_shim(self, task: TaskId) -> None:
         shim = Shim(
             self.world, self.truth, self.programs, self.node, self.rate, task, self._changed
         )
+        shim.gpus = self.folders[task].gpus
         self.folders[task].shim = shim
         shim.company()
         self._changed(shim)
@@ -115,7 +130,7 @@ class Machine:
                 shim.company()
             status = folder.record if shim is None or shim.dead else shim.document()
             assert status is not None
-            found.append(TaskFound(task, status, folder.paths, folder.ports))
+            found.append(TaskFound(task, status, folder.paths, folder.ports, gpus=folder.gpus))
         return found
 
     def detach(self) -> None:

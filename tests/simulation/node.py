@@ -12,6 +12,7 @@ from agent.core import stimuli as s
 from agent.core.shim import ShimCommand, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
+from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Command, PrepareTask, Refusal
@@ -226,10 +227,21 @@ class Node:
             self.world.met["spawn_failed"] += 1
             self.feed(s.ShimFailed(task, "cannot fork"))
             return
-        folder = self.machine.make_folder(task, prepare.ports)
+        if prepare.gpus:
+            self.look_at_gpus()
+        sound = {gpu.uuid for gpu in usable(self.machine.devices())}
+        if not sound.issuperset(prepare.gpus):
+            self.world.met["gpu_gone"] += 1
+            self.feed(s.ShimFailed(task, "a GPU does not answer", "gpu_gone"))
+            return
+        folder = self.machine.make_folder(prepare)
         interfaces = self.machine.interfaces()
         self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces))
         self._later(self._pause(0.01), partial(self._start_shim, task))
+
+    def look_at_gpus(self) -> None:
+        if self.up and not self.frozen:
+            self.feed(s.GpusSeen(self.machine.devices()))
 
     def rewire(self, *, rewired: bool) -> None:
         """The machine is in another network; its agent notices when that has settled."""

@@ -81,6 +81,7 @@ class Shim:
         self.record: s.ShimStatus | None = None
         self.listening = False
         self.listen_port: int | None = None
+        self.gpus: tuple[str, ...] = ()
         self.signalled = 0
         self._programs = programs
         self._name = ""

@@ -50,6 +50,8 @@ WANTED = {
     "port_taken": 20,
     "launcher_unreachable": 20,
     "rewired": 100,
+    "node_shared": 100,
+    "gpu_gone": 10,
     "shim_abandoned": 1,
     "unkillable": 1,
     "program_started": 2_000,

@@ -439,7 +439,7 @@ def test_a_range_of_nodes(text: str, bounds: tuple[int, int | None]) -> None:
         ("num_nodes: 2..", "num_nodes", "write both bounds: `2..4`"),
         ("nodes: ..4", "nodes", "write both bounds: `1..4`"),
         ("nodes: 4..2", "nodes", "write `2..4`"),
-        ("nodes: 0..2", "nodes", "write a number from 1 to 100000"),
+        ("nodes: 0..2", "nodes", "write a number from 1 to 4096"),
         ("nodes: 2..4\nrendezvous: static", "rendezvous", "leave the key out"),
         ("nodes: 2..4\nlauncher: processes", "nodes", "use `launcher: torchrun`"),
         ("rendezvous: c10d\nlauncher: none", "rendezvous", "use `launcher: torchrun`"),

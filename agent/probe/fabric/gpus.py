@@ -4,47 +4,109 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
-from agent.probe.fabric.pci import DEVICES, Function, is_accelerator, numa_node
+from agent.probe.fabric.pci import (
+    DEVICES,
+    NVIDIA,
+    Function,
+    functions,
+    is_accelerator,
+    numa_node,
+)
 from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.affinity import is_function, path_of
 from muster.fabric.order import function_order
 from muster.fabric.types import Gpu
+from muster.protocol.gpus import TEXT_MAX, GpuDevice, is_uuid
 
 DRIVER: Final = "proc/driver/nvidia/gpus"
+_MIG: Final = "proc/driver/nvidia/capabilities"
+MIG: Final = "is divided by MIG, and Muster gives out whole GPUs"
+EXCLUDED: Final = "is excluded by the NVIDIA driver"
+NO_DRIVER: Final = "is served by no NVIDIA driver"
+UNSEEN: Final = "is not shown by NVML: it has failed, or this agent may not use it"
 _FIELD: Final = re.compile(r"^([A-Za-z ]+):[ \t]*(\S.*?)\s*$", re.MULTILINE)
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What NVIDIA's driver says of one GPU; None is unknown. `fault` as in GpuDevice."""
+
+    name: str | None = None
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    fault: str = ""
 
 
 def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
     """All of them in PCI order. Those that NVML does not show are not there for jobs either."""
-    seen = _nvml() if tree.live else None
+    seen, by_nvml = _seen(tree)
     by_address = {function.address: function for function in functions}
-    found = {function.address: (None, None) for function in functions if is_accelerator(function)}
-    named: dict[str, tuple[str | None, str | None]] = dict(found)
-    if seen is not None:
-        named = {
-            address: names
-            for address, names in named.items()
-            if address in seen or not by_address[address].id.startswith("10de:")
-        } | seen
-    else:
-        named |= _driver(tree)
-    ordered = sorted(named, key=function_order)
+    named = {
+        function.address: Seen()
+        for function in functions
+        if is_accelerator(function) and not (by_nvml and function.vendor == NVIDIA)
+    }
+    named |= seen
     return tuple(
         _gpu(tree, place, address, named[address], by_address.get(address))
-        for place, address in enumerate(ordered)
+        for place, address in enumerate(sorted(named, key=function_order))
     )
 
 
-def _gpu(
-    tree: Tree,
-    index: int,
-    address: str,
-    names: tuple[str | None, str | None],
-    function: Function | None,
-) -> Gpu:
+def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
+    """NVIDIA's, in PCI order, as jobs may be given them; those that none is given say why."""
+    seen, by_nvml = _seen(tree)
+    by_address = {
+        function.address: function
+        for function in functions(tree)
+        if function.vendor == NVIDIA and is_accelerator(function)
+    }
+    absent = Seen(fault=UNSEEN if by_nvml else NO_DRIVER)
+    found = []
+    for address in sorted(by_address.keys() | seen.keys(), key=function_order):
+        card = seen.get(address, absent)
+        gpu = _gpu(tree, 0, address, card, by_address.get(address))
+        uuid = gpu.uuid if gpu.uuid is not None and is_uuid(gpu.uuid) else ""
+        found.append(
+            GpuDevice(
+                pci=address,
+                uuid=uuid,
+                model=_words(gpu.name or ""),
+                memory_bytes=card.memory_bytes or 0,
+                numa_node=None if gpu.numa_node is None or gpu.numa_node < 0 else gpu.numa_node,
+                path=gpu.pci_path,
+                fault=_words(card.fault),
+            )
+        )
+    return tuple(found)
+
+
+def hold_nvml() -> bool:
+    """Keep NVML loaded for the life of this process, so that a look at the GPUs takes no time;
+    returns whether it is there."""
+    return _nvml() is not None
+
+
+def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:
+    """By address, and whether NVML says so: what that does not show jobs cannot use."""
+    nvml = _nvml() if tree.live else None
+    if nvml is None:
+        return _driver(tree), False
+    try:
+        return dict(_shown(nvml)), True
+    except Exception:  # noqa: BLE001 - whatever it raises, there is another way
+        return _driver(tree), False
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(tree: Tree, index: int, address: str, card: Seen, function: Function | None) -> Gpu:
     if function is None:
         where = tree.real(f"{DEVICES}/{address}")
         numa = numa_node(tree, f"{DEVICES}/{address}")
@@ -59,45 +121,83 @@ def _gpu(
         pci=address,
         numa_node=function.numa_node,
         pci_id=function.id,
-        name=names[0],
-        uuid=names[1],
+        name=card.name,
+        uuid=card.uuid,
         pci_path=function.path,
     )
 
 
-def _driver(tree: Tree) -> dict[str, tuple[str | None, str | None]]:
-    """Model and UUID by address, as NVIDIA's driver tells them."""
+def _driver(tree: Tree) -> dict[str, Seen]:
+    """Model and UUID by address, as NVIDIA's driver tells them; a GPU that it has not woken has a
+    UUID of question marks."""
     names = tree.names(DRIVER)
-    found: dict[str, tuple[str | None, str | None]] = {}
+    found: dict[str, Seen] = {}
     for name in () if isinstance(names, Unread) else names:
         if is_function(name.lower()):
             text = tree.text(f"{DRIVER}/{name}/information")
             fields = {} if isinstance(text, Unread) else dict(_FIELD.findall(text))
-            found[name.lower()] = fields.get("Model"), fields.get("GPU UUID")
+            fault = EXCLUDED if fields.get("GPU Excluded") == "Yes" else ""
+            if not fault and _divided(tree, fields.get("Device Minor", "")):
+                fault = MIG
+            found[name.lower()] = Seen(fields.get("Model"), fields.get("GPU UUID"), None, fault)
     return found
 
 
-def _nvml() -> dict[str, tuple[str | None, str | None]] | None:
-    """Name and UUID by address; None where NVML or its Python module is not."""
+def _divided(tree: Tree, minor: str) -> bool:
+    """Whether MIG has made instances of the GPU with this number."""
+    names = tree.names(f"{_MIG}/gpu{minor}/mig") if minor.isdecimal() else ()
+    return not isinstance(names, Unread) and any(name.startswith("gi") for name in names)
+
+
+def _nvml() -> Any:
+    """NVML, begun once more; None where it or its Python module is not."""
     try:
         # The extra `gpu`.
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except Exception:  # noqa: BLE001 - whatever it raises, there is another way
         return None
+    return nvml
+
+
+def _shown(nvml: Any) -> Iterator[tuple[str, Seen]]:
+    """Each GPU by its address; one that has been lost has none to tell."""
+    for at in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(at)
+            address = _address(nvml.nvmlDeviceGetPciInfo(handle).busId)
+        except nvml.NVMLError:
+            continue
+        yield address, _card(nvml, handle)
+
+
+def _card(nvml: Any, handle: Any) -> Seen:
+    def asked(call: Callable[[Any], _Value]) -> _Value | None:
+        try:
+            return call(handle)
+        except nvml.NVMLError:
+            return None
+
+    name = asked(nvml.nvmlDeviceGetName)
+    memory: Any = asked(nvml.nvmlDeviceGetMemoryInfo)
+    mode: Any = asked(nvml.nvmlDeviceGetMigMode)
+    fault = MIG if mode and mode[0] else ""
+    uuid = None
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
-        return dict(_seen(nvml, handles))
-    except Exception:  # noqa: BLE001
-        return None
-    finally:
-        nvml.nvmlShutdown()
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError as error:
+        fault = f"does not answer: {error}"
+    return Seen(
+        None if name is None else _text(name),
+        uuid,
+        None if memory is None else int(memory.total),
+        fault,
+    )
 
 
-def _seen(nvml: Any, handles: Iterable[Any]) -> Iterable[tuple[str, tuple[str, str]]]:
-    for handle in handles:
-        name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
-        yield _address(nvml.nvmlDeviceGetPciInfo(handle).busId), (_text(name), _text(uuid))
+def _words(text: str) -> str:
+    """As a coordinator takes it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:TEXT_MAX]
 
 
 def _address(bus: str | bytes) -> str:

@@ -9,7 +9,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.codec import ProtocolError
-from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.ids import BadId, NodeName, TaskId, parse_task_id
 from muster.protocol.logs import (
     CHUNK_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -54,6 +54,7 @@ class _Connection:
     held_ends: dict[TaskId, int] = field(default_factory=dict)
     again: asyncio.TimerHandle | None = None
     strangers: set[TaskId] = field(default_factory=set)
+    late: set[TaskId] = field(default_factory=set)  # of jobs that are in the archive
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def acknowledge(self, stream: StreamId, offset: int) -> None:
@@ -172,11 +173,13 @@ class LogConnections:
     async def _take(self, connection: _Connection, data: str | bytes) -> None:
         if isinstance(data, bytes):
             chunk, payload = decode_chunk(data)
-            if self._is_ours(connection, chunk.stream.task):
+            if await self._is_ours(connection, chunk.stream.task):
                 self._take_chunk(connection, chunk, payload)
             return
         message = decode_log_report(data)
-        if not isinstance(message, LogHello) and not self._is_ours(connection, _task_of(message)):
+        if not isinstance(message, LogHello) and not await self._is_ours(
+            connection, _task_of(message)
+        ):
             return
         match message:
             case LogHello():
@@ -257,14 +260,21 @@ class LogConnections:
         for task, streams in ends.items():
             self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
 
-    def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
+    async def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
         """Whether the node has or had this task. What it has not is left with it."""
         task = self._coordinator.state.task(name)
-        if task is not None and task.node == connection.node:
+        if (task is not None and task.node == connection.node) or name in connection.late:
             return True
-        if name not in connection.strangers:
-            connection.strangers.add(name)
-            _log.warning("logs_of_a_foreign_task", task=name, node=connection.node)
+        if name in connection.strangers:
+            return False
+        number, attempt, rank = parse_task_id(name)
+        job = await self._coordinator.job(number)
+        task = None if job is None else job.task(attempt, rank)
+        if task is not None and task.node == connection.node:
+            connection.late.add(name)
+            return True
+        connection.strangers.add(name)
+        _log.warning("logs_of_a_foreign_task", task=name, node=connection.node)
         return False
 
 

@@ -5,6 +5,7 @@ hour as long as a node may still deliver some.
 """
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ import structlog
 from muster.protocol.ids import JobId
 from muster.protocol.states import TaskState
 from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Job
+from orchestrator.journal.errors import JournalError
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.removed import is_mark
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 
 SWEEP_EVERY_S: Final = 60.0
 _SETTLED_S: Final = 3600.0
+_AT_ONCE: Final = 1000
 
 _log = structlog.get_logger("muster.logs")
 
@@ -45,13 +48,14 @@ class Retention:
         # Sizes of logs that do not change any more; of most jobs they are small or nothing.
         self._settled: dict[JobId, int] = {}
         self._gone: set[JobId] = set()
+        self._ended: dict[JobId, float] = {}  # when, of those that are in the archive
 
     async def run(self) -> Never:
         """Sweep from time to time, until cancelled."""
         while True:
             try:
                 await self.sweep()
-            except LogStoreError as error:
+            except (LogStoreError, JournalError) as error:
                 _log.error("log_retention_failed", why=str(error))
             await asyncio.sleep(SWEEP_EVERY_S)
 
@@ -61,19 +65,29 @@ class Retention:
         present = await asyncio.to_thread(_present, self._root)
         sizes: dict[JobId, int] = {}
         ended: list[tuple[float, JobId]] = []
-        for name in present:
-            job = self._coordinator.state.jobs.get(name)
-            if name in self._gone or job is None:
+        jobs = self._coordinator.state.jobs
+        unknown = [n for n in present if n not in self._gone and n not in self._ended]
+        archived = await self._coordinator.archive.ended_at([n for n in unknown if n not in jobs])
+        self._ended |= {JobId(number): at for number, at in archived.items()}
+        for place, name in enumerate(present):
+            if place % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # there may be a million of them
+            if name in self._gone or (name not in jobs and name not in self._ended):
                 continue
-            over = job.phase is JobPhase.ENDED and job.ended_at is not None
             size = self._settled.get(name)
             if size is None:
                 size = await asyncio.to_thread(_size, self._root / str(name))
+            if size is None:
+                self._gone.add(name)
+                continue
             sizes[name] = size
-            if over and job.ended_at is not None and self._is_settled(job, now):
+            ended_at = await self._settled_at(name, now)
+            if ended_at is not None:
                 self._settled[name] = size
-                ended.append((job.ended_at, name))
+                ended.append((ended_at, name))
         total = sum(sizes.values())
+        if total <= self._keep.bytes_max:
+            ended = [one for one in ended if now - one[0] > self._keep.age_s]
         for ended_at, name in sorted(ended):
             if now - ended_at > self._keep.age_s:
                 why = f"it ended more than {_days(self._keep.age_s)} before (job_logs.keep_s)"
@@ -89,21 +103,29 @@ class Retention:
 
     async def _remove(self, name: JobId, why: str, size: int) -> None:
         self._settled.pop(name, None)
+        self._ended.pop(name, None)
         await self._store.remove(name, why)
         if size:
             _log.info("logs_removed", job=name, bytes=size, why=why)
         self._gone.add(name)
 
-    def _is_settled(self, job: Job, now: float) -> bool:
-        """Whether nothing more will come of it, as far as can be told."""
-        if job.ended_at is None or now - job.ended_at > _SETTLED_S:
-            return True
-        stored = self._store.job(job.id).stored
-        return all(
+    async def _settled_at(self, name: JobId, now: float) -> float | None:
+        """When the job ended, where nothing more will come of it as far as can be told."""
+        ended_at = self._ended.get(name)
+        if ended_at is not None and (name in self._settled or now - ended_at > _SETTLED_S):
+            return ended_at
+        job = await self._coordinator.job(name)
+        if job is None or job.phase is not JobPhase.ENDED or job.ended_at is None:
+            return None
+        if now - job.ended_at > _SETTLED_S:
+            return job.ended_at
+        stored = self._store.job(name).stored
+        done = all(
             task.state is TaskState.LOST or (attempt.number, task.rank) in stored
             for attempt in job.attempts
             for task in attempt.tasks
         )
+        return job.ended_at if done else None
 
 
 def _present(root: Path) -> list[JobId]:
@@ -117,8 +139,12 @@ def _present(root: Path) -> list[JobId]:
         raise LogStoreError(f"{root} cannot be read: {error.strerror}") from error
 
 
-def _size(folder: Path) -> int:
-    """Bytes on disk of everything below; what vanishes meanwhile counts nothing."""
+def _size(folder: Path) -> int | None:
+    """Bytes on disk of everything below, None where only the mark of a removal is left; what
+    vanishes meanwhile counts nothing."""
+    with contextlib.suppress(OSError):
+        if all(map(is_mark, names := os.listdir(folder))) and names:
+            return None
     total = 0
     for above, _, files in os.walk(folder):
         for name in files:

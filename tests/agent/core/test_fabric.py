@@ -21,7 +21,15 @@ from muster.fabric.types import (
     Severity,
     Software,
 )
-from muster.protocol.fabric import PORTS_MAX, TEXT_MAX, FabricGpu, FabricPort, NodeFabric, PortGids
+from muster.protocol.fabric import (
+    PORTS_MAX,
+    TEXT_MAX,
+    FabricGpu,
+    FabricPort,
+    MissingPort,
+    NodeFabric,
+    PortGids,
+)
 
 
 def infiniband(name: str, pci: str, **more: object) -> Hca:
@@ -120,14 +128,21 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
             Problem(Severity.ERROR, "mlx5_1:1 is DOWN", "look"),
             Problem(Severity.ERROR, "x" * 300, "mend", stops=True),
         ),
-        software=Software(kernel="6.8.0", ofed=None, nccl="2.27.3", gpudirect="dmabuf"),
+        software=Software(
+            kernel="6.8.0",
+            ofed=None,
+            nccl="2.27.3",
+            gpudirect="dmabuf",
+            nccl_conf={"NCCL_NET": "IB (from /etc/nccl.conf)", "X": "1"},
+        ),
         fingerprint="abc",
     )
     found = node_fabric(probe)
-    assert (found.group, found.expected) == ("InfiniBand MT4129", 2)
-    assert found.missing == ("mlx5_1:1: port DOWN, Polling",)
+    assert found.group == "InfiniBand MT4129"
+    assert found.missing == (MissingPort("mlx5_1:1", "0000:3c:00.0", "port DOWN, Polling"),)
     assert found.stops == ("x" * TEXT_MAX + "...",)
     assert (found.nccl, found.gpudirect, found.fingerprint) == ("2.27.3", "dmabuf", "abc")
+    assert found.nccl_conf == {"NCCL_NET": "IB (from /etc/nccl.conf)"}
     assert found.versions == {"kernel": "6.8.0"}
 
 

@@ -53,7 +53,7 @@ def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> Non
                 session = await coordinator.session()
                 await session.welcome()
                 async with AgentProcess(config) as second:
-                    assert await second.ended() == 2
+                    assert await second.ended() == 1
                     assert f"in use by process {first.pid}" in second.log.read_text()
                 assert await first.end() == 0
 

@@ -40,16 +40,17 @@ class Node:
         self.inbox = Inbox()
         self.link = ControlLink(dialer, self.inbox)
         self.heard: asyncio.Queue[Stimulus] = asyncio.Queue()
-        self.awake = asyncio.Event()
-        self.awake.set()
+        self.listening: asyncio.Task[None] | None = None
 
-    async def listen(self) -> None:
+    def wake_up(self) -> None:
         """Be the owner, who answers nothing."""
-        while True:
-            await self.inbox.wait()
-            await self.awake.wait()
-            while (stimulus := self.inbox.take()) is not None:
-                self.heard.put_nowait(stimulus)
+        owner = self.inbox.serve(self.heard.put_nowait, lambda: None)
+        self.listening = asyncio.get_running_loop().create_task(owner)
+
+    def fall_asleep(self) -> None:
+        """Hear nothing until woken."""
+        assert self.listening is not None
+        self.listening.cancel()
 
     async def hear(self) -> Stimulus:
         async with asyncio.timeout(DEADLINE_S):
@@ -65,13 +66,14 @@ async def node(
     async with Dialer(coordinator.url, file, ca) as dialer:
         it = Node(dialer)
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(it.link.run()), loop.create_task(it.listen())]
+        link = loop.create_task(it.link.run())
+        it.wake_up()
         try:
             yield it
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            it.fall_asleep()
+            link.cancel()
+            await asyncio.gather(link, return_exceptions=True)
 
 
 def play(folder: Path, story: Callable[[Coordinator, Node], Awaitable[None]]) -> None:
@@ -186,13 +188,13 @@ def test_what_is_sent_without_a_link_is_not_heard_on_the_next(tmp_path: Path) ->
 
 def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_path: Path) -> None:
     async def story(coordinator: Coordinator, it: Node) -> None:
-        it.awake.clear()
+        it.fall_asleep()
         session = await coordinator.session()
         await session.close()
         with pytest.raises(TimeoutError):
             # Else what the owner says in answer to the first would be heard on the second.
             await asyncio.wait_for(coordinator.session(), 0.5)
-        it.awake.set()
+        it.wake_up()
         await coordinator.session()
         assert [await it.hear() for _ in range(3)] == [LinkUp(), LinkDown(), LinkUp()]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import AgentConfig
+from agent.config import AgentConfig, Fabric
 from agent.probe import host
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError
@@ -28,8 +28,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(**more: Any) -> AgentConfig:
-    return AgentConfig(**{"coordinator": "http://127.0.0.1:7077", "python": Path("/py"), **more})
+def config(root: Path = Path("/"), **more: Any) -> AgentConfig:
+    fixed = {"coordinator": "http://127.0.0.1:7077", "python": Path("/py")}
+    return AgentConfig(**{**fixed, "fabric": Fabric(root=root), **more})
 
 
 def add_gpu(root: Path, address: str, model: str) -> None:
@@ -41,7 +42,9 @@ def add_gpu(root: Path, address: str, model: str) -> None:
 def test_an_inventory_holds_what_files_and_configuration_say(root: Path) -> None:
     add_gpu(root, "0000:1b:00.0", "NVIDIA H200")
     add_gpu(root, "0000:43:00.0", "NVIDIA H200")
-    found = host.inventory(config(labels={"rack": "r1"}, pool="big", shared_host=True), root=root)
+    found = host.inventory(
+        config(root, labels={"rack": "r1"}, pool="big", shared_host=True), root=root
+    )
     assert (found.gpus, found.gpu_model) == (2, "NVIDIA H200")
     assert (found.address, found.python) == ("127.0.0.1", "/py")
     assert found.machine_id == "0123456789abcdef0123456789abcdef"
@@ -52,12 +55,13 @@ def test_an_inventory_holds_what_files_and_configuration_say(root: Path) -> None
 
 def test_the_number_of_gpus_can_be_set(root: Path) -> None:
     add_gpu(root, "0000:1b:00.0", "NVIDIA H200")
-    assert host.inventory(config(gpus=0), root=root).gpus == 0
-    assert host.inventory(config(gpus=4), root=root).gpus == 4
+    assert host.inventory(config(root, gpus=0), root=root).gpus == 0
+    assert host.inventory(config(root, gpus=4), root=root).gpus == 4
 
 
 def test_a_node_without_gpus_has_none(root: Path) -> None:
-    assert host.gpus_of(root) == (0, "")
+    found = host.inventory(config(root), root=root)
+    assert (found.gpus, found.gpu_model, found.devices) == (0, "", ())
 
 
 @pytest.mark.parametrize("content", [None, "", "uninitialized\n"])

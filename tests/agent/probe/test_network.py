@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -246,11 +247,13 @@ def test_what_a_coordinator_does_not_take_over(bad: Interface) -> None:
 
 def test_this_machine_has_its_loopback_and_asks_the_kernel_once() -> None:
     probe = NetworkProbe()
-    mine = probe.interfaces()
+    # A network of the machine may come or go between two looks, hardly between all of these.
+    looks = [probe.interfaces() for _ in range(20)]
+    assert any(one is before for before, one in itertools.pairwise(looks))
+    mine = looks[-1]
     lo = next(i for i in mine if i.kind is InterfaceKind.LOOPBACK)
     assert "127.0.0.1/8" in lo.addresses
     assert problem(mine) is None
-    assert probe.interfaces() is mine
 
 
 @pytest.mark.root

@@ -21,7 +21,7 @@ from agent.core.shim import (
     ShimStatus,
 )
 from agent.process.adopt import Ownership, find
-from agent.process.shim import ShimConnection, connect
+from agent.process.shim import ShimConnection, ShimUnreachable, connect
 from agent.process.template import ShimOptions, Template
 from agent.shim.cgroup import Cgroup
 
@@ -34,22 +34,47 @@ def cgroup_writable() -> bool:
     return probe is not None and probe.remove()
 
 
+class Dialogue:
+    """A connection whose statuses are read one after the other."""
+
+    connection: ShimConnection
+
+    def __init__(self) -> None:
+        self._told: asyncio.Queue[ShimStatus | None] = asyncio.Queue()
+
+    @classmethod
+    async def begin(cls, folder: Path) -> Dialogue:
+        """Raises ShimUnreachable."""
+        dialogue = cls()
+        dialogue.connection = await connect(folder, dialogue._told.put_nowait)
+        dialogue.connection.ended.add_done_callback(lambda _: dialogue._told.put_nowait(None))
+        return dialogue
+
+    async def statuses(self) -> AsyncIterator[ShimStatus]:
+        """Every document from now on; ends when the shim closes the connection."""
+        while (status := await self._told.get()) is not None:
+            yield status
+        self.connection.ended.result()
+
+
 class Spoken:
     """A task that is spoken to; remembers every status it has told."""
 
-    def __init__(self, connection: ShimConnection, pid: int) -> None:
-        self.connection = connection
+    def __init__(self, dialogue: Dialogue, pid: int) -> None:
+        self.dialogue = dialogue
+        self.connection = dialogue.connection
         self.pid = pid
-        self.dir = connection.task_dir
+        self.dir = self.connection.task_dir
         self.told: list[ShimStatus] = []
-        self._statuses = connection.statuses()
+        self._statuses = dialogue.statuses()
 
     @property
     def last(self) -> ShimStatus:
         return self.told[-1]
 
     async def send(self, command: ShimCommand) -> None:
-        await self.connection.send(command)
+        if not self.connection.send(command):
+            raise ShimUnreachable(f"the shim of {self.dir.name} is gone")
 
     async def until(self, holds: Callable[[ShimStatus], object], why: str = "") -> ShimStatus:
         """The first status, of those told since the last call, in which `holds`."""
@@ -95,7 +120,7 @@ class Node:
     def __init__(self, state_dir: Path, template: Template) -> None:
         self.state_dir = state_dir
         self.template = template
-        self.connections: list[ShimConnection] = []
+        self.dialogues: list[Dialogue] = []
         (state_dir / "tasks").mkdir()
 
     async def task(self, name: str = "7.1.0") -> Spoken:
@@ -104,8 +129,8 @@ class Node:
 
     async def speak(self, folder: Path, pid: int) -> Spoken:
         """Connect to a shim that is there."""
-        self.connections.append(await connect(folder))
-        return Spoken(self.connections[-1], pid)
+        self.dialogues.append(await Dialogue.begin(folder))
+        return Spoken(self.dialogues[-1], pid)
 
     async def again(self, task: Spoken) -> Spoken:
         """A second connection to the same shim."""
@@ -138,8 +163,8 @@ class Stage:
         try:
             yield node
         finally:
-            for connection in node.connections:
-                await connection.close()
+            for dialogue in node.dialogues:
+                dialogue.connection.close()
             await template.close()
 
 
@@ -154,12 +179,11 @@ def _end_all(state_dir: Path) -> list[str]:
 
 
 async def _kill(task_dir: Path) -> None:
-    connection = await connect(task_dir)
-    await connection.send(ShimKill())
-    async for status in connection.statuses():
+    dialogue = await Dialogue.begin(task_dir)
+    dialogue.connection.send(ShimKill())
+    async for status in dialogue.statuses():
         if status.phase.terminal:
-            await connection.send(ShimRelease())
-    await connection.close()
+            dialogue.connection.send(ShimRelease())
 
 
 @pytest.fixture(params=["cgroup", "subreaper"])

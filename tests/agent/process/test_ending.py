@@ -270,7 +270,7 @@ def test_a_shim_that_nobody_speaks_to_goes_and_says_so(any_stage: Stage) -> None
         task = await node.task()
         # The connection counts as an agent: nothing happens to this one until it is closed.
         await task.prepared()
-        await task.connection.close()
+        task.connection.close()
         await eventually(lambda: not (task.dir / "shim.sock").exists())
         assert b'"abandoned"' in task.read("exit.json")
         assert carriers(task) == []
@@ -283,7 +283,7 @@ def test_a_running_job_is_not_abandoned(any_stage: Stage) -> None:
         task = await node.task()
         await task.run("sleep", "1")
         await task.phase(ShimPhase.RUNNING)
-        await task.connection.close()
+        task.connection.close()
         # Longer than the limit: the job goes on, and ends by itself.
         await eventually((task.dir / "exit.json").exists)
         again = await node.again(task)

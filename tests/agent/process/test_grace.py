@@ -287,7 +287,7 @@ def test_an_agent_that_goes_and_comes_does_not_cut_the_grace(stage: Stage) -> No
         await written(task, 0, b"up\n")
         await task.send(ShimStop(grace_s=60))
         await task.phase(ShimPhase.STOPPING)
-        await task.connection.close()
+        task.connection.close()
         again = await node.again(task)
         # What a new agent says: its lease, and what its coordinator still wants.
         await again.send(ShimLease(ttl_s=1000))

@@ -33,14 +33,17 @@ from agent.process.template import Template
 async def main(folder):
     template = Template()
     await template.spawn(folder)
-    connection = await connect(folder)
-    await connection.send(ShimPrepare(allow_root=True, cwd="/"))
-    async for status in connection.statuses():
+
+    def heard(status):
         if status.phase is ShimPhase.PREPARED:
             script = "echo begun; sleep 1; echo done; exit 4"
-            await connection.send(ShimStart(argv=["sh", "-c", script]))
+            connection.send(ShimStart(argv=["sh", "-c", script]))
         if status.phase is ShimPhase.RUNNING:
             print("running", template.pid, flush=True)
+
+    connection = await connect(folder, heard)
+    connection.send(ShimPrepare(allow_root=True, cwd="/"))
+    await connection.ended
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -183,7 +186,7 @@ def test_a_folder_whose_path_is_longer_than_a_sockets(any_stage: Stage) -> None:
 def test_nobody_answers_for_a_task_that_is_not_there(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         with pytest.raises(ShimUnreachable, match=r"7\.1\.0"):
-            await connect(node.state_dir / "tasks" / "7.1.0")
+            await connect(node.state_dir / "tasks" / "7.1.0", lambda _: None)
 
     any_stage.play(story)
 
@@ -233,14 +236,14 @@ def test_removal_follows_no_link(any_stage: Stage, tmp_path: Path) -> None:
 def test_junk_on_the_socket_is_complained_of_or_cut_off(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
-        reader, writer = task.connection._reader, task.connection._writer
+        writer = task.connection._transport
+        assert writer is not None
         writer.write(b'{"cmd":"fly"}\n{"cmd":"start","argv":"true"}\n')
         status = await task.until(lambda status: status.complaint, "complained")
         assert "fly" in (status.complaint or "") or "argv" in (status.complaint or "")
         writer.write(b"{broken\n")
         async with asyncio.timeout(10):
-            while await reader.readline():
-                pass
+            await task.connection.ended
         again = await node.again(task)
         await again.run("true")
         assert (await again.ended()).exit == ShimExit(code=0)

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.client import Client
+from muster.client import ApiError, Client
 from orchestrator.api import event_stream
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -57,10 +57,10 @@ def test_the_events_of_a_job_come_and_end_with_it(coordinator: CoordinatorProces
             listed = (await user.get(f"/v1/jobs/{job}/events"))["events"]
             streamed = [json.loads(event["data"]) for event in [first, *rest[:-1]]]
             assert streamed == listed
-            assert [event["id"] for event in [first, *rest[:-1]]] == [str(e["seq"]) for e in listed]
+            assert [event["id"] for event in [first, *rest[:-1]]] == [e["id"] for e in listed]
             async with follow(user, f"/v1/jobs/{job}/events", first["id"]) as answer:
                 await next_event(answer)
-                assert (await next_event(answer))["id"] == str(listed[1]["seq"])
+                assert (await next_event(answer))["id"] == listed[1]["id"]
             async with follow(user, f"/v1/jobs/{job}/events", rest[-2]["id"]) as answer:
                 assert answer.status == 204, "a browser comes no more"
             every = (await user.get(f"/v1/events?after={listed[0]['seq'] - 1}"))["events"]
@@ -98,6 +98,30 @@ def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorProcess) 
                 async with follow(user, f"{path}?after={newest + 1000}") as answer:
                     assert answer.status == 400
                     assert (await answer.json())["problems"][0]["field"] == "after"
+
+    asyncio.run(main())
+
+
+def test_an_event_of_another_history_is_refused(coordinator: CoordinatorProcess) -> None:
+    """As a backup was restored, and more has happened since: its place is another event's now."""
+
+    async def main() -> None:
+        await known_node(coordinator)
+        async with user_of(coordinator) as user, asyncio.timeout(60):
+            first = (await user.get("/v1/events"))["events"][0]
+            seq, mark = first["id"].split("-")
+            assert seq == str(first["seq"])
+            other = f"{seq}-{int(mark, 16) + 1:x}"
+            async with follow(user, "/v1/events", other) as answer:
+                assert (await answer.json())["code"] == "bad_last_event_id"
+            for query in (f"after={other}", f"after={other}&follow=1"):
+                async with follow(user, f"/v1/events?{query}") as answer:
+                    problem = await answer.json()
+                    assert problem["problems"][0]["field"] == "after"
+                    assert "was a backup of the coordinator restored?" in problem["detail"]
+            client = Client(coordinator.url, coordinator.admin)
+            with pytest.raises(ApiError, match="another event"):
+                await asyncio.to_thread(lambda: next(client.follow_events(after=other)))
 
     asyncio.run(main())
 

@@ -72,7 +72,11 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         assert node["env"] == {**order.env, "MY_API_KEY": REDACTED}
         assert order.env["MY_API_KEY"] == "canary-5512"
         assert "canary-5512" not in str(shown)
-        assert (await user.get(f"/v1/jobs/{job}/spec"))["spec"]["env"]["A"] == "b"
+        hidden = {"A": "b", "MY_API_KEY": REDACTED}
+        for path in (f"/v1/jobs/{job}/spec", f"/v1/jobs/{job}"):
+            assert (await user.get(path))["spec"]["env"] == hidden
+        events = await user.get(f"/v1/jobs/{job}/events")
+        assert events["events"][0]["fields"]["spec"]["env"] == hidden
         await agent.finish(task)
         await user.ended(job)
 

@@ -19,6 +19,7 @@ from orchestrator.api.parameters import JobsQuery
 from orchestrator.core import facts as f
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
+from orchestrator.shell.archive import Page
 from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -184,8 +185,13 @@ def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
         found = msgspec.structs.replace(spec, pool=pool)
         apply(state, f.JobSubmitted(JobId(number), found, "alice"), 0.0)
 
+    class Nothing:
+        async def page(self, *_: object, **__: object) -> Page:
+            return Page([], 0)
+
     class Owner:
         index = JobIndex(state)
+        archive = Nothing()
 
         async def settled(self) -> State:
             return state

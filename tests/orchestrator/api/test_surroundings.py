@@ -84,6 +84,27 @@ def test_an_expectation_is_not_answered_before_the_token_is_seen(
     assert ask(coordinator, data).status == 401
 
 
+def test_a_body_that_waits_to_be_asked_for_is_asked_for(coordinator: CoordinatorProcess) -> None:
+    body = b'{"run": "train.py", "nodes": "many"}'
+    line = "POST /v1/jobs:validate HTTP/1.1"
+    more = (f"Content-Length: {len(body)}", "Content-Type: application/json")
+    with dial(coordinator) as connection:
+        connection.sendall(head(coordinator, line, "Expect: 100-continue", *more))
+        assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert b"HTTP/1.1 422" in connection.recv(1000)
+
+
+def test_a_body_that_is_too_large_is_not_asked_for(coordinator: CoordinatorProcess) -> None:
+    line = "POST /v1/jobs HTTP/1.1"
+    more = ("Content-Length: 100000000", "Content-Type: application/json")
+    answer = ask(
+        coordinator,
+        head(coordinator, line, "Expect: 100-continue", *more),
+    )
+    assert answer.status == 413
+
+
 @pytest.mark.parametrize("given", ["abc-1.2_Z", "x" * 64])
 def test_the_callers_request_id_is_kept(coordinator: CoordinatorProcess, given: str) -> None:
     answer = get(coordinator, "/nowhere", f"X-Request-Id: {given}")

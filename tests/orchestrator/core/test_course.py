@@ -44,7 +44,7 @@ def test_a_gang_goes_from_submit_to_success() -> None:
         cluster.finish(name)
     assert cluster.shown(1) is JobState.SUCCEEDED
     assert cluster.cause(1).exit_code == 0
-    assert all(node.holder is None for node in cluster.state.nodes.values())
+    assert all(not node.holders for node in cluster.state.nodes.values())
     assert cluster.state.ports == {"m1": set()}
     assert cluster.commands("n1", ForgetTask) == [ForgetTask(tasks[1])]
 

@@ -118,7 +118,7 @@ def test_a_torchrun_that_is_killed_leaves_and_its_node_may_come_back_twice() -> 
         start(cluster, again)
     lose(cluster, 3)
     assert len(tasks(cluster)) == 4
-    assert cluster.state.nodes[NodeName("n1")].holder is None
+    assert cluster.state.nodes[NodeName("n1")].holders == {}
     assert cluster.shown(1) is JobState.RUNNING
 
 
@@ -138,7 +138,7 @@ def test_a_lost_node_leaves_and_is_free_when_it_is_back() -> None:
     cluster.beat(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
     assert cluster.shown(1) is JobState.RUNNING
     assert tasks(cluster)[2].state is TaskState.LOST
-    assert cluster.state.nodes[NodeName("n2")].holder is None
+    assert cluster.state.nodes[NodeName("n2")].holders == {}
     assert check(cluster.state) == []
     assert "n2 was lost" in job_view(cluster.state, cluster.job(1), cluster.now).timeline[-1].text
 
@@ -186,7 +186,7 @@ def test_who_joins_and_refuses_does_no_harm_and_is_not_asked_again() -> None:
     cluster.clean(task(1, 1, 1))
     assert cluster.shown(1) is JobState.RUNNING
     assert len(tasks(cluster)) == 2
-    assert cluster.state.nodes[NodeName("n1")].holder is None
+    assert cluster.state.nodes[NodeName("n1")].holders == {}
     assert check(cluster.state) == []
 
 
@@ -202,7 +202,7 @@ def test_it_succeeds_with_those_that_are_there() -> None:
     for rank in (0, 1, 3):
         cluster.clean(task(1, 1, rank))
     assert cluster.shown(1) is JobState.SUCCEEDED
-    assert all(node.holder is None for node in cluster.state.nodes.values())
+    assert all(not node.holders for node in cluster.state.nodes.values())
 
 
 def test_a_node_that_left_may_have_another_job_when_the_first_ends() -> None:
@@ -213,12 +213,11 @@ def test_a_node_that_left_may_have_another_job_when_the_first_ends() -> None:
         start(cluster, rank)
         lose(cluster, rank)
     cluster.submit(spec(nodes=1))
-    holder = cluster.state.nodes[NodeName("n1")].holder
-    assert holder is not None
-    assert holder[0] == 2
+    holders = dict(cluster.state.nodes[NodeName("n1")].holders)
+    assert list(holders) == [(2, 1)]
     cluster.finish(task(1, 1, 0))
     assert cluster.shown(1) is JobState.SUCCEEDED
-    assert cluster.state.nodes[NodeName("n1")].holder == holder
+    assert cluster.state.nodes[NodeName("n1")].holders == holders
     assert check(cluster.state) == []
 
 

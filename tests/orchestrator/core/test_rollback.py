@@ -57,7 +57,7 @@ def test_a_plan_that_one_node_refuses_starts_nowhere_and_is_tried_on_others(code
         assert not cluster.commands(f"n{rank}", StartTask)
     clean_all(cluster, tasks)
     assert cluster.state.ports == {"m1": set()}
-    assert all(node.holder is None for node in cluster.state.nodes.values())
+    assert all(not node.holders for node in cluster.state.nodes.values())
     cluster.beat(2)
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n0", "n2", "n3"]
 

@@ -22,6 +22,7 @@ from orchestrator.journal.opening import FILE_NAME
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.sqlite import Journal
 from orchestrator.shell.coordinator import replay
+from tests.orchestrator.journal.old_layouts import age
 
 FACTS: list[tuple[f.Durable, float]] = [
     (f.EpochStarted(1, "abc"), 1.0),
@@ -130,10 +131,7 @@ def test_a_value_that_was_changed_is_found_by_its_checksum(tmp_path: Path) -> No
 
 def test_a_journal_without_checksums_is_taken_over_with_a_copy(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    with sqlite3.connect(folder / FILE_NAME) as database:
-        database.execute("ALTER TABLE fact DROP COLUMN crc")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
+    age(folder / FILE_NAME, 1)
     assert len(read(folder)) == len(FACTS)
     assert len(read(folder)) == len(FACTS)
     copy = sqlite3.connect(folder / f"{FILE_NAME}.layout-1")

@@ -244,7 +244,7 @@ def test_requests_are_answered_one_by_one(tmp_path: Path) -> None:
 def durable(state: State) -> Any:
     """The state without what belongs to this process."""
     nodes = {
-        name: (n.agent_id, n.boot_id, n.version, n.inventory, n.holder)
+        name: (n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
         for name, n in state.nodes.items()
     }
     return state.next_job, nodes, state.jobs, state.keys, state.queues, state.ports

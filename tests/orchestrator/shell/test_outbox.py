@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from muster.daemon.tasks import TaskOwner
-from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.messages import TOO_LARGE, ArrangeTask, PrepareTask, TaskReport
 from muster.protocol.states import TaskState
@@ -84,7 +84,7 @@ def test_who_does_not_read_is_cut_off() -> None:
 def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() -> None:
     """Cut off, the agent would come back and be owed the same."""
     small = big(2)
-    large = replace(small, task=TaskId("1.1.0"), env={"X": "x" * FRAME_BYTES_MAX})
+    large = replace(small, task=TaskId("1.1.0"), env={"X": "x" * COMMAND_BYTES_MAX})
     arrange = ArrangeTask(TaskId("3.1.1"), (), large.env, (), "")
 
     async def main() -> None:

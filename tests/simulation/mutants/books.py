@@ -12,6 +12,7 @@ import pytest
 from muster.protocol.instant import Instant
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
+from muster.spec.types import JobSpec
 from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
 from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
@@ -86,7 +87,7 @@ def _freed_early(real: Any) -> Any:
         real(state, fact, at)
         if isinstance(fact, f.StopRequested):
             for task in state.jobs[fact.job].attempts[fact.attempt - 1].tasks:
-                state.nodes[task.node].holder = None
+                state.nodes[task.node].holders.clear()
 
     return apply_attempt
 
@@ -132,8 +133,8 @@ def _changes_in_memory(real: Any) -> Any:
     return after
 
 
-def _not_busy(node: Node) -> Lack | None:
-    return busy(replace(node, holder=None))
+def _not_busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
+    return busy(state, spec, replace(node, holders={}))
 
 
 def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
@@ -204,7 +205,7 @@ def _freed_on_leaving(real: Any) -> Any:
         real(state, fact, at)
         if isinstance(fact, f.TaskLeft):
             task = state.jobs[fact.job].attempts[fact.attempt - 1].tasks[fact.rank]
-            state.nodes[task.node].holder = None
+            state.nodes[task.node].holders.clear()
 
     return apply_task
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, hosts, links, networks, ours, steered, stops
+from tests.simulation.mutants import books, gpus, hosts, links, networks, ours, steered, stops
 
 EVERY = (
     *books.MUTANTS,
+    *gpus.MUTANTS,
     *hosts.MUTANTS,
     *links.MUTANTS,
     *networks.MUTANTS,

@@ -63,8 +63,8 @@ def _waits_for_the_lost(real: Any) -> Any:
     def place(state: State, job: Job) -> tuple[str, ...] | Waiting:
         fitting = [n for n in state.nodes.values() if placement.unfit(job.spec, n) is None]
         kept = [n for n in fitting if n.name not in job.avoid]
-        if len(kept) >= job.spec.nodes and any(placement.busy(n) for n in kept):
-            free = [n for n in kept if placement.busy(n) is None]
+        if len(kept) >= job.spec.nodes and any(placement.busy(state, job.spec, n) for n in kept):
+            free = [n for n in kept if placement.busy(state, job.spec, n) is None]
             if len(free) < job.spec.nodes:
                 return Waiting("waits for a node that it does not avoid", ())
         found: tuple[str, ...] | Waiting = real(state, job)

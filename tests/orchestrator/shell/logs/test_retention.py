@@ -34,14 +34,38 @@ def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLE
     )
 
 
+@pytest.fixture(autouse=True, params=["in the state", "in the archive"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the jobs that have ended are."""
+    monkeypatch.setattr(Rig, "archived", request.param == "in the archive")
+
+
 class Rig:
+    archived = False
+
     def __init__(self, root: Path, *jobs: Any) -> None:
         self.root = root
         self.jobs = {found.id: found for found in jobs}
         self.store = LogStore(root, Changes(), SystemClock())
+        known = {
+            name: found
+            for name, found in self.jobs.items()
+            if found.phase is not JobPhase.ENDED or not self.archived
+        }
         self.coordinator = SimpleNamespace(
-            now=lambda: Instant(0.0, NOW), state=SimpleNamespace(jobs=self.jobs)
+            now=lambda: Instant(0.0, NOW),
+            state=SimpleNamespace(jobs=known),
+            job=self._job,
+            archive=SimpleNamespace(ended_at=self._ended_at),
         )
+
+    async def _job(self, name: JobId) -> Any:
+        return self.jobs.get(name)
+
+    async def _ended_at(self, names: list[JobId]) -> dict[JobId, float]:
+        if not self.archived:
+            return {}
+        return {name: self.jobs[name].ended_at for name in names if name in self.jobs}
 
     def write(self, number: int, size: int, *, delivered: bool = True) -> None:
         stream = self.stream(number)

@@ -1,0 +1,142 @@
+"""What the all-reduce program prints, read; and what the numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+PASS_FRACTION: Final = 0.8
+"""Of what a node's chosen HCAs could carry together: what a ring over them gives."""
+_FIELDS: Final = 11
+
+
+class About(msgspec.Struct, frozen=True):
+    """What was measured; `why` says in words why it is not NCCL, where it is not."""
+
+    ranks: int
+    nodes: int
+    backend: str
+    device: str
+    torch: str
+    collective: str = "all_reduce"
+    why: str = ""
+    nccl: str = ""
+    warmups: int = 0
+    iterations: int = 0
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One size. Times are microseconds, means over the ranks; bandwidths are 1e9 bytes a second, of
+    the mean time. `wrong` counts elements of all ranks whose sum was not right.
+    """
+
+    size: int
+    count: int
+    iterations: int
+    time_us: float
+    p50_us: float
+    min_us: float
+    algbw_gb_s: float
+    busbw_gb_s: float
+    wrong: int
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The least bus bandwidth, in GB/s, that the largest size is to reach; None where nothing can
+    be asked of it. `passed` is None then, too. `text` says why.
+    """
+
+    gb_s: float | None
+    passed: bool | None
+    text: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One job of the benchmark. `rdma` is what it asked for, `transport` the coordinator's verdict
+    on what carried the bytes."""
+
+    job: int
+    rdma: str
+    nodes: tuple[str, ...]
+    about: About | None
+    rows: tuple[Row, ...]
+    transport: str
+    line: Line
+
+    @property
+    def largest(self) -> Row | None:
+        return max(self.rows, key=lambda row: row.size, default=None)
+
+    @property
+    def wrong(self) -> int:
+        return sum(row.wrong for row in self.rows)
+
+
+def read_line(line: str) -> About | Row | None:
+    """What a line of the program's output says; None for one that is for people only."""
+    if line.startswith("# {"):
+        try:
+            return msgspec.json.decode(line[2:], type=About)
+        except msgspec.DecodeError:
+            return None
+    words = line.split()
+    if len(words) != _FIELDS or line.startswith("#"):
+        return None
+    size, count, _, _, iterations, mean, p50, least, algbw, busbw, wrong = words
+    try:
+        return Row(
+            int(size),
+            int(count),
+            int(iterations),
+            float(mean),
+            float(p50),
+            float(least),
+            float(algbw),
+            float(busbw),
+            int(wrong),
+        )
+    except ValueError:
+        return None
+
+
+def bus_factor(ranks: int) -> float:
+    """busbw / algbw of an all-reduce: what a ring moves over each link for each byte."""
+    return 2 * (ranks - 1) / ranks
+
+
+def pass_line(
+    about: About | None, rows: Iterable[Row], rates_gbps: Mapping[str, float], *, tcp: bool = False
+) -> Line:
+    """What the chosen HCAs should give. `rates_gbps`: by node, the sum of theirs in Gbit/s, empty
+    where no plan names any. `tcp`: the transport is known to be TCP.
+    """
+    largest = max(rows, key=lambda row: row.size, default=None)
+    if about is None or largest is None:
+        return Line(None, None, "nothing was measured")
+    if about.nodes < 2:
+        return Line(None, None, "no pass line: one node, whose HCAs are not used")
+    if about.backend != "nccl":
+        why = f" ({about.why})" if about.why else ""
+        return Line(None, None, f"no pass line: {about.backend} over TCP{why}, no HCA is used")
+    least = min(rates_gbps.values(), default=0.0)
+    if not least:
+        return Line(None, None, "no pass line: the job has no HCAs in its plan")
+    wanted = PASS_FRACTION * least / 8
+    passed = largest.busbw_gb_s >= wanted and not tcp
+    over = " over TCP" if tcp else ""
+    return Line(
+        wanted,
+        passed,
+        f"{largest.busbw_gb_s:.1f} GB/s{over}, and {wanted:.1f} GB/s is the line: "
+        f"{PASS_FRACTION:.0%} of the {least:g} Gbit/s that the HCAs of a node have",
+    )
+
+
+def factors(fast: Iterable[Row], slow: Iterable[Row]) -> dict[int, float]:
+    """By size, how many times the bus bandwidth of `slow` that of `fast` is."""
+    base = {row.size: row.busbw_gb_s for row in slow}
+    return {
+        row.size: row.busbw_gb_s / base[row.size] for row in fast if base.get(row.size, 0.0) > 0.0
+    }

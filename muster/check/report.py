@@ -1,0 +1,221 @@
+"""What a check found, worst first: sentences that name nodes, pairs and networks."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from muster.check.output import NodeTold, Pair
+
+SLOW: Final = 1 / 3
+"""A pair below this share of its network's median is slow."""
+CLOCK_S: Final = 5.0
+NAMED_MAX: Final = 5
+PAIRS_MAX: Final = 20
+"""So many pairs of a network are told of by themselves."""
+_MUST_AGREE: Final = frozenset({"torch", "CUDA", "NCCL", "machine"})
+_NONE: Final = "none"
+
+
+class Severity(Enum):
+    FAULT = "fault"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is not as it should be. `kind` is a stable word."""
+
+    severity: Severity
+    kind: str
+    nodes: tuple[str, ...]
+    text: str
+
+
+class NetworkFound(msgspec.Struct, frozen=True):
+    """One network: how many pairs have met there, how many sends of theirs (one each way) failed,
+    and how fast the others were."""
+
+    network: str
+    pairs: int
+    failed: int
+    median_gb_s: float | None
+    worst: Pair | None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A whole check. `skipped`: why, by node; `facts`: what each node told of itself."""
+
+    nodes: tuple[str, ...]
+    skipped: dict[str, str]
+    jobs: tuple[int, ...]
+    findings: tuple[Finding, ...]
+    networks: tuple[NetworkFound, ...]
+    facts: dict[str, dict[str, str]]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """As `muster doctor`: 0, 1 (warnings), 2 (faults)."""
+        worst = {finding.severity for finding in self.findings}
+        return 2 if Severity.FAULT in worst else 1 if Severity.WARNING in worst else 0
+
+
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """In the order of their severity, else as they are."""
+    order = list(Severity)
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
+
+
+def differences(told: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Facts that differ between nodes: who the odd ones are, and what most have."""
+    found = []
+    for fact in dict.fromkeys(fact for mine in told.values() for fact in mine):
+        by_value: dict[str, list[str]] = defaultdict(list)
+        for node, mine in told.items():
+            by_value[mine.get(fact, _NONE)].append(node)
+        if len(by_value) < 2:
+            continue
+        value, most = max(by_value.items(), key=lambda item: len(item[1]))
+        odd = {
+            v: nodes for v, nodes in by_value.items() if v != value or 2 * len(most) <= len(told)
+        }
+        parts = [f"{named(nodes)} {_has(nodes)} {v}" for v, nodes in odd.items()]
+        if value not in odd:
+            parts.append(f"the other {len(most)} {_has(most)} {value}")
+        severity = Severity.FAULT if fact in _MUST_AGREE else Severity.WARNING
+        names = tuple(sorted(node for nodes in odd.values() for node in nodes))
+        found.append(Finding(severity, "differs", names, f"{fact}: {'; '.join(parts)}"))
+    return found
+
+
+def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
+    """What the nodes find by the names of the others, and what their clocks say."""
+    found = []
+    for node, its in told.items():
+        found += [
+            Finding(Severity.FAULT, "names", (node,), f"{node}: {text}") for text in its.names.wrong
+        ]
+        if its.names.late:
+            text = (
+                f"{node}: {its.names.late} names of others were not looked up in time: does its "
+                "name server answer?"
+            )
+            found.append(Finding(Severity.WARNING, "names", (node,), text))
+    unknowing = [node for node, its in told.items() if its.names.unknown]
+    if unknowing:
+        text = (
+            f"{named(unknowing)} {'knows' if len(unknowing) == 1 else 'know'} no names of the "
+            "others, not even while a job runs: `hosts.mode` of the agent is off, or it is not root"
+        )
+        found.append(Finding(Severity.NOTE, "names", tuple(unknowing), text))
+    usual = statistics.median(its.clock_s for its in told.values()) if told else 0.0
+    for node, its in told.items():
+        if abs(its.clock_s - usual) > CLOCK_S:
+            how = "ahead of" if its.clock_s > usual else "behind"
+            text = f"the clock of {node} is {abs(its.clock_s - usual):.0f} s {how} the others'"
+            found.append(Finding(Severity.WARNING, "clock", (node,), text))
+    return found
+
+
+def networks_found(pairs: Sequence[Pair]) -> tuple[NetworkFound, ...]:
+    """By network; the worst pair is one that failed, if any did, else the slowest."""
+    made = []
+    for network, mine in _by_network(pairs).items():
+        good = [pair.gb_s for pair in mine if pair.gb_s is not None]
+        worst = min(mine, key=lambda pair: -1.0 if pair.gb_s is None else pair.gb_s, default=None)
+        median = statistics.median(good) if good else None
+        met = len({frozenset((pair.sender, pair.receiver)) for pair in mine})
+        made.append(NetworkFound(network, met, len(mine) - len(good), median, worst))
+    return tuple(made)
+
+
+def between(pairs: Sequence[Pair]) -> list[Finding]:
+    """Pairs that do not reach each other, and slow ones. A node that reaches nobody on a network is
+    named once."""
+    found = []
+    for network, mine in _by_network(pairs).items():
+        found += _unreached(network, mine) + _slow(network, mine)
+    return found
+
+
+def _unreached(network: str, pairs: Sequence[Pair]) -> list[Finding]:
+    bad = [pair for pair in pairs if pair.gb_s is None]
+    if not bad:
+        return []
+    good = {
+        node for pair in pairs if pair.gb_s is not None for node in (pair.sender, pair.receiver)
+    }
+    everyone = {node for pair in pairs for node in (pair.sender, pair.receiver)}
+    alone = sorted(everyone - good)
+    if not good and len(everyone) > 2:
+        text = f"no node reaches another on {network}: {_why(bad)}"
+        return [Finding(Severity.FAULT, "tcp", tuple(alone), text)]
+    found = []
+    if good:
+        for node in alone:
+            its = [pair for pair in bad if node in (pair.sender, pair.receiver)]
+            text = f"{node} reaches nobody on {network}: {_why(its)}"
+            found.append(Finding(Severity.FAULT, "tcp", (node,), text))
+        bad = [pair for pair in bad if not {pair.sender, pair.receiver} & set(alone)]
+    both = {frozenset((pair.sender, pair.receiver)) for pair in bad}
+    told = sorted(tuple(sorted(ends)) for ends in both)
+    for one, other in told[:PAIRS_MAX]:
+        ways = [pair for pair in bad if {pair.sender, pair.receiver} == {one, other}]
+        first = ways[0]
+        text = (
+            f"{one} and {other} do not reach each other on {network}: {_why(ways)}"
+            if len(ways) == 2
+            else f"{first.sender} does not reach {first.receiver} on {network}, though it is "
+            f"reached from there: {first.why}"
+        )
+        found.append(Finding(Severity.FAULT, "tcp", (one, other), text))
+    if len(told) > PAIRS_MAX:
+        rest = tuple(sorted({node for ends in told[PAIRS_MAX:] for node in ends}))
+        text = f"and {len(told) - PAIRS_MAX} more pairs on {network}, of {named(rest)}"
+        found.append(Finding(Severity.FAULT, "tcp", rest, text))
+    return found
+
+
+def _slow(network: str, pairs: Sequence[Pair]) -> list[Finding]:
+    speeds = {pair: pair.gb_s for pair in pairs if pair.gb_s is not None}
+    if len(speeds) < 3:
+        return []
+    usual = statistics.median(speeds.values())
+    slow = sorted((item for item in speeds.items() if item[1] < SLOW * usual), key=lambda x: x[1])
+    found = []
+    for pair, speed in slow[:PAIRS_MAX]:
+        text = (
+            f"{pair.sender} to {pair.receiver} on {network}: {speed:.2f} GB/s, and half of all "
+            f"pairs have {usual:.2f} or more"
+        )
+        found.append(Finding(Severity.WARNING, "slow", (pair.sender, pair.receiver), text))
+    return found
+
+
+def named(nodes: Sequence[str]) -> str:
+    """`a, b and c`; of many, the first."""
+    if len(nodes) > NAMED_MAX:
+        return f"{', '.join(nodes[:NAMED_MAX])} and {len(nodes) - NAMED_MAX} more"
+    return " and ".join(filter(None, [", ".join(nodes[:-1]), nodes[-1]])) if nodes else "none"
+
+
+def _has(nodes: Sequence[str]) -> str:
+    return "has" if len(nodes) == 1 else "have"
+
+
+def _why(pairs: Sequence[Pair]) -> str:
+    """The commonest reason."""
+    return Counter(pair.why for pair in pairs).most_common(1)[0][0]
+
+
+def _by_network(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    made: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        made.setdefault(pair.network, []).append(pair)
+    return made

@@ -1,0 +1,53 @@
+"""Connections that read a journal beside its writer, kept open: opening one costs more than most
+questions do."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from orchestrator.journal.errors import JournalError
+
+_T = TypeVar("_T")
+_THREADS: Final = 2
+
+
+class Readers:
+    """Two at most, each used by one question at a time; made when they are first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._idle: list[sqlite3.Connection] = []
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="journal-reader")
+
+    async def read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
+        """What `look` finds; it sees what is committed and nothing else. Raises JournalError."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, look)
+
+    def close(self) -> None:
+        """Wait for those that are at work, then close all. Safe to call twice."""
+        self._threads.shutdown()
+        while self._idle:
+            self._idle.pop().close()
+
+    def _read(self, look: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            try:
+                database = self._idle.pop()
+            except IndexError:
+                database = sqlite3.connect(
+                    f"{self._path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+                )
+            try:
+                found = look(database)
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    database.close()
+                raise
+        except sqlite3.Error as error:
+            raise JournalError(f"{self._path} cannot be read ({error})") from error
+        self._idle.append(database)
+        return found

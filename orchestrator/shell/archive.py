@@ -1,0 +1,194 @@
+"""Jobs that have ended: moved out of the state into the journal's archive, and found again there.
+
+Whoever wants a job looks at the state first and then here: it leaves the state when it is in the
+archive, on disk.
+"""
+
+import asyncio
+import sqlite3
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from muster.protocol.http import JobSummary
+from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.protocol.states import ENDED_STATES, JobState
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
+from orchestrator.core.decide import decide
+from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.evolve import InvalidTransition
+from orchestrator.core.job import JobPhase
+from orchestrator.core.limits import Limits
+from orchestrator.core.retrace import retrace
+from orchestrator.core.state import Job, State
+from orchestrator.journal import archive
+from orchestrator.journal.archive import Archived, Asked
+from orchestrator.journal.errors import CorruptJournalError
+from orchestrator.journal.writer import JournalWriter
+
+# Whoever waited for a job looks at it now: meanwhile it is still in the state.
+LINGER_S: Final = 1.0
+# A commit waits for a move at most as long as one of so many takes: some 10 ms.
+_BATCH: Final = 32
+ROOM_AGAIN_S: Final = 10.0
+_KEPT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Summaries of jobs, the newest first: all from the number `floor` on, but for those above the
+    limit; 0: there is nothing below."""
+
+    jobs: list[JobSummary]
+    floor: int
+
+
+class Archive:
+    """What has gone from the state, and what is to go. `ended` counts the former by state."""
+
+    def __init__(self, journal: JournalWriter, state: State, ended: Mapping[str, int]) -> None:
+        self.ended = Counter({JobState(name): count for name, count in ended.items()})
+        self._journal = journal
+        self._due = deque(j.id for j in state.jobs.values() if j.phase is JobPhase.ENDED)
+        self._work = asyncio.Event()
+        if self._due:
+            self._work.set()
+        self._moved: dict[JobId, JobState] = {}  # and not gone from the state yet
+        self._found: OrderedDict[JobId, Job] = OrderedDict()
+
+    def took_in(self, facts: Sequence[f.Fact]) -> None:
+        for fact in facts:
+            match fact:
+                case f.JobEnded(job):
+                    self._due.append(job)
+                    self._work.set()
+                case f.JobForgotten(job):
+                    self.ended[self._moved.pop(job)] += 1
+                case _:
+                    pass
+
+    async def due(self) -> Sequence[JobId]:
+        """Wait for jobs to have ended; the first of them, a little later. They stay due."""
+        await self._work.wait()
+        if len(self._due) < _BATCH:
+            await asyncio.sleep(LINGER_S)
+        return [self._due[place] for place in range(min(len(self._due), _BATCH))]
+
+    async def move(self, state: State, jobs: Sequence[JobId]) -> bool:
+        """Put jobs, whose ends are on disk, into the archive; whether there was room. Raises
+        JournalError."""
+        rows = [_row(state, state.jobs[job]) for job in jobs]
+        if not await self._journal.archive(rows):
+            return False
+        self._moved |= {job: JobState(row.state) for job, row in zip(jobs, rows, strict=True)}
+        for _ in jobs:
+            self._due.popleft()
+        if not self._due:
+            self._work.clear()
+        return True
+
+    async def find(self, name: JobId) -> Job | None:
+        """A job that is in the archive, as it was when it ended. Raises JournalError."""
+        found = self._found.get(name)
+        if found is None:
+            found = await self._journal.read(partial(_retraced, name))
+        if found is not None:
+            self._found[name] = found
+            self._found.move_to_end(name)
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return found
+
+    async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
+        """The job of an idempotency key, and the digest of what came with it. Raises
+        JournalError."""
+        found = await self._journal.read(partial(archive.by_key, user=user, key=key))
+        return None if found is None else (JobId(found[0]), found[1])
+
+    async def ended_at(self, jobs: Sequence[JobId]) -> dict[int, float]:
+        """When those of them that are here ended (UTC seconds). Raises JournalError."""
+        return await self._journal.read(partial(archive.ended_at, jobs=jobs))
+
+    async def page(
+        self,
+        before: int,
+        limit: int,
+        *,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        name: str | None,
+        pool: str | None,
+    ) -> Page:
+        """Jobs of lesser numbers than `before` of which all that is not None is so. Raises
+        JournalError."""
+        ended = None if states is None else {state.value for state in ENDED_STATES & {*states}}
+        if ended is not None and not ended:
+            return Page([], 0)
+        if ended is not None and len(ended) == len(ENDED_STATES):
+            ended = None
+        return await self._journal.read(
+            partial(_page, Asked(before, limit, ended, user, name, pool))
+        )
+
+    async def answer(
+        self, state: State, asked: s.Stimulus, now: Instant, limits: Limits
+    ) -> a.Result | None:
+        """What the core says to a request for a job that is here; None where it is not. Raises
+        JournalError."""
+        name: JobId | None = getattr(asked, "job", None)
+        job = None if name is None else await self.find(name)
+        if job is None:
+            return None
+        books = State(epoch=state.epoch, nodes=state.nodes, jobs={job.id: job})
+        decision = decide(books, asked, now, limits)
+        if decision.facts:
+            raise AssertionError(f"{asked} changes job {name}, which is in the archive")
+        (answer,) = (act.result for act in decision.actions if isinstance(act, a.Answer))
+        return answer
+
+
+def _row(state: State, job: Job) -> Archived:
+    if job.ended_at is None:
+        raise AssertionError(f"job {job.id} has not ended")
+    return row_of(job, state.keys[job.user, job.key][1] if job.key else "")
+
+
+def row_of(job: Job, digest: str = "") -> Archived:
+    """A job that has ended as its row in the archive."""
+    summary = job_summary(State(), job, Instant(0.0, 0.0))
+    return Archived(
+        job=job.id,
+        user=job.user,
+        name=job.spec.name,
+        pool=job.spec.pool,
+        state=job_state(job).value,
+        ended_at=job.ended_at or 0.0,
+        key=job.key,
+        digest=digest,
+        summary=msgspec.json.encode(summary),
+    )
+
+
+def _retraced(name: JobId, database: sqlite3.Connection) -> Job | None:
+    facts = archive.facts_of(database, name)
+    if not facts:
+        return None
+    try:
+        return retrace((recorded.fact, recorded.at) for recorded in facts)
+    except (InvalidTransition, LookupError, ValueError) as error:
+        raise CorruptJournalError(
+            f"the facts of job {name} in the archive do not follow from each other ({error})"
+        ) from error
+
+
+def _page(asked: Asked, database: sqlite3.Connection) -> Page:
+    found = archive.search(database, asked)
+    decode = msgspec.json.Decoder(JobSummary).decode
+    return Page([decode(row.summary) for row in found.jobs], found.floor)

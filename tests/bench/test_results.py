@@ -1,0 +1,93 @@
+"""What the program of the benchmark prints, and what the numbers mean."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.bench.results import (
+    About,
+    Line,
+    Row,
+    bus_factor,
+    factors,
+    pass_line,
+    read_line,
+)
+
+NCCL = About(ranks=16, nodes=2, backend="nccl", device="H100", torch="2.9", nccl="2.27.5")
+GLOO = About(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="no GPU")
+
+
+def row(size: int, busbw: float, wrong: int = 0) -> Row:
+    return Row(size, size // 4, 20, 1.0, 1.0, 1.0, busbw / bus_factor(2), busbw, wrong)
+
+
+def test_a_row_is_read() -> None:
+    line = (
+        "     1048576       262144  float    sum     20      4780.1      3070.2  1080.3 0.2 0.4  7"
+    )
+    assert read_line(line) == Row(1048576, 262144, 20, 4780.1, 3070.2, 1080.3, 0.2, 0.4, 7)
+
+
+def test_what_it_is_about_is_read() -> None:
+    line = '# {"ranks": 2, "nodes": 2, "backend": "gloo", "device": "CPU", "torch": "2.9", "x": 1}'
+    assert read_line(line) == About(2, 2, "gloo", "CPU", "2.9")
+
+
+@given(st.text(max_size=60).flatmap(lambda t: st.sampled_from([t, f"# {{{t}", f"{t} " * 11])))
+def test_any_line_is_read_or_passed_over(line: str) -> None:
+    read_line(line)
+
+
+@pytest.mark.parametrize(("ranks", "factor"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
+def test_bus_factor_of_nccl_tests(ranks: int, factor: float) -> None:
+    assert bus_factor(ranks) == factor
+
+
+EIGHT_400G = {"a": 3200.0, "b": 3200.0}
+
+
+def test_the_line_is_eight_tenths_of_what_the_hcas_of_a_node_carry() -> None:
+    line = pass_line(NCCL, [row(1 << 20, 1.0), row(1 << 30, 330.0)], EIGHT_400G)
+    assert (line.gb_s, line.passed) == (320.0, True)
+    assert "80% of the 3200 Gbit/s" in line.text
+
+
+def test_the_node_with_the_least_decides() -> None:
+    line = pass_line(NCCL, [row(1 << 30, 200.0)], {"a": 3200.0, "b": 1600.0})
+    assert (line.gb_s, line.passed) == (160.0, True)
+
+
+def test_below_the_line() -> None:
+    assert pass_line(NCCL, [row(1 << 30, 27.5)], EIGHT_400G).passed is False
+
+
+def test_tcp_never_passes() -> None:
+    line = pass_line(NCCL, [row(1 << 30, 330.0)], EIGHT_400G, tcp=True)
+    assert line.passed is False
+    assert "over TCP" in line.text
+
+
+@pytest.mark.parametrize(
+    ("about", "rows", "rates", "said"),
+    [
+        (GLOO, [row(4, 1.0)], EIGHT_400G, "gloo over TCP (no GPU), no HCA is used"),
+        (NCCL, [row(4, 1.0)], {}, "no HCAs in its plan"),
+        (NCCL, [row(4, 1.0)], {"a": 3200.0, "b": 0.0}, "no HCAs in its plan"),
+        (About(8, 1, "nccl", "H100", "2.9"), [row(4, 1.0)], EIGHT_400G, "one node"),
+        (NCCL, [], EIGHT_400G, "nothing was measured"),
+        (None, [], {}, "nothing was measured"),
+    ],
+)
+def test_no_line_is_claimed_where_nothing_can_be_asked(
+    about: About | None, rows: list[Row], rates: dict[str, float], said: str
+) -> None:
+    line = pass_line(about, rows, rates)
+    assert line == Line(None, None, line.text)
+    assert said in line.text
+
+
+def test_factors_are_of_sizes_that_both_have() -> None:
+    assert factors([row(4, 12.0), row(8, 9.0), row(16, 1.0)], [row(4, 3.0), row(8, 0.0)]) == {
+        4: 4.0
+    }

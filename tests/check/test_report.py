@@ -1,0 +1,194 @@
+"""From what the nodes told to what is wrong."""
+
+import pytest
+
+from muster.check.output import Names, NodeTold, Output, Pair
+from muster.check.report import (
+    PAIRS_MAX,
+    Finding,
+    Report,
+    Severity,
+    between,
+    differences,
+    names_and_clocks,
+    networks_found,
+    worst_first,
+)
+
+NET = "10.0.0.0/24"
+UNKNOWN = (
+    "note: c knows no names of the others, not even while a job runs: `hosts.mode` of the agent is "
+    "off, or it is not root"
+)
+NAMES = ("a", "b", "c", "d")
+
+
+def full(
+    bad: dict[tuple[str, str], str] | None = None, names: tuple[str, ...] = NAMES
+) -> list[Pair]:
+    """All ways between `names`, but for those that fail."""
+    bad = bad or {}
+    return [
+        Pair(one, other, NET, None if (one, other) in bad else 1.0, bad.get((one, other), ""))
+        for one in names
+        for other in names
+        if one != other
+    ]
+
+
+def texts(findings: list[Finding]) -> list[str]:
+    return [f"{finding.severity.value}: {finding.text}" for finding in findings]
+
+
+def test_nothing_is_said_of_pairs_that_meet() -> None:
+    assert between(full()) == []
+
+
+def test_a_pair_is_named() -> None:
+    bad = {("b", "c"): "no answer in 3 s", ("c", "b"): "no answer in 3 s"}
+    (finding,) = between(full(bad))
+    assert finding.nodes == ("b", "c")
+    assert texts([finding]) == [
+        f"fault: b and c do not reach each other on {NET}: no answer in 3 s"
+    ]
+
+
+def test_one_way_is_told_from_both() -> None:
+    (finding,) = between(full({("c", "b"): "the connection is refused"}))
+    assert finding.text == (
+        f"c does not reach b on {NET}, though it is reached from there: the connection is refused"
+    )
+
+
+def test_a_node_that_reaches_nobody_is_named_once() -> None:
+    bad = {(x, y): "no answer" for x in NAMES for y in NAMES if x != y and "d" in (x, y)}
+    (finding,) = between(full(bad))
+    assert finding == Finding(
+        Severity.FAULT, "tcp", ("d",), f"d reaches nobody on {NET}: no answer"
+    )
+
+
+def test_a_network_that_carries_nothing_is_named_once() -> None:
+    bad = {(x, y): "no route to host" for x in NAMES for y in NAMES if x != y}
+    (finding,) = between(full(bad))
+    assert finding.text == f"no node reaches another on {NET}: no route to host"
+    assert finding.nodes == NAMES
+
+
+def test_two_nodes_are_a_pair_and_no_network() -> None:
+    bad = {("a", "b"): "no answer", ("b", "a"): "no answer"}
+    (finding,) = between(full(bad, ("a", "b")))
+    assert finding.text == f"a and b do not reach each other on {NET}: no answer"
+
+
+def test_a_great_many_pairs_are_counted() -> None:
+    names = tuple(f"n{number:02}" for number in range(20))
+    bad = {
+        (x, y): "no answer"
+        for i, x in enumerate(names)
+        for j, y in enumerate(names)
+        if i % 2 == 0 and j % 2 == 0 and i != j
+    }
+    found = between(full(bad, names))
+    assert len(found) == PAIRS_MAX + 1
+    assert found[-1].text.startswith(f"and {45 - PAIRS_MAX} more pairs on {NET}, of ")
+
+
+def test_a_slow_pair_is_a_warning() -> None:
+    pairs = [
+        p if p.sender != "b" or p.receiver != "d" else Pair("b", "d", NET, 0.2) for p in full()
+    ]
+    (finding,) = between(pairs)
+    assert (finding.severity, finding.kind, finding.nodes) == (
+        Severity.WARNING,
+        "slow",
+        ("b", "d"),
+    )
+
+
+def test_the_worst_pair_of_each_network() -> None:
+    pairs = [Pair("a", "b", "x", 2.0), Pair("b", "a", "x", 1.0), Pair("a", "b", "y", None, "cut")]
+    one, other = networks_found(pairs)
+    assert (one.pairs, one.failed, one.median_gb_s, one.worst) == (1, 0, 1.5, pairs[1])
+    assert (other.pairs, other.failed, other.median_gb_s, other.worst) == (1, 1, None, pairs[2])
+
+
+@pytest.mark.parametrize(
+    ("values", "severity", "text", "odd"),
+    [
+        (("1", "1", "2"), Severity.WARNING, "kernel: c has 2; the other 2 have 1", ("c",)),
+        (("1", "2", "2", "2"), Severity.WARNING, "kernel: a has 1; the other 3 have 2", ("a",)),
+        (("1", "2"), Severity.WARNING, "kernel: a has 1; b has 2", ("a", "b")),
+        (
+            ("1", "1", "2", "2"),
+            Severity.WARNING,
+            "kernel: a and b have 1; c and d have 2",
+            ("a", "b", "c", "d"),
+        ),
+        (("1", "1", None), Severity.WARNING, "kernel: c has none; the other 2 have 1", ("c",)),
+    ],
+)
+def test_the_odd_ones_are_named(
+    values: tuple[str | None, ...], severity: Severity, text: str, odd: tuple[str, ...]
+) -> None:
+    told = {n: {"kernel": v} if v else {} for n, v in zip(NAMES, values, strict=False)}
+    assert differences(told) == [Finding(severity, "differs", odd, text)]
+
+
+def test_torch_and_nccl_must_agree() -> None:
+    told = {"a": {"NCCL": "2.27.5"}, "b": {"NCCL": "2.27.5"}, "c": {"NCCL": "2.21.5"}}
+    (finding,) = differences(told)
+    assert finding.severity is Severity.FAULT
+
+
+def test_nodes_that_agree() -> None:
+    assert differences({"a": {"torch": "2.9"}, "b": {"torch": "2.9"}}) == []
+
+
+def test_names_and_clocks() -> None:
+    told = {
+        "a": NodeTold("a", {}, Names(wrong=("the name b leads to 1.2.3.4 here",))),
+        "b": NodeTold("b", {}, Names(late=3)),
+        "c": NodeTold("c", {}, Names(unknown=("a",)), clock_s=-60.0),
+    }
+    assert texts(names_and_clocks(told)) == [
+        "fault: a: the name b leads to 1.2.3.4 here",
+        "warning: b: 3 names of others were not looked up in time: does its name server answer?",
+        UNKNOWN,
+        "warning: the clock of c is 60 s behind the others'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("severities", "code"),
+    [
+        ([], 0),
+        ([Severity.NOTE], 0),
+        ([Severity.NOTE, Severity.WARNING], 1),
+        ([Severity.WARNING, Severity.FAULT], 2),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst(severities: list[Severity], code: int) -> None:
+    findings = worst_first(Finding(severity, "x", (), "") for severity in severities)
+    assert [f.severity for f in findings] == sorted(severities, key=list(Severity).index)
+    assert Report((), {}, (), findings, (), {}, ()).exit_code == code
+
+
+def test_output_is_read_and_the_better_of_two_tries_counts() -> None:
+    output = Output()
+    for line in (
+        '# {"nodes":["a","b"],"networks":["10.0.0.0/24"]}',
+        '# {"node":"a","facts":{"kernel":"6"},"names":{"wrong":[],"unknown":[],"late":0}}',
+        "b to a on 10.0.0.0/24: no answer",
+        '# {"step":"1/2","found":[[0,1,0,0.1,""]]}',
+        '# {"step":"2/2","found":[[1,0,0,null,"no answer"]]}',
+        '# {"step":"again","found":[[0,1,0,0.5,""]]}',
+        '# {"step":"again","found":[[9,9,9,0.5,""]]}',
+        "# {broken",
+    ):
+        assert not output.end
+        output.take(line)
+    assert output.nodes["a"].facts == {"kernel": "6"}
+    assert output.pairs == (Pair("a", "b", NET, 0.5), Pair("b", "a", NET, None, "no answer"))
+    output.take('# {"end":true}')
+    assert output.end

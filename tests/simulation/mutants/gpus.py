@@ -1,0 +1,77 @@
+"""Planted bugs of who has which GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.core import decide as agent
+from muster.protocol.gpus import GpuDevice, usable
+from orchestrator.core import evolve, gpus, placement
+from orchestrator.core.state import Node, State, Task
+from tests.simulation.mutants import Mutant, Patch
+from tests.simulation.mutants.books import _put, _unseen
+
+
+def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
+    return usable(node.inventory.devices)
+
+
+def _frees_the_node(state: State, task: Task) -> None:
+    state.nodes[task.node].holders.clear()
+
+
+def _both(*patches: Patch) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for one in patches:
+            one(monkeypatch)
+
+    return patch
+
+
+def _first_come(*_: Any) -> None:
+    """An agent that believes whatever it is told."""
+
+
+MUTANTS = (
+    Mutant(
+        "a GPU that somebody has counts as free",
+        _put(gpus, "free_gpus", _all_of_them),
+        ("books",),
+        seed=303,
+    ),
+    Mutant(
+        "a GPU that somebody has counts as free, and nobody looks",
+        _both(
+            _unseen(_put(gpus, "free_gpus", _all_of_them)),
+            _put(agent, "_gpus_taken", _first_come),
+        ),
+        ("gpus",),
+        seed=303,
+    ),
+    Mutant(
+        "a GPU is given out by each agent of its machine",
+        _put(gpus, "_of_siblings", lambda *_: set()),
+        ("books", "gpus"),
+        seed=303,
+    ),
+    Mutant(
+        "a gang has the same GPU through two agents",
+        _put(placement, "one_a_machine", list),
+        ("books", "gpus"),
+        seed=303,
+    ),
+    Mutant(
+        "all of a node is free when one of its jobs ends",
+        _put(evolve, "_free", _frees_the_node),
+        ("books",),
+        seed=304,
+    ),
+    Mutant(
+        "a job that shares its nodes has as many CPUs as it likes",
+        _put(placement, "free_cpus", lambda node: node.inventory.cpus),
+        ("books", "queue"),
+        seed=307,
+    ),
+)
