@@ -71,6 +71,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     started_at: Timestamp | None
     closed_at: Timestamp | None
     network: str | None = None
+    fabric: str | None = None
     proof: ProofView | None = None
 
 
@@ -313,6 +314,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
     network: str
     ended: str
     then: str
+    fabric: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):

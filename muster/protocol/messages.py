@@ -34,6 +34,8 @@ NO_SPACE: Final = "no_space"
 """Code of a refusal: a disk of the node is full."""
 TOO_LARGE: Final = "command_too_large"
 """A command for this task that no frame can hold."""
+FABRIC_DIFFERS: Final = "fabric_differs"
+"""Code of a refusal by the coordinator: a node is not as the others of a gang that needs RDMA."""
 UNREACHABLE: Final = "launcher_unreachable"
 """Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
 

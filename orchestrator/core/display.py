@@ -295,6 +295,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         started_at=maybe_timestamp(attempt.started_at),
         closed_at=maybe_timestamp(attempt.closed_at),
         network=attempt.network or None,
+        fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
     )
 

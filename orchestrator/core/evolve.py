@@ -261,9 +261,10 @@ def _apply_attempt(
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network):
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
+            attempt.fabric = fabric
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
             attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id

@@ -22,6 +22,7 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core.fabric_plan import FabricPlan
 
 SCHEMA: Final = 1
 
@@ -158,6 +159,7 @@ class AttemptArranged(_Fact, frozen=True):
     """Where the gang meets. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order, and `network` says which network they are of, and why.
+    `fabric` is None where there is nothing to plan.
     """
 
     job: JobId
@@ -166,6 +168,7 @@ class AttemptArranged(_Fact, frozen=True):
     master_port: int
     endpoints: tuple[Endpoint, ...] = ()
     network: str = ""
+    fabric: FabricPlan | None = None
 
 
 class TaskArranged(_Fact, frozen=True):

@@ -28,9 +28,11 @@ from muster.spec.types import (
     run_on_node,
 )
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.fabric_plan import Transport
+from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
-from orchestrator.core.proof import watched
+from orchestrator.core.proof import nccl_lines, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
@@ -128,12 +130,10 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
 
 
 def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
+    planned = node_plan(job, attempt, task)
     interface = endpoint(attempt, task).interface
-    return TaskFabric(
-        job.spec.rdma,
-        netdevs=(interface,) if interface else (),
-        nccl_debug=job.spec.nccl_debug,
-    )
+    netdevs = dict.fromkeys((*planned.netdevs, *((interface,) if interface else ())))
+    return TaskFabric(job.spec.rdma, planned.hcas, tuple(netdevs), job.spec.nccl_debug)
 
 
 def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
@@ -356,8 +356,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = _sockets(endpoint(attempt, task).interface)
-    usual |= _nccl_lines(spec, task, gang)
+    usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
@@ -368,21 +367,15 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     return {**usual, **_user_env(spec, task), **ours}
 
 
-def _nccl_lines(spec: JobSpec, task: Task, gang: Gang) -> dict[str, str]:
-    """NCCL says in a file of its own what it chooses, so that it can be proved; asked for more, it
-    says more. Whoever asks NCCL for lines himself gets them where he wants them.
-    """
-    asked = env_on_node(spec, task.rank)
-    if "NCCL_DEBUG" in asked or "NCCL_DEBUG_FILE" in asked:
-        return {}
-    folder = _prepared(task).nccl
-    if not gang.watched or not folder:
-        return {"NCCL_DEBUG": "INFO"} if spec.nccl_debug else {}
-    return {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "ALL" if spec.nccl_debug else "INIT,ENV,NET",
-        "NCCL_DEBUG_FILE": f"{folder}/%h.%p",
-    }
+def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
+    """What a node's jobs get for their network, where their user says nothing else."""
+    interface = endpoint(attempt, task).interface
+    made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
+    plan = attempt.fabric
+    if plan is not None and plan.transport is Transport.TCP and interface:
+        # UCX, too, is to leave RDMA alone.
+        made["UCX_NET_DEVICES"] = interface
+    return made
 
 
 def _visible(spec: JobSpec, task: Task) -> dict[str, str]:

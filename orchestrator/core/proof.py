@@ -6,7 +6,7 @@ from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.proof import Proof, evidence_text, gist, judge, planned
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.proof import Carrier, FabricReport, JobProof, NodeProof, ProofView
-from muster.spec.types import Rdma
+from muster.spec.types import JobSpec, Rdma, env_on_node
 from orchestrator.core import facts as f
 from orchestrator.core.state import Attempt, Job, Task
 
@@ -23,6 +23,23 @@ def _has_any(task: Task) -> bool:
     fabric = prepared.fabric
     known = fabric is not None and bool(fabric.ports or fabric.missing or fabric.stops)
     return known or prepared.gpus > 0
+
+
+def nccl_lines(spec: JobSpec, task: Task, watched: bool) -> dict[str, str]:
+    """NCCL says in a file of its own what it chooses, so that it can be proved; asked for more, it
+    says more. Whoever asks NCCL for lines himself gets them where he wants them.
+    """
+    asked = env_on_node(spec, task.rank)
+    if "NCCL_DEBUG" in asked or "NCCL_DEBUG_FILE" in asked:
+        return {}
+    folder = "" if task.prepared is None else task.prepared.nccl
+    if not watched or not folder:
+        return {"NCCL_DEBUG": "INFO"} if spec.nccl_debug else {}
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "ALL" if spec.nccl_debug else "INIT,ENV,NET",
+        "NCCL_DEBUG_FILE": f"{folder}/%h.%p",
+    }
 
 
 def proof_of(
