@@ -127,6 +127,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
+        traffic=held.traffic,
     )
 
 
@@ -189,6 +190,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         addresses=_addresses(state.identity.inventory.interfaces),
         # Once the gang has started, nobody asks any more.
         fabric=None if started(status) else held.fabric,
+        nccl=held.paths.nccl,
     )
 
 

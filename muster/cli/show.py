@@ -153,6 +153,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(f"network {attempt.network}")
     if attempt.fabric:
         _line(f"fabric {attempt.fabric}")
+    if attempt.proof is not None:
+        _line(attempt.proof.text, "traffic: ")
     cause = attempt.cause
     if cause is not None and cause.text not in told:
         _line(cause.text, "first cause: ")  # it names the rank and the node

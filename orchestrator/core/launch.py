@@ -33,6 +33,7 @@ from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
+from orchestrator.core.proof import nccl_lines, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
@@ -82,6 +83,7 @@ class Gang:
     names: str
     ranks: tuple[int, ...]  # by node rank
     gpus: tuple[int, ...]
+    watched: bool  # is what carries its traffic
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
@@ -101,6 +103,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         names="\n".join(t.node for t in members),
         ranks=ranks,
         gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
+        watched=watched(attempt),
     )
 
 
@@ -375,9 +378,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = fabric_environment(job, attempt, task)
-    if spec.nccl_debug:
-        usual["NCCL_DEBUG"] = "INFO"
+    usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
