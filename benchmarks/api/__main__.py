@@ -137,7 +137,9 @@ def _questions(local: LocalCluster, jobs: int, rounds: int) -> list[Row]:
     ask("show any job", lambda: connection.call("GET", f"/v1/jobs/{one()}"))
     ask("events of any job", lambda: connection.call("GET", f"/v1/jobs/{one()}/events"))
     ask("explain any job", lambda: connection.call("GET", f"/v1/jobs/{one()}/explain"))
-    ask("any 1000 events", lambda: connection.call("GET", f"/v1/events?after={10 * one()}"))
+    ask(
+        "any 100 events", lambda: connection.call("GET", f"/v1/events?limit=100&after={10 * one()}")
+    )
     ask("cancel of a job that has ended", lambda: _cancel(connection, one()))
     connection.close()
     return rows
