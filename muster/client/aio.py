@@ -27,6 +27,7 @@ from muster.client.feed import Feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
+from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
     EventList,
     EventView,
@@ -159,6 +160,10 @@ class AsyncClient:
     async def explain(self, job: int) -> Explanation:
         """As `Client.explain`."""
         return await self._call(calls.explain(job))
+
+    async def fabric(self, job: int) -> FabricView:
+        """As `Client.fabric`."""
+        return await self._call(calls.fabric(job))
 
     async def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None

@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
     EventList,
     Explanation,
@@ -118,6 +119,10 @@ def cancel(number: int, reason: str, grace_s: float | None, *, force: bool) -> C
 def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
     body = msgspec.json.encode(wanted)
     return Call(ChangeAnswer, "PATCH", f"/v1/jobs/{number}", body=body, patience_s=CHANGE_S)
+
+
+def fabric(number: int) -> Call[FabricView]:
+    return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
 
 
 def explain(number: int) -> Call[Explanation]:

@@ -22,6 +22,7 @@ from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
+from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
     EventList,
     EventView,
@@ -158,6 +159,10 @@ class Client:
     def explain(self, job: int) -> Explanation:
         """Why the job waits, and for what; or why it ran where it did, and what ended it."""
         return self._call(calls.explain(job))
+
+    def fabric(self, job: int) -> FabricView:
+        """The fabric plan of the job's last attempt, and why each value of it."""
+        return self._call(calls.fabric(job))
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None

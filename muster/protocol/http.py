@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.proof import ProofView
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
 
@@ -59,6 +60,8 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
+    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
+
     number: int
     state: str
     tasks: tuple[TaskView, ...]
@@ -68,6 +71,8 @@ class AttemptView(msgspec.Struct, frozen=True):
     started_at: Timestamp | None
     closed_at: Timestamp | None
     network: str | None = None
+    fabric: str | None = None
+    proof: ProofView | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -309,6 +314,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
     network: str
     ended: str
     then: str
+    fabric: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):
