@@ -9,10 +9,10 @@ import re
 from typing import Final
 
 from muster.protocol.failures import FailureKind
-from muster.spec import later, units
+from muster.spec import units
 from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
-from muster.spec.problems import Kind, RefusedError, printable
+from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
 from muster.spec.types import SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
 
@@ -100,10 +100,6 @@ def schema_version(text: str) -> int:
 def launcher(text: str) -> Launcher | None:
     """What starts the ranks."""
     name = text.strip()
-    if name in later.LATER_LAUNCHERS:
-        raise RefusedError(
-            later.not_yet(f"`launcher: {name}`"), later.LATER_LAUNCHERS[name], Kind.LATER
-        )
     known = [launcher.value for launcher in Launcher]
     if name not in known:
         meant = nearest(name, known)

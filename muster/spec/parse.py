@@ -174,7 +174,7 @@ def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Re
             "cannot serve a range of nodes",
             "leave the key out, or write one number of nodes",
         )
-    if chosen is Rendezvous.C10D and launcher not in (None, Launcher.TORCHRUN):
+    if chosen is Rendezvous.C10D and launcher is not None and not launcher.torchruns:
         where = "nodes" if elastic else "rendezvous"
         what = "a range of nodes" if elastic else "c10d"
         job.problems.add(

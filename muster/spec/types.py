@@ -25,8 +25,17 @@ class Launcher(Enum):
     """What starts the rank processes on a node."""
 
     TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
     PROCESSES = "processes"
     NONE = "none"
+
+    @property
+    def torchruns(self) -> bool:
+        """Whether it is a torchrun on every node that starts the ranks. `accelerate` adds the
+        environment that `accelerate launch` makes, `deepspeed` what DeepSpeed's own launcher gives
+        each rank."""
+        return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
 
 
 class Rendezvous(Enum):

@@ -31,7 +31,7 @@ from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
-from orchestrator.core.timers import limit_timers, phase_timers
+from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -42,6 +42,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeConnected()
             | f.NameClaimed()
             | f.NodeHeard()
+            | f.PortsSeen()
+            | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
             | f.SpaceChanged()
@@ -54,6 +56,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobForgotten()
         ):
             return Decision()
+        case f.TrafficJudged():
+            job, attempt = _of(state, fact)
+            return Decision([], traffic_timer(job, attempt, now, limits))
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):
@@ -409,4 +414,5 @@ _AttemptFact = (
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskLeft
+    | f.TrafficJudged
 )
