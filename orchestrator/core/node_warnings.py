@@ -21,6 +21,7 @@ def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
             f"another agent at {peer} calls itself {node.name} too, and was refused "
             f"{max(now.mono - at, 0.0):.0f} s ago"
         )
+    found += [port.text for port in node.ports]
     return tuple(filter(None, found))
 
 
