@@ -20,7 +20,7 @@ from agent.core.shim import (
 )
 from agent.core.state import HeldTask, State
 from agent.core.stimuli import TaskPaths
-from agent.core.task import report, task_state
+from agent.core.task import report, succeeded, task_state
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 
@@ -61,7 +61,9 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             hostfile = a.WriteHostfile(task, arrange.hostfile)
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
-            return [hostfile, *_say(state, state.tasks[task], now)]
+            # That it starts says that it was arranged.
+            said = [] if arrange.start else _say(state, state.tasks[task], now)
+            return [hostfile, *said]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
@@ -74,12 +76,11 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return _stop(state.tasks[task], SHORTENABLE)
         case f.ShimSeen(task) | f.TaskAdopted(task):
             held = state.tasks[task]
-            return [
-                *_drive(state, held, now),
-                *_restore(held),
-                *_say(state, held, now),
-                *_tidy(held),
-            ]
+            restored = _restore(held)
+            # Of a success nobody hears before its names are taken back: one report for two.
+            waits = restored and held.status is not None and succeeded(held.status)
+            said = [] if waits else _say(state, held, now)
+            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
         case f.FabricKnown(task):
             # Before its folders are told it is no news.
             held = state.tasks[task]

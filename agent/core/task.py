@@ -68,6 +68,11 @@ def started(status: ShimStatus) -> bool:
     return status.running_s is not None or status.exit is not None
 
 
+def succeeded(status: ShimStatus) -> bool:
+    """Whether the program has ended as it should."""
+    return status.exit is not None and status.exit.status.ok
+
+
 def task_state(held: HeldTask) -> TaskState:
     """Where a task stands, in the words of both daemons."""
     status = held.status

@@ -203,7 +203,7 @@ def _exit(task: TaskView, launcher: str) -> str:
     failed = [r.exit for r in task.ranks if r.exit and not r.exit.ok and not r.stopped]
     if failed:
         return exit_text(failed[0])
-    if task.exit.ok or launcher != "torchrun":
+    if task.exit.ok or launcher in ("none", "processes"):
         return exit_text(task.exit)
     stopped = any(rank.stopped for rank in task.ranks)
     return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"

@@ -25,8 +25,11 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
-"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks."""
+PROTOCOL_MAX = 3
+"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
+which agents of 2 wait in vain."""
+STARTS_WITH_PLAN: Final = 3
+"""From this protocol on `ArrangeTask.start` is heeded."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -281,7 +284,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over. `fabric` is what the gang's fabric plan means for this node.
+    is over. `fabric` is what the gang's fabric plan means for this node. `start`: there is nobody
+    to wait for, so open the gate when that is done.
     """
 
     task: TaskId
@@ -297,6 +301,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
     fabric: TaskFabric | None = None
+    start: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

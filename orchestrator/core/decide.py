@@ -26,7 +26,6 @@ from muster.protocol.messages import (
 )
 from muster.protocol.proof import PortHealth
 from muster.protocol.states import TaskState
-from muster.spec.types import Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import proof
@@ -269,7 +268,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     found = [*measured, *news(task, report)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
-    leased = 0 if job.spec.launcher is Launcher.TORCHRUN else attempt.master_port
+    leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
         return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]

@@ -17,7 +17,8 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import owed, signals, tasks_on, wanted
+from orchestrator.core.binding import binding_refused
+from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
@@ -73,6 +74,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             return Decision([], [a.SetTimer(timer, now.mono + delay_s)])
+        case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
+            # Nobody else has to be ready: its plan and its start are one commit and one message.
+            return Decision([f.AttemptStarted(fact.job, fact.attempt)])
         case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
             return _phase_begun(state, fact, now, limits)
         case f.StopRequested() | f.StopForced() | f.GraceShortened():
@@ -239,7 +243,7 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
-    meeting = choose_meeting(state, attempt)
+    meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
     fabric = plan_for(job, attempt)
@@ -381,7 +385,9 @@ def _tell(
     session = state.nodes[task.node].session
     if session is None:
         return []
-    commands = wanted(job, attempt, task, on_node, limits, gang)
+    commands = folded(
+        wanted(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
+    )
     return [a.Send(task.node, session, command) for command in commands]
 
 

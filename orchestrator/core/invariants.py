@@ -92,8 +92,12 @@ def _task(attempt: Attempt, task: Task) -> Iterator[str]:
         whole = not task.joined and task.present
         if whole and attempt.phase in (AttemptPhase.ARRANGING, AttemptPhase.RUNNING):
             yield f"{name} is {attempt.phase.value} and task {task.id} was never prepared"
+    alone = len(attempt.tasks) == 1
     if attempt.phase is AttemptPhase.RUNNING and not (
-        task.joined or task.state is TaskState.LOST or reached(task.state, TaskState.ARRANGED)
+        alone
+        or task.joined
+        or task.state is TaskState.LOST
+        or reached(task.state, TaskState.ARRANGED)
     ):
         yield f"{name} is running and task {task.id} was never arranged"
     if attempt.released_at is None and task.state is TaskState.STARTED:

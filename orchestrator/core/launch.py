@@ -11,6 +11,7 @@ from typing import assert_never
 
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
+from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -59,7 +60,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     spec = job.spec
     return PrepareTask(
         task=task.id,
-        launcher=spec.launcher.value,
+        launcher=(Launcher.TORCHRUN if spec.launcher.torchruns else spec.launcher).value,
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
@@ -109,7 +110,7 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
 def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
-    torchrun = spec.launcher is Launcher.TORCHRUN
+    torchrun = spec.launcher.torchruns
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
@@ -134,6 +135,19 @@ def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
     interface = endpoint(attempt, task).interface
     netdevs = dict.fromkeys((*planned.netdevs, *((interface,) if interface else ())))
     return TaskFabric(job.spec.rdma, planned.hcas, tuple(netdevs), job.spec.nccl_debug)
+
+
+def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
+    """Which ranks run on each node of an attempt that has started; nothing where torchruns number
+    them as they meet (c10d)."""
+    if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
+        return {}
+    made, before = {}, 0
+    for task in attempt.tasks:
+        count = ranks_on_node(job.spec, _seat(task))
+        made[task.id] = range(before, before + count)
+        before += count
+    return made
 
 
 def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
@@ -217,7 +231,15 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         prepared.log_dir,
         "--local-addr",
         endpoint(attempt, task).address,
+        *_binding(job.spec),
+        # Where options of accelerate's begin.
+        *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )
+
+
+def _binding(spec: JobSpec) -> tuple[str, ...]:
+    chosen = spec.resources.numa_binding
+    return () if chosen is None else ("--numa-binding", chosen.value)
 
 
 def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
@@ -422,7 +444,15 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
+        **_beyond_torchrun(job.spec.launcher),
     }
+
+
+def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
+    """What the bootstrap is to do besides running torchrun, from before its gate on."""
+    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        return {"MUSTER_LAUNCHER": launcher.value}
+    return {}
 
 
 def _prepared(task: Task) -> Prepared:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from agent.core.shim import ShimPhase
@@ -25,6 +26,7 @@ from orchestrator.core.explain import chance
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
+from orchestrator.core.retrace import retrace
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
@@ -69,6 +71,7 @@ class Checkers:
     epoch: int = 0
     peace_at: float = math.inf
     commits: int = 0
+    retraced: set[JobId] = field(default_factory=set)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -169,7 +172,7 @@ class Checkers:
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
         match job.spec.launcher:
-            case Launcher.TORCHRUN:
+            case Launcher.TORCHRUN | Launcher.ACCELERATE | Launcher.DEEPSPEED:
                 self._check_meeting(shim, attempt)
             case Launcher.PROCESSES:
                 self._check_ranks(shim, job.spec)
@@ -341,6 +344,24 @@ class Checkers:
         self.commits += 1
         if self.commits % COMPARE_EVERY == 0 and not disk.staged:
             self.compare(state, disk.replay())
+            self.archived(state, disk)
+
+    def archived(self, state: State, disk: Disk) -> None:
+        """Were all jobs that have ended in the archive: the rest of the disk holds the rest of the
+        state, and each of them can be told from its own facts."""
+        over = {name for name, job in state.jobs.items() if job.phase is JobPhase.ENDED}
+        live = disk.replay(without=over)
+        jobs = {name: job for name, job in state.jobs.items() if name not in over}
+        keys = {key: found for key, found in state.keys.items() if found[0] not in over}
+        self.compare(replace(state, jobs=jobs, keys=keys, next_job=live.next_job), live)
+        histories = disk.histories(over - self.retraced)
+        self.retraced |= over
+        for name, facts in histories.items():
+            wanted, found = deepcopy(state.jobs[name]), retrace(facts)
+            for attempt in wanted.attempts:
+                attempt.machine_id = ""  # that port is free again
+            if found != wanted:
+                self.fail(f"archive: job {name} was {wanted}, and its facts say {found}")
 
     def compare(self, state: State, replayed: State) -> None:
         for name, wanted, found in (

@@ -247,6 +247,7 @@ class Cluster:
     def _reckon(self) -> None:
         state = self.coordinator.state
         self.checkers.compare(state, self.disk.replay())
+        self.checkers.archived(state, self.disk)
         self.checkers.restarted(state)
         submitted = sum(not client.declined for client in self.clients)
         if len(state.jobs) != submitted:
