@@ -63,6 +63,7 @@ class CauseCode(enum.Enum):
     LEASE_EXPIRED = "lease_expired"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
+    DRAINED = "drained"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,6 +12,7 @@ from muster.spec.units import duration_text
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
 from orchestrator.core.display import host_port
+from orchestrator.core.service import service_event
 from orchestrator.core.state import Job
 
 
@@ -42,6 +43,15 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             return f"coordinator started, epoch {epoch}"
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
+        case (
+            f.NodeDrained()
+            | f.DrainTimed()
+            | f.NodeResumed()
+            | f.NodeBlamed()
+            | f.NodeTrusted()
+            | f.QuarantineSpared()
+        ):
+            return f"node {fact.node} {service_event(fact)}"
         case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):
             again = "" if rerun_of is None else f", job {rerun_of} again"
             return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}{again}"

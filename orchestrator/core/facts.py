@@ -20,6 +20,11 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core.service_facts import (
+    DrainTimed,
+    NodeTrusted,
+    OfService,
+)
 
 SCHEMA: Final = 1
 
@@ -284,13 +289,14 @@ class TaskJoined(_Fact, frozen=True):
 
 
 class TaskLeft(_Fact, frozen=True):
-    """An elastic gang goes on without this task, which is to end if it has not; its node is free
-    when it has."""
+    """An elastic gang goes on without this task, which is to end if it has not, at once with
+    `force`; its node is free when it has."""
 
     job: JobId
     attempt: int
     rank: int
     reason: str
+    force: bool = False
 
 
 class AttemptClosed(_Fact, frozen=True):
@@ -423,6 +429,7 @@ Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
 Durable = (
     EpochStarted
     | NodeRegistered
+    | OfService
     | JobSubmitted
     | JobHeld
     | JobReleased
@@ -456,7 +463,15 @@ Fact = Durable | Ephemeral
 
 # What follows from the last of them is another fact, and that one does not wait.
 _PATIENT: Final = (TaskExited, TaskCleaned)
-_LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
+_LAZY: Final = (
+    TaskPrepared,
+    TaskArranged,
+    TaskListening,
+    TaskStarted,
+    JobRequeued,
+    DrainTimed,
+    NodeTrusted,
+)
 _EPHEMERAL: Final = (
     NodeConnected,
     NameClaimed,

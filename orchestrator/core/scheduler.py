@@ -40,6 +40,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.AttemptPlaced()
             | f.AttemptClosed()
             | f.TaskLeft()
+            | f.NodeDrained()
+            | f.NodeResumed()
         ):
             return True
         case f.TaskCleaned() | f.TaskLost():
@@ -69,6 +71,10 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskStarted()
             | f.TaskExited()
             | f.JobForgotten()
+            | f.DrainTimed()
+            | f.NodeBlamed()
+            | f.NodeTrusted()
+            | f.QuarantineSpared()
         ):
             return False
         case _:
@@ -101,7 +107,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
     node, nothing else need be asked."""
     free = 0
     for node in state.nodes.values():
-        if node.link is not LinkState.CONNECTED:
+        if node.link is not LinkState.CONNECTED or not node.in_service:
             continue
         if not node.holders or (spec.resources.gpu and shares(spec, node.inventory)):
             free += 1
