@@ -233,8 +233,8 @@ class LocalCluster:
             **made,
             "node": name,
             "state_dir": str(self.root / "state" / name),
-            **self._place(number),
             "gpus": 0,
+            **self._place(number),
             "python": sys.executable,
             # On a machine of one's own a job may do what its owner may.
             "allow_root_jobs": os.geteuid() == 0,

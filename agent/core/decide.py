@@ -221,7 +221,8 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
                 return said
             if held.arrange is not None and held.started:
                 return said
-            return Decision([f.PlanTaken(held.id, command)])
+            gate: list[f.Fact] = [f.GateOpened(held.id)] if command.start else []
+            return Decision([f.PlanTaken(held.id, command), *gate])
         case m.StartTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
             planned = at_gate and held.arrange is not None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from muster.fabric.affinity import way
 from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
 from muster.fabric.order import function_order, natural
@@ -14,7 +15,6 @@ from muster.fabric.types import (
     ETHERNET,
     INFINIBAND,
     Affinity,
-    AffinityClass,
     Hca,
     Network,
     Probe,
@@ -34,8 +34,6 @@ from muster.protocol.fabric import (
 _TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
 _FIT_MAX: Final = 16
 _ADDRESSES_MAX: Final = 2
-_HOPS_MAX: Final = 99
-_PLACES: Final = {kind: place for place, kind in enumerate(AffinityClass)}
 
 
 def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
@@ -43,6 +41,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
     within = address_range(rules) if rules is not None else None
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
+    unused = [hca for hca in probe.hcas if hca.usable_by_nccl_ib and not hca.use]
     conf = probe.software.nccl_conf
     software = probe.software
     versions = {
@@ -56,6 +55,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         missing=tuple(
             MissingPort(hca.key, hca.pci or "", _short(hca.reason)) for hca in missing[:PORTS_MAX]
         ),
+        unused=tuple(hca.key for hca in unused[:TEXTS_MAX]),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
         range="" if within is None else str(within),
         gpus=_gpus(probe, used),
@@ -137,9 +137,7 @@ def _gpus(probe: Probe, used: Sequence[Hca]) -> tuple[FabricGpu, ...]:
 
 
 def _way(pair: Affinity | None) -> int:
-    if pair is None or pair.distance is AffinityClass.UNKNOWN:
-        return -1
-    return 100 * _PLACES[pair.distance] + min(pair.hops or 0, _HOPS_MAX)
+    return -1 if pair is None else way(pair)
 
 
 def _short(text: str) -> str:

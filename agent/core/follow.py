@@ -60,7 +60,9 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             hostfile = a.WriteHostfile(task, arrange.hostfile)
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
-            return [hostfile, *_say(state, state.tasks[task], now)]
+            # That it starts says that it was arranged.
+            said = [] if arrange.start else _say(state, state.tasks[task], now)
+            return [hostfile, *said]
         case f.NetworkReady(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]

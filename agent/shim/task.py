@@ -304,8 +304,10 @@ class Task(Outcome, Course):
             status.refusal = (RefusalCode.BOOTSTRAP_FAILED, text)
         self._ends = self._leftovers = True
         self._phase(Phase.EXITED)
-        # The end is worth telling before the disk has taken the record.
-        self.flush()
+        if how.failed:
+            # A gang is to stop before the disk has taken the record. Of a success the record is all
+            # that anybody waits for.
+            self.flush()
 
     def _orphan_ended(self, pid: int, how: Exit) -> None:
         """A rank whose launcher died before it is ours to wait for."""

@@ -1,42 +1,53 @@
 """Lists and filters over very many finished jobs, and how long a restart takes with them.
 
-The journal is written beforehand, two facts a job, the fewest that there can be; the coordinator is
-the real one, and each question goes over a connection that is kept.
+The journal is written beforehand, by its own code (`history`); the coordinator is the real one, and
+each question goes over a connection that is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import http.client
+import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from benchmarks.api.history import write
 from benchmarks.launch.cluster import Connection, Wrong
-from benchmarks.launch.report import machine, table, write_json
+from benchmarks.launch.report import machine, write_json
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import ClusterError, LocalCluster
-from muster.protocol.ids import JobId
-from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.spec.parse import parse_mapping
-from orchestrator.core import facts as f
-from orchestrator.journal.sqlite import Journal
 
 JOBS = 1_000_000
 ANSWER_MS, RESTART_S = 50, 3
-USERS = 50
-_BATCH = 10_000
+_STARTS = 6
 _START_MAX_S = 600.0
-_QUESTIONS = {
-    "the newest 100": "?limit=100",
-    "one user's of 50": "?user=user-7",
-    "of a user that has none": "?user=nobody",
-    "those that wait or run": "?state=QUEUED,RUNNING",
-    "those that failed": "?state=FAILED",
-    "of a pool that has none, a page": "?pool=none",
+_LISTS = {
+    "the newest 100": "limit=100",
+    "the newest 1000": "limit=1000",
+    "one user's of 50": "user=user-7",
+    "of a user that has none": "user=nobody",
+    "of one name of 1000": "name=train-77",
+    "of a name that none has": "name=nothing",
+    "those that wait or run": "state=QUEUED,RUNNING",
+    "those that failed": "state=FAILED",
+    "those that failed or were lost": "state=FAILED,LOST,TIMEOUT",
+    "of one pool of two": "pool=big",
+    "of a pool that has none": "pool=none",
+    "one user's that failed": "user=user-7&state=FAILED",
+    "one user's that never are cancelled": "user=user-7&state=CANCELLED",
+    "one user's in a pool, failed or cancelled": "user=user-7&pool=big&state=FAILED,CANCELLED",
+    "a pool's of a user that is never there": "pool=default&user=user-7&name=train-3",
+    "everything asked for": "user=user-7&name=train-77&pool=big&state=SUCCEEDED",
 }
 
 
@@ -47,75 +58,152 @@ def main() -> int:
     where = machine()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = measure(Path(folder), args.jobs, args.rounds)
+            rows, notes = measure(Path(folder), args.jobs, args.rounds, args.journal)
     except KeyboardInterrupt:
         return 130
     except (ClusterError, Wrong, OSError) as error:
         print(f"stopped: {error}")
         return 1
-    print(table(where, rows, []))
+    print(_table(where, rows, notes))
     if args.json is not None:
-        write_json(args.json, where, rows, [])
+        write_json(args.json, where, rows, notes)
     return 0
 
 
-def measure(folder: Path, jobs: int, rounds: int) -> list[Row]:
-    restart = Row("api", f"{jobs} finished jobs: from the start until it serves", "ours", "s")
-    restart.aim = Aim(RESTART_S)
-    rows = [restart]
+def measure(
+    folder: Path, jobs: int, rounds: int, journal: Path | None
+) -> tuple[list[Row], list[str]]:
+    """Restarts, then the questions; `journal` is a state folder that `history` has written."""
     local = LocalCluster(folder, agents=0)
     config = yaml.safe_load((local.root / "config" / "coordinator.yaml").read_text())
-    print(f"writing a journal of {jobs} jobs", file=sys.stderr, flush=True)
-    write_journal(local.root / "config" / config["state_dir"], jobs)
-    began = time.perf_counter()
-    local.coordinator.start()
+    state_dir = local.root / "config" / config["state_dir"]
+    if journal is None:
+        print(f"writing a journal of {jobs} jobs", file=sys.stderr, flush=True)
+        write(state_dir, jobs)
+    else:
+        shutil.rmtree(state_dir, ignore_errors=True)
+        state_dir.symlink_to(journal.resolve())
+    size = sum(file.stat().st_size for file in state_dir.glob("journal.sqlite*"))
+    notes = [f"journal: {size / 1e6:.0f} MB, {size / jobs:.0f} bytes a job"]
     try:
-        _until_it_serves(local)
-        restart.add(time.perf_counter() - began)
-        connection = Connection(local)
-        for what, query in _QUESTIONS.items():
-            row = Row("api", f"list {what}", "ours", aim=Aim(ANSWER_MS))
-            for _ in range(rounds):
-                began = time.perf_counter()
-                connection.call("GET", f"/v1/jobs{query}")
-                row.add((time.perf_counter() - began) * 1e3)
-            rows.append(row)
-        connection.close()
+        rows = _starts(local, jobs, notes)
+        rows += _questions(local, jobs, rounds)
+        notes.append(f"coordinator after all questions: {_memory(local)}")
     finally:
         local.stop()
+    return rows, notes
+
+
+def _starts(local: LocalCluster, jobs: int, notes: list[str]) -> list[Row]:
+    """Every other one after a SIGKILL. The last one goes on."""
+    row = Row("restart", f"{jobs} finished jobs: exec to 200 of /readyz", "ours", "s")
+    row.aim = Aim(RESTART_S)
+    for number in range(_STARTS):
+        if number:
+            (local.coordinator.kill if number % 2 else local.coordinator.stop)()
+        began = time.perf_counter()
+        local.coordinator.start()
+        _until_ready(local)
+        row.add(time.perf_counter() - began)
+    notes.append(f"coordinator when it serves: {_memory(local)}")
+    return [row]
+
+
+def _questions(local: LocalCluster, jobs: int, rounds: int) -> list[Row]:
+    connection = Connection(local)
+    rng = random.Random(1)
+    rows = []
+
+    def ask(what: str, call: Callable[[], Any]) -> None:
+        row = Row("api", what, "ours", aim=Aim(ANSWER_MS))
+        for _ in range(rounds):
+            began = time.perf_counter()
+            call()
+            row.add((time.perf_counter() - began) * 1e3)
+        rows.append(row)
+
+    def one() -> int:
+        return rng.randint(1, jobs)
+
+    for what, query in _LISTS.items():
+        ask(f"list {what}", lambda query=query: connection.call("GET", f"/v1/jobs?{query}"))  # type: ignore[misc]
+    for what, query in (("all", "limit=100"), ("one user's that failed", _FAILED)):
+        pages = _Pages(connection, query)
+        ask(f"page after page of {what}", pages.next)
+    ask("show any job", lambda: connection.call("GET", f"/v1/jobs/{one()}"))
+    ask("events of any job", lambda: connection.call("GET", f"/v1/jobs/{one()}/events"))
+    ask("explain any job", lambda: connection.call("GET", f"/v1/jobs/{one()}/explain"))
+    ask("any 1000 events", lambda: connection.call("GET", f"/v1/events?after={10 * one()}"))
+    ask("cancel of a job that has ended", lambda: _cancel(connection, one()))
+    connection.close()
     return rows
 
 
-def write_journal(state_dir: Path, jobs: int) -> None:
-    """Each job was submitted and cancelled while it waited."""
-    spec = parse_mapping({"run": ["/bin/true"], "launcher": "none"})
-    cause = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by somebody")
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    journal = Journal.open(state_dir)
-    try:
-        for first in range(1, jobs + 1, _BATCH):
-            facts: list[tuple[f.Durable, float]] = []
-            for number in range(first, min(first + _BATCH, jobs + 1)):
-                job = JobId(number)
-                facts.append((f.JobSubmitted(job, spec, f"user-{number % USERS}"), float(number)))
-                facts.append((f.JobEnded(job, cause), float(number)))
-            journal.append(facts)
-    finally:
-        journal.close()
+_FAILED = "user=user-7&state=FAILED"
 
 
-def _until_it_serves(local: LocalCluster) -> None:
+class _Pages:
+    """A list, page after page, from the start again behind the last."""
+
+    def __init__(self, connection: Connection, query: str) -> None:
+        self._connection = connection
+        self._query = query
+        self._cursor: str | None = None
+
+    def next(self) -> None:
+        cursor = f"&cursor={self._cursor}" if self._cursor else ""
+        answer = self._connection.call("GET", f"/v1/jobs?{self._query}{cursor}")
+        self._cursor = answer["cursor"]
+
+
+def _cancel(connection: Connection, job: int) -> None:
+    if not connection.call("POST", f"/v1/jobs/{job}/cancel", b"{}")["already_ended"]:
+        raise Wrong(f"job {job} was cancelled")
+
+
+def _until_ready(local: LocalCluster) -> None:
     deadline = time.monotonic() + _START_MAX_S
-    while "serving" not in local.coordinator.tail():
-        if time.monotonic() > deadline:
-            raise Wrong(f"the coordinator does not serve:\n{local.coordinator.tail()}")
-        time.sleep(0.02)
+    while time.monotonic() < deadline:
+        asked = http.client.HTTPConnection("127.0.0.1", local.port, timeout=5)
+        with contextlib.closing(asked), contextlib.suppress(OSError):
+            asked.request("GET", "/readyz")
+            if asked.getresponse().status == 200:
+                return
+        time.sleep(0.01)
+    raise Wrong(f"the coordinator does not serve:\n{local.coordinator.tail()}")
+
+
+def _memory(local: LocalCluster) -> str:
+    status = Path(f"/proc/{local.coordinator.pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    now, most = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    return f"{now:.0f} MiB resident, {most:.0f} MiB at most"
+
+
+def _table(where: dict[str, str], rows: list[Row], notes: list[str]) -> str:
+    lines = [f"{name}: {value}" for name, value in where.items()]
+    lines += [
+        "",
+        "| what | unit | n | p50 | p99 | most | aim |  |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        p99 = row.percentile(99)
+        met = "met" if row.aim is None or row.aim.met(p99) else "NOT MET"
+        figures = " | ".join(f"{x:.2f}" for x in (row.median, p99, max(row.samples)))
+        count = len(row.samples)
+        lines.append(f"| {row.what} | {row.unit} | {count} | {figures} | {row.aim} | {met} |")
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.api", description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS, help="how many have ended")
-    parser.add_argument("--rounds", type=int, default=100, help="answers to each question")
+    parser.add_argument("--rounds", type=int, default=200, help="answers to each question")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FOLDER", help="a state folder with that many, written "
+        "by `benchmarks.api.history`"
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there too")
     return parser.parse_args()
 

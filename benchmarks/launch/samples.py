@@ -40,9 +40,12 @@ class Row:
 
     @property
     def p95(self) -> float:
-        """The smallest sample that is not exceeded by 95 of 100."""
+        return self.percentile(95)
+
+    def percentile(self, percent: int) -> float:
+        """The smallest sample that is not exceeded by so many of 100."""
         ordered = sorted(self.samples)
-        return ordered[max(0, -(-95 * len(ordered) // 100) - 1)]
+        return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
     @property
     def spread(self) -> tuple[float, float]:

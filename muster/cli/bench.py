@@ -144,6 +144,8 @@ def allreduce(
     runs: list[Run] = []
     code = 0
     for how in (rdma, _OFF) if compare_tcp else (rdma,):
+        if runs and not as_json:
+            print()
         run, code = bench.run(job(how, runs[0].nodes if runs else named or ()), how)
         runs.append(run)
         if code:

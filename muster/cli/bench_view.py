@@ -14,7 +14,6 @@ from muster.cli.layout import on_terminal, paragraph, terminal_width, use_colour
 from muster.cli.table import Cell, Column, print_table, table_lines
 from muster.cli.text import painted, safe
 
-_BUSBW: Final = "BUSBW GB/s"
 # The titles are as wide as what comes below them, as rows are printed one by one.
 _COLUMNS: Final = (
     Column(" SIZE", right=True),
@@ -22,9 +21,9 @@ _COLUMNS: Final = (
     Column("    TIME", right=True, drop=1),
     Column("     P50", right=True, drop=4),
     Column("     MIN", right=True, drop=5),
-    Column("ALGBW GB/s", right=True, drop=3),
-    Column(_BUSBW, right=True),
-    Column("Gbit/s", right=True, drop=6),
+    Column("  ALGBW", right=True, drop=3),
+    Column("  BUSBW", right=True),
+    Column(" Gbit/s", right=True, drop=6),
     Column("WRONG", right=True),
 )
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
@@ -34,7 +33,7 @@ _NUMBER: Final = 9
 
 
 def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
-    """Prints what is measured as it comes: a line about it, the titles, each row."""
+    """Prints what is measured as it comes: what it is about, the titles, each row."""
 
     def show(found: About | Row) -> None:
         if silent:
@@ -70,20 +69,20 @@ def print_comparison(fast: Run, slow: Run) -> None:
     other = {row.size: row for row in slow.rows}
     columns = (
         Column("SIZE", right=True),
-        Column(f"RDMA {fast.rdma.upper()} GB/s", right=True),
-        Column("RDMA OFF GB/s", right=True),
+        Column(f"RDMA {fast.rdma.upper()}", right=True),
+        Column("RDMA OFF", right=True),
         Column("FACTOR", right=True),
         Column("TIME", right=True, drop=2),
         Column("TIME OFF", right=True, drop=1),
     )
-    print("\nbus bandwidth with RDMA and without")
+    print("\nbus bandwidth in GB/s, with RDMA and without")
     print_table(
         columns,
         [
             [
                 size_text(row.size),
-                f"{row.busbw_gb_s:.2f}",
-                f"{other[row.size].busbw_gb_s:.2f}",
+                bandwidth_text(row.busbw_gb_s),
+                bandwidth_text(other[row.size].busbw_gb_s),
                 f"{times[row.size]:.2f}x" if row.size in times else "-",
                 time_text(row.time_us),
                 time_text(other[row.size].time_us),
@@ -92,6 +91,8 @@ def print_comparison(fast: Run, slow: Run) -> None:
             if row.size in other
         ],
     )
+    if fast.about is not None and fast.about.backend != "nccl":
+        print(paragraph(f"both went over TCP: {fast.about.backend} knows nothing else"))
     print_plot([fast, slow])
 
 
@@ -116,7 +117,7 @@ def print_plot(runs: Sequence[Run]) -> None:
                     drawn = bar(row.busbw_gb_s / most, room, unicode=unicode)
                     colour = "green" if run is runs[0] else "yellow"
                     shown = click.style(drawn, fg=colour) if use_colour() else drawn
-                    print(f"{kind}{shown} {row.busbw_gb_s:.2f}")
+                    print(f"{kind}{shown} {bandwidth_text(row.busbw_gb_s)}")
 
 
 def bar(share: float, room: int, *, unicode: bool) -> str:
@@ -135,6 +136,12 @@ def time_text(us: float) -> str:
     return f"{us / 1e6:.3g} s"
 
 
+def bandwidth_text(gb_s: float) -> str:
+    """Three figures, and no more than three places."""
+    places = 0 if gb_s >= 100 else 1 if gb_s >= 10 else 2 if gb_s >= 1 else 3
+    return f"{gb_s:.{places}f}"
+
+
 def _short(run: Run, runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         return ""
@@ -148,7 +155,8 @@ def _about(about: About) -> str:
     why = f" ({about.why})" if about.why else ""
     return (
         f"all-reduce of {ranks} on {nodes}, {about.backend}{nccl}{why}, {about.device}, "
-        f"torch {about.torch}; {about.warmups} warm-ups, up to {about.iterations} iterations"
+        f"torch {about.torch}; {about.warmups} warm-ups, up to {about.iterations} iterations; "
+        "bandwidth in GB/s (1e9 bytes)"
     )
 
 
@@ -159,8 +167,8 @@ def _cells(row: Row) -> list[str | Cell]:
         time_text(row.time_us),
         time_text(row.p50_us),
         time_text(row.min_us),
-        f"{row.algbw_gb_s:.2f}",
-        f"{row.busbw_gb_s:.2f}",
-        f"{row.busbw_gb_s * 8:.1f}",
+        bandwidth_text(row.algbw_gb_s),
+        bandwidth_text(row.busbw_gb_s),
+        bandwidth_text(row.busbw_gb_s * 8),
         Cell(str(row.wrong), painted("red") if row.wrong else None),
     ]

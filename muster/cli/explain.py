@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from muster.cli.connection import connect, connection_options
+from muster.cli.fabric import print_fabric
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
 from muster.cli.reference import JOB, find_job
@@ -31,16 +32,28 @@ _AHEAD: Final = (
 
 
 @click.command("explain")
-@click.argument("job", metavar="JOB", type=JOB)
+@click.argument("what", metavar="[rdma] JOB", nargs=-1, required=True, type=JOB)
 @json_option
 @connection_options
-def command(*, job: str, as_json: bool) -> None:
+def command(*, what: tuple[str, ...], as_json: bool) -> None:
     """Show why a job waits: its place in the queue, what each node says to it, when it starts at
     the latest by the time limits of the others, and what would start it sooner.
 
     Of a job that runs or has ended: where it ran and why there, and what ended it.
+
+    `muster explain rdma JOB`: why it has RDMA or not, and why each setting of its network is so.
     """
+    *topic, job = what
+    if topic not in ([], ["rdma"]):
+        raise click.UsageError("one job, or: muster explain rdma JOB")
     client = connect()
+    if topic:
+        plan = client.fabric(find_job(client, job))
+        if as_json:
+            print_json(plan)
+        else:
+            print_fabric(plan)
+        return
     found = client.explain(find_job(client, job))
     if as_json:
         print_json(found)
@@ -117,6 +130,7 @@ def _print_attempt(story: AttemptStory) -> None:
     told = (
         ("there", story.why_there),
         ("network", story.network),
+        ("fabric", story.fabric),
         ("ended", story.ended),
         ("then", story.then),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -68,5 +68,18 @@ def _nodes(client: Client, typed: str) -> list[tuple[str, str]]:
     return [(node.name, node.state.text) for node in nodes if node.name.startswith(typed)]
 
 
+def _jobs_and_changes(client: Client, typed: str) -> list[tuple[str, str]]:
+    """What `muster set` takes: jobs, then what is to change of them."""
+    keys = [(f"{key}=", about) for key, about in CHANGES.items() if key.startswith(typed)]
+    return [*_jobs(client, typed), *keys]
+
+
+CHANGES: Final = {
+    "priority": "0 to 100, higher first",
+    "time_limit": "36h, or none",
+    "name": "while it waits",
+}
+
 JOB = _Reference("job", _jobs)
+JOB_OR_CHANGE = _Reference("job or change", _jobs_and_changes)
 NODE = _Reference("node", _nodes)

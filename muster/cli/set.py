@@ -9,7 +9,7 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.each_job import find_jobs, for_each
 from muster.cli.json_output import json_option
-from muster.cli.reference import JOB
+from muster.cli.reference import JOB_OR_CHANGE
 from muster.cli.text import note, safe
 from muster.protocol.http import JobSummary
 
@@ -17,7 +17,7 @@ _NOTHING: Final = ("none", "")
 
 
 @click.command("set")
-@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True, type=JOB)
+@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True, type=JOB_OR_CHANGE)
 @json_option
 @connection_options
 def command(*, words: tuple[str, ...], as_json: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from muster.cli.connection import connect, connection_options
+from muster.cli.fabric import print_fabric
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph, terminal_width, use_colour
 from muster.cli.reference import JOB, find_job
@@ -38,15 +39,23 @@ _AS_ABOVE: Final = "as above"
 
 @click.command("show")
 @click.argument("job", metavar="JOB", type=JOB)
+@click.option("--fabric", "fabric", is_flag=True, help="Its fabric plan: HCAs, settings, and why.")
 @json_option
 @connection_options
-def command(*, job: str, as_json: bool) -> None:
+def command(*, job: str, fabric: bool, as_json: bool) -> None:
     """Show one job: its state and the reason, its attempts and nodes, and what happened when.
 
     EXIT of a node is the code of its first rank that failed; where no rank says why, it is that of
     what started the ranks, and is marked so.
     """
     client = connect()
+    if fabric:
+        found = client.fabric(find_job(client, job))
+        if as_json:
+            print_json(found)
+        else:
+            print_fabric(found)
+        return
     view = client.job(find_job(client, job))
     if as_json:
         print_json(view)
@@ -142,6 +151,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
     if attempt.network:
         _line(f"network {attempt.network}")
+    if attempt.fabric:
+        _line(f"fabric {attempt.fabric}")
     cause = attempt.cause
     if cause is not None and cause.text not in told:
         _line(cause.text, "first cause: ")  # it names the rank and the node

@@ -28,7 +28,7 @@ VERBS: Final = {
     "rerun": "Submit a job again, changed or not; prints its id.",
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
-    "node": "Show one node.",
+    "node": "Show a node, drain or resume nodes.",
     "bench": "Measure all-reduce over nodes.",
     "check": "Check that nodes agree and reach each other.",
     "whoami": "Print the user that your token stands for.",

@@ -27,6 +27,7 @@ from muster.client.feed import Feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
+from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
     EventList,
     EventView,
@@ -42,6 +43,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
@@ -160,6 +162,10 @@ class AsyncClient:
         """As `Client.explain`."""
         return await self._call(calls.explain(job))
 
+    async def fabric(self, job: int) -> FabricView:
+        """As `Client.fabric`."""
+        return await self._call(calls.fabric(job))
+
     async def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
     ) -> SignalAnswer:
@@ -195,6 +201,17 @@ class AsyncClient:
     async def node(self, name: str) -> NodeView:
         """As `Client.node`."""
         return await self._run(calls.node(name))
+
+    async def drain(
+        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+    ) -> NodeAnswer:
+        """As `Client.drain`."""
+        wanted = DrainRequest(reason, deadline_s, now)
+        return await self._call(calls.drain(name, wanted))
+
+    async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
+        """As `Client.resume`."""
+        return await self._call(calls.resume(name, check=check))
 
     async def version(self) -> VersionView:
         """As `Client.version`."""

@@ -71,8 +71,8 @@ class MissingPort(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
-    """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is: 100 times the
-    place of its class in `AffinityClass`, and the hops; -1 is unknown."""
+    """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is, as
+    `muster.fabric.affinity.way` has it."""
 
     pci: str
     uuid: str = ""
@@ -84,17 +84,18 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     is nothing for RDMA.
 
     `ports` are those that jobs may use, in rail order (by PCI address), `missing` those that they
-    would use, too, were they in order; `group` names the class. `stops`: why RDMA cannot work on
-    the node at all. `unseen`: why nothing is known of it. `range` is the network to which the
-    operator has bound the addresses. `nccl` is the version found beside
-    the jobs' interpreter, `nccl_conf` what NCCL reads from files there of what chooses its
-    transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is a
-    digest of the hardware and its cabling.
+    would use, too, were they in order; `group` names the class. `unused` are those that NCCL would
+    take without being told. `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing
+    is known of it. `range` is the network to which the operator has bound the addresses. `nccl` is
+    the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
+    what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
+    a digest of the hardware and its cabling.
     """
 
     group: str = ""
     ports: tuple[FabricPort, ...] = ()
     missing: tuple[MissingPort, ...] = ()
+    unused: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
     unseen: str = ""
     range: str = ""

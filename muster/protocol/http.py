@@ -68,6 +68,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     started_at: Timestamp | None
     closed_at: Timestamp | None
     network: str | None = None
+    fabric: str | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -336,6 +337,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
     network: str
     ended: str
     then: str
+    fabric: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):

@@ -24,8 +24,11 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 2
-"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks."""
+PROTOCOL_MAX = 3
+"""2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
+which agents of 2 wait in vain."""
+STARTS_WITH_PLAN: Final = 3
+"""From this protocol on `ArrangeTask.start` is heeded."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -33,6 +36,8 @@ NO_SPACE: Final = "no_space"
 """Code of a refusal: a disk of the node is full."""
 TOO_LARGE: Final = "command_too_large"
 """A command for this task that no frame can hold."""
+FABRIC_DIFFERS: Final = "fabric_differs"
+"""Code of a refusal by the coordinator: a node is not as the others of a gang that needs RDMA."""
 UNREACHABLE: Final = "launcher_unreachable"
 """Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
 
@@ -271,7 +276,8 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     the ranks ourselves: for each, in local order, what its environment has besides `env`,
     its RANK among it. `interpreter` says that `argv` are words for the job's Python. `stop_signal`
     and `grace_s` are for an end that the node begins by itself, as a rank has failed or the lease
-    is over. `fabric` is what the gang's fabric plan means for this node.
+    is over. `fabric` is what the gang's fabric plan means for this node. `start`: there is nobody
+    to wait for, so open the gate when that is done.
     """
 
     task: TaskId
@@ -287,6 +293,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
     fabric: TaskFabric | None = None
+    start: bool = False
 
 
 class StartTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="start"):

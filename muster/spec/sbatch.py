@@ -7,6 +7,7 @@ every node otherwise. Whatever is not taken over is said: nothing is dropped in 
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -188,6 +189,7 @@ class _Reader:
     def body(self, lines: Sequence[str], text: str) -> None:
         """The commands: one that starts the training, or a script."""
         env: dict[str, object] = {}
+        place: dict[str, object] = {}
         starts: list[list[str]] = []
         others: list[str] = []
         for line in lines:
@@ -195,7 +197,10 @@ class _Reader:
             if line.startswith("set -"):
                 continue
             variables = _variables(words)
-            if variables:
+            where = _place(words, str(place.get("workdir", self.mapping.get("workdir", ""))))
+            if where:
+                place.update(where)
+            elif variables:
                 env.update(variables)
             elif words and _starts_training(words):
                 starts.append(words)
@@ -204,6 +209,7 @@ class _Reader:
         plain = not any(_CONTROL.match(line) for line in others)
         if len(starts) == 1 and plain and not _expands(_after_launcher(starts[0])[0]):
             self._training(starts[0])
+            self.mapping.update(place)
             if env:
                 self._set("env", env)
             for line in others:
@@ -227,6 +233,29 @@ class _Reader:
         if nproc.isdecimal():
             self._set("nproc_per_node", nproc)
         self.notes.append(f"run: {printable(shlex.join(rest))} (launcher: {launcher})")
+
+
+def _place(words: Sequence[str], folder: str) -> dict[str, str]:
+    """The key of a job that `cd /abs` or, in a folder, `source venv/bin/activate` is; none if it is
+    something else."""
+    match words:
+        case ["cd", there] if there.startswith("/") and not _expands(words):
+            return {"workdir": there}
+        case ["source" | ".", script] if not _expands(words):
+            prefix = _prefix(script, folder)
+            return {"python": prefix} if prefix else {}
+        case _:
+            return {}
+
+
+def _prefix(script: str, folder: str) -> str:
+    """The virtual environment that `source SCRIPT` in a folder activates; "" if it is none that
+    has the same path on every node."""
+    if base_name(script) != "activate":
+        return ""
+    path = posixpath.normpath(posixpath.join(folder, script))
+    prefix, slash, _ = path.rpartition("/bin/activate")
+    return prefix if slash and prefix.startswith("/") else ""
 
 
 def _words(line: str) -> list[str]:

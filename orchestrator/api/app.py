@@ -68,6 +68,7 @@ def make_app(
         Route("GET", "/v1/jobs/{id}", jobs.show, admin),
         Route("GET", "/v1/jobs/{id}/spec", details.spec, admin),
         Route("GET", "/v1/jobs/{id}/env", details.env, admin),
+        Route("GET", "/v1/jobs/{id}/fabric", details.fabric, admin),
         Route("PATCH", "/v1/jobs/{id}", verbs.change, admin),
         Route("GET", "/v1/jobs/{id}/wait", jobs.wait, admin),
         Route("POST", "/v1/jobs/{id}/cancel", jobs.cancel, admin),

@@ -5,6 +5,7 @@ from typing import Final
 from muster.protocol import http as h
 from muster.protocol import job_verbs as verbs
 from muster.protocol import node_verbs as nodes
+from muster.protocol.fabric_view import FabricView
 from orchestrator.api import parameters as p
 from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
 
@@ -70,6 +71,10 @@ DESCRIPTIONS: Final = {
     ("GET", "/v1/jobs/{id}/env"): About(
         summary="The environment of the last attempt, by node.",
         answers=as_json(h.EnvironmentView),
+    ),
+    ("GET", "/v1/jobs/{id}/fabric"): About(
+        summary="The fabric plan of the last attempt: rails, each node's ports and settings, why.",
+        answers=as_json(FabricView),
     ),
     ("PATCH", "/v1/jobs/{id}"): About(
         summary="Change, hold or release a job.",

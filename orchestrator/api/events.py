@@ -11,6 +11,7 @@ from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.display import host_port
 from orchestrator.core.service import service_event
 from orchestrator.core.state import Job
@@ -44,12 +45,12 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
         case (
-            f.NodeDrained()
-            | f.DrainTimed()
-            | f.NodeResumed()
-            | f.NodeBlamed()
-            | f.NodeTrusted()
-            | f.QuarantineSpared()
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
         ):
             return f"node {fact.node} {service_event(fact)}"
         case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):

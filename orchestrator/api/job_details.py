@@ -11,13 +11,14 @@ from orchestrator.api.redaction import without_secrets, without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.api.validation import validation
+from orchestrator.core.fabric_view import fabric_view
 from orchestrator.core.launch import environments
 from orchestrator.core.state import Job
 from orchestrator.shell.coordinator import Coordinator
 
 
 class JobDetailsApi:
-    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec and /env."""
+    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env and /fabric."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -40,6 +41,9 @@ class JobDetailsApi:
             for task, env in environments(job, attempt)
         )
         return reply(EnvironmentView(job.id, attempt.number, nodes))
+
+    async def fabric(self, request: web.Request) -> web.Response:
+        return reply(fabric_view(await self._find(job_id(request))))
 
     async def _find(self, name: JobId) -> Job:
         return (await find_job(self._coordinator, name))[1]

@@ -80,7 +80,7 @@ FAMILIES: Final = {
         Family(
             "muster_gpus",
             "gauge",
-            "GPUs: of nodes that are connected (free, busy, and drained: free, but out of service), "
+            "GPUs: of nodes that are connected (free, busy, and drained: free and out of service), "
             "of the others (away); those that no job is given (faulty).",
             ("pool", "model", "use"),
         ),

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from muster.protocol.ids import BadId, NodeName, TaskId
-from muster.protocol.messages import Command, ForgetTask, SignalTask, StartTask, StopTask
+from muster.protocol.messages import (
+    STARTS_WITH_PLAN,
+    ArrangeTask,
+    Command,
+    ForgetTask,
+    SignalTask,
+    StartTask,
+    StopTask,
+)
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
 from muster.spec.types import Launcher
@@ -56,6 +66,15 @@ def wanted(
             return [] if by_itself else [stop_command(job, attempt, task)]
         case _:
             assert_never(attempt.phase)
+
+
+def folded(commands: list[Command], protocol: int) -> list[Command]:
+    """The same in fewer messages, to the node of a gang of one that speaks `protocol`."""
+    match commands:
+        case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
+            return [replace(plan, start=True), *more]
+        case _:
+            return commands
 
 
 def owed(

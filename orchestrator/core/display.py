@@ -17,7 +17,7 @@ from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
-from orchestrator.core.launch import last_call_s
+from orchestrator.core.launch import last_call_s, ranks_of
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.placement import count, jobs_named
@@ -297,11 +297,17 @@ def _named(tasks: list[Task]) -> str:
 def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
     master = host_port(attempt.master_addr, attempt.master_port) if attempt.master_port else None
     odd = odd_versions(attempt)
+    ranks = ranks_of(job, attempt) if attempt is job.current else {}
     return h.AttemptView(
         number=attempt.number,
         state=attempt.phase.value,
         tasks=tuple(
-            _task_view(t, odd.get(t.id), state.nodes[t.node] if attempt is job.current else None)
+            _task_view(
+                t,
+                odd.get(t.id),
+                state.nodes[t.node] if attempt is job.current else None,
+                ranks.get(t.id, range(0)),
+            )
             for t in attempt.tasks
         ),
         cause=attempt.cause,
@@ -310,6 +316,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         started_at=maybe_timestamp(attempt.started_at),
         closed_at=maybe_timestamp(attempt.closed_at),
         network=attempt.network or None,
+        fabric=attempt.fabric.text if attempt.fabric is not None else None,
     )
 
 
@@ -318,8 +325,9 @@ def host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _task_view(task: Task, odd: str | None, node: Node | None) -> h.TaskView:
-    """`node`: where the task is now, None where that is over."""
+def _task_view(task: Task, odd: str | None, node: Node | None, running: range) -> h.TaskView:
+    """`node`: where the task is now, None where that is over. `running`: ranks that have not been
+    told of."""
     refusal = task.refusal
     clock = "" if node is None else clock_warning(node)
     return h.TaskView(
@@ -327,7 +335,8 @@ def _task_view(task: Task, odd: str | None, node: Node | None) -> h.TaskView:
         node_rank=task.rank,
         role="launcher" if task.rank == 0 else "worker",
         state=task.state,
-        ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks),
+        ranks=tuple(h.RankView(r.rank, r.exit, r.stopped) for r in task.ranks)
+        or tuple(h.RankView(rank, None) for rank in running),
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,

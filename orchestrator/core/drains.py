@@ -15,6 +15,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
@@ -36,7 +37,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
-    before, fact = node.drain, f.NodeDrained(node.name, asked.user, asked.reason, asked.deadline_s)
+    before, fact = node.drain, sf.NodeDrained(node.name, asked.user, asked.reason, asked.deadline_s)
     # A deadline is counted anew.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     return Decision(
@@ -54,7 +55,7 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     found = resume_problems(node, now) if asked.check else ()
     if found:
         return _answer(asked.request, unfit_to_resume(node, found))
-    fact = f.NodeResumed(node.name, asked.user)
+    fact = sf.NodeResumed(node.name, asked.user)
     return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
 
 
@@ -80,14 +81,14 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def follow_service(state: State, fact: f.OfService, now: Instant) -> Decision:
+def follow_service(state: State, fact: sf.OfService, now: Instant) -> Decision:
     """What comes of it for the jobs on the node."""
     match fact:
-        case f.NodeDrained() | f.DrainTimed():
+        case sf.NodeDrained() | sf.DrainTimed():
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case f.NodeResumed() | f.NodeBlamed() | f.NodeTrusted() | f.QuarantineSpared():
+        case sf.NodeResumed() | sf.NodeBlamed() | sf.NodeTrusted() | sf.QuarantineSpared():
             return Decision()
         case _:
             assert_never(fact)
@@ -107,7 +108,7 @@ def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
     drain = node.drain
     if drain is None or drain.number != timer.attempt or not drain.left_s:
         return Decision()
-    return Decision([f.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
+    return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
 
 
 def drained_cause(node: Node, drain: Drain) -> Cause:
@@ -156,7 +157,7 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
             assert_never(attempt.phase)
 
 
-def _says(what: Drain | f.NodeDrained) -> tuple[str, str, float | None, bool]:
+def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool]:
     return what.user, what.reason, what.deadline_s, bool(what.jobs)
 
 

@@ -11,6 +11,7 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
@@ -54,12 +55,12 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         ):
             _apply_link(state, fact)
         case (
-            f.NodeDrained()
-            | f.DrainTimed()
-            | f.NodeResumed()
-            | f.NodeBlamed()
-            | f.NodeTrusted()
-            | f.QuarantineSpared()
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
         ):
             apply_service(state.nodes[fact.node], fact, at)
         case (
@@ -266,9 +267,10 @@ def _apply_attempt(
         return
     attempt = job.attempts[fact.attempt - 1]
     match fact:
-        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network):
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric):
             _attempt_to(attempt, AttemptPhase.ARRANGING)
             attempt.endpoints, attempt.network = endpoints, network
+            attempt.fabric = fabric
             attempt.master_addr, attempt.master_port = master_addr, master_port
             attempt.prepared_at = at
             attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id

@@ -20,11 +20,8 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
-from orchestrator.core.service_facts import (
-    DrainTimed,
-    NodeTrusted,
-    OfService,
-)
+from orchestrator.core.fabric_plan import FabricPlan
+from orchestrator.core.service_facts import DrainTimed, NodeTrusted, OfService
 
 SCHEMA: Final = 1
 
@@ -161,6 +158,7 @@ class AttemptArranged(_Fact, frozen=True):
     """Where the gang meets. The port is leased until the attempt is closed.
 
     `endpoints` are in node-rank order, and `network` says which network they are of, and why.
+    `fabric` is None where there is nothing to plan.
     """
 
     job: JobId
@@ -169,6 +167,7 @@ class AttemptArranged(_Fact, frozen=True):
     master_port: int
     endpoints: tuple[Endpoint, ...] = ()
     network: str = ""
+    fabric: FabricPlan | None = None
 
 
 class TaskArranged(_Fact, frozen=True):

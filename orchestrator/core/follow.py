@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec import structs
+
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import UNREACHABLE, ForgetTask
+from muster.protocol.messages import FABRIC_DIFFERS, UNREACHABLE, ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import owed, signals, tasks_on, wanted
+from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import follow_service
 from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.fabric import Refused
+from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
@@ -51,14 +56,14 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobForgotten()
         ):
             return Decision()
-        case f.NodeBlamed(name):
+        case sf.NodeBlamed(name):
             return Decision(quarantined(state, state.nodes[name], limits))
         case (
-            f.NodeDrained()
-            | f.DrainTimed()
-            | f.NodeResumed()
-            | f.NodeTrusted()
-            | f.QuarantineSpared()
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
         ):
             return follow_service(state, fact, now)
         case f.NodeSynced(name, held):
@@ -76,6 +81,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             return Decision([], [a.SetTimer(timer, now.mono + delay_s)])
+        case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
+            # Nobody else has to be ready: its plan and its start are one commit and one message.
+            return Decision([f.AttemptStarted(fact.job, fact.attempt)])
         case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
             return _phase_begun(state, fact, now, limits)
         case f.StopRequested() | f.StopForced() | f.GraceShortened():
@@ -202,13 +210,15 @@ def _task_moved(
     task = attempt.tasks[fact.rank]
     if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
         # Its gang waits for nobody.
+        if isinstance(fact, f.TaskPrepared) and (refused := misfit(job, attempt, task)):
+            return Decision([refused])
         return Decision([], _tell(state, job, attempt, task, task.state, limits))
     match fact:
         case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
             # Said in one breath: what comes of the refusal has been decided.
             return Decision()
         case f.TaskPrepared():
-            return _prepared(state, attempt)
+            return _prepared(state, job, attempt)
         case f.TaskRefused():
             return _refused(job, attempt, task, now, limits)
         case f.TaskArranged():
@@ -238,7 +248,7 @@ def _task_moved(
             assert_never(fact)
 
 
-def _prepared(state: State, attempt: Attempt) -> Decision:
+def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     if attempt.phase is not AttemptPhase.PREPARING:
         return Decision()
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
@@ -247,13 +257,19 @@ def _prepared(state: State, attempt: Attempt) -> Decision:
     meeting = choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
-    return Decision([meeting])
+    fabric = plan_for(job, attempt)
+    if isinstance(fabric, Refused):
+        return Decision(roll_back(attempt, fabric))
+    return Decision([structs.replace(meeting, fabric=fabric)])
 
 
 def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
+    if task.refusal is not None and task.refusal.code == FABRIC_DIFFERS:
+        # By us, and what comes of it has been decided.
+        return Decision()
     match attempt.phase:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
             if _settles(attempt, task):
@@ -380,7 +396,9 @@ def _tell(
     session = state.nodes[task.node].session
     if session is None:
         return []
-    commands = wanted(job, attempt, task, on_node, limits, gang)
+    commands = folded(
+        wanted(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
+    )
     return [a.Send(task.node, session, command) for command in commands]
 
 

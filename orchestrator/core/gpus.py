@@ -104,7 +104,8 @@ def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
     kept = []
     for node in nodes:
         if node.inventory.shared_host and node.inventory.devices:
-            mine = {(node.inventory.machine_id, gpu.pci) for gpu in node.inventory.devices}
+            devices = node.inventory.devices
+            mine = {(node.inventory.machine_id, gpu.uuid or gpu.pci) for gpu in devices}
             if mine & seen:
                 continue
             seen |= mine

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
+from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
@@ -28,6 +29,8 @@ from muster.spec.types import (
     run_on_node,
 )
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.fabric_plan import Transport
+from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.state import Attempt, Job, Task
@@ -125,12 +128,23 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
 
 
 def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
+    planned = node_plan(job, attempt, task)
     interface = endpoint(attempt, task).interface
-    return TaskFabric(
-        job.spec.rdma,
-        netdevs=(interface,) if interface else (),
-        nccl_debug=job.spec.nccl_debug,
-    )
+    netdevs = dict.fromkeys((*planned.netdevs, *((interface,) if interface else ())))
+    return TaskFabric(job.spec.rdma, planned.hcas, tuple(netdevs), job.spec.nccl_debug)
+
+
+def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
+    """Which ranks run on each node of an attempt that has started; nothing where torchruns number
+    them as they meet (c10d)."""
+    if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
+        return {}
+    made, before = {}, 0
+    for task in attempt.tasks:
+        count = ranks_on_node(job.spec, _seat(task))
+        made[task.id] = range(before, before + count)
+        before += count
+    return made
 
 
 def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
@@ -353,7 +367,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = _sockets(endpoint(attempt, task).interface)
+    usual = fabric_environment(job, attempt, task)
     if spec.nccl_debug:
         usual["NCCL_DEBUG"] = "INFO"
     if spec.elastic:
@@ -364,6 +378,17 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         # torchrun sets it to 1 itself, with a warning in the user's log; the value is the same.
         usual["OMP_NUM_THREADS"] = "1"
     return {**usual, **_user_env(spec, task), **ours}
+
+
+def fabric_environment(job: Job, attempt: Attempt, task: Task) -> dict[str, str]:
+    """What a node's jobs get for their network, where their user says nothing else."""
+    interface = endpoint(attempt, task).interface
+    made = {**node_plan(job, attempt, task).env, **_sockets(interface)}
+    plan = attempt.fabric
+    if plan is not None and plan.transport is Transport.TCP and interface:
+        # UCX, too, is to leave RDMA alone.
+        made["UCX_NET_DEVICES"] = interface
+    return made
 
 
 def _visible(spec: JobSpec, task: Task) -> dict[str, str]:

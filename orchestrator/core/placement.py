@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -62,10 +62,26 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No gang now. `lacking` holds, for each node that could not be taken, the reason."""
+    """No gang of so many nodes now. `lacking` holds, for each node that could not be taken, the
+    reason.
+    """
 
-    text: str
+    wanted: int
+    free: int
     lacking: tuple[tuple[NodeName, Lack], ...]
+
+    @property
+    def text(self) -> str:
+        """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
+        wanted = count(self.wanted, "node")
+        apart = sum(lack is _APART for _, lack in self.lacking)
+        if apart:
+            return (
+                f"needs {wanted} that share a network, and of the {apart} that are free no so many "
+                "do"
+            )
+        told = _some(_by_name(self.lacking))
+        return f"needs {wanted}, {self.free} free" + (f": {told}" if told else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +271,7 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
     unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
-    told = [f"{name} {reason}" for name, reason in reasons if reason is not None]
+    told = _by_name([(name, reason) for name, reason in reasons if reason is not None])
     told += [f"{name} is not known" for name in unknown]
     return (
         f"it needs {count(spec.nodes, 'node')} and {fitting} of the {len(reasons)} known can run it"
@@ -278,16 +294,8 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         for verdict in found.verdicts
         if verdict.lack is not None and verdict.lack.code in _FOR_NOW
     )
-    wanted = count(job.spec.nodes, "node")
-    apart = sum(lack is _APART for _, lack in lacking)
-    if apart:
-        text = (
-            f"needs {wanted} that share a network, and of the {apart} that are free no so many do"
-        )
-        return Waiting(text, ())
     free = sum(verdict.lack is None for verdict in found.verdicts)
-    told = _some([f"{name} {lack}" for name, lack in lacking])
-    return Waiting(f"needs {wanted}, {free} free" + (f": {told}" if told else ""), lacking)
+    return Waiting(job.spec.nodes, free, lacking)
 
 
 def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
@@ -358,6 +366,11 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     return tuple(
         (0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", name)
     )
+
+
+def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
+    ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
+    return [f"{name} {lack}" for name, lack in ordered]
 
 
 def count(number: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.limits import Limits
 from orchestrator.core.policy import guilty_nodes, settled
 from orchestrator.core.service import ITSELF
@@ -67,8 +68,8 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
             f"{why}; not quarantined, as of the {len(pool)} nodes of pool {node.inventory.pool} "
             f"{out} are, and at most {policy.pool_share:.0%} may be"
         )
-        return [] if node.spared == reason else [f.QuarantineSpared(node.name, reason)]
-    return [f.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
+        return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
+    return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
 
 
 def _proved(attempt: Attempt, cause: Cause) -> bool:
@@ -84,7 +85,7 @@ def _blamed(
     state: State, job: Job, attempt: Attempt, guilty: Iterable[NodeName], text: str
 ) -> list[f.Fact]:
     return [
-        f.NodeBlamed(name, job.id, attempt.number, text)
+        sf.NodeBlamed(name, job.id, attempt.number, text)
         for name in sorted(guilty)
         if all(fault.job != job.id for fault in state.nodes[name].faults)
     ]
@@ -96,5 +97,5 @@ def _trusted(state: State, attempt: Attempt, limits: Limits) -> list[f.Fact]:
         faults = state.nodes[name].faults
         if faults:
             old = sum(it.since + 1 >= limits.quarantine.forgiven_after for it in faults)
-            found.append(f.NodeTrusted(name, old))
+            found.append(sf.NodeTrusted(name, old))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
+from muster.protocol.messages import FABRIC_DIFFERS, PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
@@ -49,6 +49,8 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
     """What one task's refusal is to its gang."""
     assert task.refusal is not None
     text, _, tail = task.refusal.text.partition("\n")
+    if task.refusal.code != FABRIC_DIFFERS:
+        text = f"{task.node} refused: {text}"
     preparing = attempt.phase is AttemptPhase.PREPARING
     # It had stood ready: what it lacks now is of this node, or of its way to the others.
     unready = task.prepared is not None and task.refusal.code not in (PORT_TAKEN, TOO_LARGE)
@@ -56,7 +58,7 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
         CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
         # Another try has the same to say.
         Outcome.NEVER_STARTED if task.refusal.code == TOO_LARGE else Outcome.INFRA,
-        shortened(f"{task.node} refused: {text}"),
+        shortened(text),
         node=task.node,
         refusal=task.refusal.code,
         node_fault=task.refusal.node_fault or unready,

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.gpus import given, shares
 from orchestrator.core.node import LinkState
@@ -40,8 +41,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.AttemptPlaced()
             | f.AttemptClosed()
             | f.TaskLeft()
-            | f.NodeDrained()
-            | f.NodeResumed()
+            | sf.NodeDrained()
+            | sf.NodeResumed()
         ):
             return True
         case f.TaskCleaned() | f.TaskLost():
@@ -71,10 +72,10 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskStarted()
             | f.TaskExited()
             | f.JobForgotten()
-            | f.DrainTimed()
-            | f.NodeBlamed()
-            | f.NodeTrusted()
-            | f.QuarantineSpared()
+            | sf.DrainTimed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
         ):
             return False
         case _:

@@ -7,7 +7,7 @@ from typing import Final, assert_never
 
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
-from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.node import Drain, Fault
 from orchestrator.core.state import Node
 
@@ -15,25 +15,25 @@ ITSELF: Final = "muster"
 """Who drains a node that is quarantined."""
 
 
-def apply_service(node: Node, fact: f.OfService, at: float) -> None:
+def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
     match fact:
-        case f.NodeDrained(_, user, reason, deadline_s, jobs):
+        case sf.NodeDrained(_, user, reason, deadline_s, jobs):
             node.drains += 1
             node.drain = Drain(user, reason, at, node.drains, deadline_s, deadline_s, at, jobs)
             node.spared = ""
-        case f.DrainTimed(_, left_s):
+        case sf.DrainTimed(_, left_s):
             if node.drain is not None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
-        case f.NodeResumed():
+        case sf.NodeResumed():
             node.drain, node.faults, node.spared = None, (), ""
-        case f.NodeBlamed(_, job, attempt, text):
+        case sf.NodeBlamed(_, job, attempt, text):
             node.faults += (Fault(job, attempt, text),)
-        case f.NodeTrusted(_, forgets):
+        case sf.NodeTrusted(_, forgets):
             kept = node.faults[forgets:]
             node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
             if forgets:
                 node.spared = ""
-        case f.QuarantineSpared(_, reason):
+        case sf.QuarantineSpared(_, reason):
             node.spared = reason
         case _:
             assert_never(fact)
@@ -45,26 +45,26 @@ def drained_by(drain: Drain, now: Instant | None = None) -> str:
     return f"drained by {drain.user}{since}: {drain.reason}"
 
 
-def service_event(fact: f.OfService) -> str:
+def service_event(fact: sf.OfService) -> str:
     """What has happened, to follow the node's name."""
     match fact:
-        case f.NodeDrained(_, user, reason, deadline_s):
+        case sf.NodeDrained(_, user, reason, deadline_s):
             ends = ""
             if deadline_s is not None:
                 when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
                 ends = f"; what runs there ends {when}"
             return f"drained by {user}: {reason}{ends}"
-        case f.DrainTimed(_, left_s):
+        case sf.DrainTimed(_, left_s):
             return f"is drained: what runs there has {duration_text(left_s)} left"
-        case f.NodeResumed(_, user):
+        case sf.NodeResumed(_, user):
             return f"resumed by {user}"
-        case f.NodeBlamed(_, job, attempt, text):
+        case sf.NodeBlamed(_, job, attempt, text):
             return f"is at fault for attempt {attempt} of job {job}: {text}"
-        case f.NodeTrusted(_, forgets):
+        case sf.NodeTrusted(_, forgets):
             return "has done well again" + (
                 f", {forgets} of its faults forgotten" if forgets else ""
             )
-        case f.QuarantineSpared(_, reason):
+        case sf.QuarantineSpared(_, reason):
             return f"is not quarantined: {reason}"
         case _:
             assert_never(fact)

@@ -16,6 +16,7 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import AdminState, Drain, Fault, LinkState
 
@@ -128,6 +129,7 @@ class Attempt:
     machine_id: str = ""  # whose port that is
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
     network: str = ""  # which one that is, and why
+    fabric: FabricPlan | None = None
     why_there: str = ""  # in words, as it was placed
     cause: Cause | None = None
     forced: bool = False

@@ -211,8 +211,15 @@ def check_archive(database: sqlite3.Connection, path: Path) -> int:
     counted = sum(tally(database).values())
     if jobs != counted:
         raise CorruptJournalError(f"{path}: the archive has {jobs} jobs, and {counted} went there")
+    facts = 0
     for row in database.execute(f"SELECT {COLUMNS} FROM history"):  # noqa: S608
         from_row(*row)
+        facts += 1
+    (moved,) = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
+    if facts != moved:
+        raise CorruptJournalError(
+            f"{path}: the archive has {facts} records, and {moved} went there"
+        )
     return jobs
 
 

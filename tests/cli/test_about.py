@@ -143,6 +143,8 @@ def test_jobs_and_nodes_are_completed_by_asking(run: Run, fake: FakeCoordinator)
     assert offered("muster logs e", 2) == ["eval"]
     assert offered("muster node show g", 3) == ["gpu-01"]
     assert offered("muster att", 1) == ["attach"]
+    assert offered("muster set 4", 2) == ["43", "42"]
+    assert offered("muster set 42 pri", 3) == ["priority="]
     fake.stop()
     assert offered("muster show e", 2) == []
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from agent.core.shim import ShimPhase
@@ -25,6 +27,7 @@ from orchestrator.core.explain import chance
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.node import LinkState
+from orchestrator.core.retrace import retrace
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
@@ -69,6 +72,10 @@ class Checkers:
     epoch: int = 0
     peace_at: float = math.inf
     commits: int = 0
+    retraced: set[JobId] = field(default_factory=set)
+
+    watchers: list[Callable[[State, list[f.Fact]], None]] = field(default_factory=list)
+    promises: list[Callable[[State], None]] = field(default_factory=list)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -240,6 +247,8 @@ class Checkers:
                 self.world.met["joined" if isinstance(fact, f.TaskJoined) else "left"] += 1
         if not loud:
             return
+        for watch in self.watchers:
+            watch(state, facts)
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
@@ -341,6 +350,24 @@ class Checkers:
         self.commits += 1
         if self.commits % COMPARE_EVERY == 0 and not disk.staged:
             self.compare(state, disk.replay())
+            self.archived(state, disk)
+
+    def archived(self, state: State, disk: Disk) -> None:
+        """Were all jobs that have ended in the archive: the rest of the disk holds the rest of the
+        state, and each of them can be told from its own facts."""
+        over = {name for name, job in state.jobs.items() if job.phase is JobPhase.ENDED}
+        live = disk.replay(without=over)
+        jobs = {name: job for name, job in state.jobs.items() if name not in over}
+        keys = {key: found for key, found in state.keys.items() if found[0] not in over}
+        self.compare(replace(state, jobs=jobs, keys=keys, next_job=live.next_job), live)
+        histories = disk.histories(over - self.retraced)
+        self.retraced |= over
+        for name, facts in histories.items():
+            wanted, found = deepcopy(state.jobs[name]), retrace(facts)
+            for attempt in wanted.attempts:
+                attempt.machine_id = ""  # that port is free again
+            if found != wanted:
+                self.fail(f"archive: job {name} was {wanted}, and its facts say {found}")
 
     def compare(self, state: State, replayed: State) -> None:
         for name, wanted, found in (
@@ -359,6 +386,8 @@ class Checkers:
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
+        for promised in self.promises:
+            promised(state)
         for name, job in self.submits.items():
             if job not in state.jobs or state.jobs[job].as_submitted.name != name:
                 self.fail(f"I1: {name} was acknowledged as job {job}, and that is lost")
@@ -395,7 +424,7 @@ class Checkers:
             case a.Signalled(job, _, _):
                 if not any(attempt.signals for attempt in self.durable.jobs[job].attempts):
                     self.fail(f"I1: the signal to job {job} is acknowledged and not on disk")
-            case a.Declined():
+            case a.Serviced() | a.Declined():
                 pass
 
     def greeted(self, epoch: int) -> None:
@@ -452,9 +481,10 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
         if node.inventory.pool == spec.pool and node.inventory.gpus >= (spec.resources.gpu or 0)
     ]
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    liked = [node for node in able if node.name not in avoid and node.link in there]
+    serving = [node for node in able if node.drain is None]
+    liked = [node for node in serving if node.name not in avoid and node.link in there]
     if _in_one_network(liked) < spec.nodes:
-        liked = able
+        liked = serving
     free = [n for n in liked if _is_free(state, spec, n)]
     return _in_one_network(free) >= spec.nodes
 
@@ -492,6 +522,6 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 def _lasting(state: State) -> list[tuple[object, ...]]:
     """Of the nodes, what is in the journal."""
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders, n.drains, n.faults)
         for n in state.nodes.values()
     ]

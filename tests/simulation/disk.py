@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from typing import Final
 
 import msgspec
 
+from muster.protocol.ids import JobId
 from orchestrator.core import facts as f
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
@@ -43,9 +45,22 @@ class Disk:
         self.staged = []
         return lost
 
-    def replay(self) -> State:
-        """The state that a new process reads from here."""
+    def replay(self, without: Container[JobId] = ()) -> State:
+        """The state that a new process reads from here, `without` jobs that are in the archive."""
         state = State()
-        for data, at in self.synced:
-            apply(state, _decoder.decode(data), at)
+        for fact, at in self._facts():
+            if getattr(fact, "job", None) not in without:
+                apply(state, fact, at)
         return state
+
+    def histories(self, jobs: Container[JobId]) -> dict[JobId, list[tuple[f.Durable, float]]]:
+        """The facts of each job."""
+        found: dict[JobId, list[tuple[f.Durable, float]]] = {}
+        for fact, at in self._facts():
+            job = getattr(fact, "job", None)
+            if job is not None and job in jobs:
+                found.setdefault(job, []).append((fact, at))
+        return found
+
+    def _facts(self) -> Iterator[tuple[f.Durable, float]]:
+        return ((_decoder.decode(data), at) for data, at in self.synced)

@@ -51,6 +51,30 @@ def test_a_torchrun_script_becomes_the_job_that_one_would_write() -> None:
     assert (spec.nodes, spec.time_limit_s, spec.resources.gpu) == (4, 86400, 8)
 
 
+def test_a_folder_and_an_environment_are_keys() -> None:
+    found = made(body="cd /shared/llama\nsource venv/bin/activate\nsrun python train.py")
+    assert found.mapping["workdir"] == "/shared/llama"
+    assert found.mapping["python"] == "/shared/llama/venv"
+    assert not [note for note in found.notes if "not taken over" in note]
+    found = made("--chdir=/x", body=". /opt/venv/bin/activate\nsrun python train.py")
+    assert (found.mapping["workdir"], found.mapping["python"]) == ("/x", "/opt/venv")
+
+
+@pytest.mark.parametrize(
+    "line", ["cd $HOME", "cd x", "source ~/.bashrc", "source venv/bin/activate", "source a b"]
+)
+def test_a_folder_that_is_not_the_same_everywhere_is_named(line: str) -> None:
+    found = made(body=f"{line}\nsrun python train.py")
+    assert not {"workdir", "python"} & found.mapping.keys()
+    assert any(line in note for note in found.notes)
+
+
+def test_a_script_that_is_run_whole_goes_where_it_says_by_itself() -> None:
+    found = made(body="mkdir -p /x\ncd /x\nfor i in 1 2; do srun python train.py; done")
+    assert found.mapping["launcher"] == "none"
+    assert "workdir" not in found.mapping
+
+
 def test_python_under_srun_is_ranks_that_we_start() -> None:
     found = made("--ntasks-per-node=2", body="srun -u --mpi=none python -u train.py --x")
     spec = parse_mapping({**found.mapping, "workdir": "/x"})
@@ -124,9 +148,9 @@ def test_any_other_body_is_a_script_on_every_node(body: str) -> None:
 
 
 def test_lines_beside_the_training_are_named() -> None:
-    found = made(body="module load cuda\nsource /venv/bin/activate\nsrun python train.py")
+    found = made(body="module load cuda\nsource /site/env.sh\nsrun python train.py")
     assert "this line of the script is not taken over: module load cuda" in found.notes
-    assert "this line of the script is not taken over: source /venv/bin/activate" in found.notes
+    assert "this line of the script is not taken over: source /site/env.sh" in found.notes
 
 
 def test_headers_behind_the_first_command_are_none() -> None:

@@ -119,7 +119,9 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
     down = infiniband(
         "mlx5_1", "0000:3c:00.0", use=False, expected=True, reason="port DOWN, Polling"
     )
-    storage = infiniband("mlx5_2", "0000:4d:00.0", use=False, reason="another class")
+    storage = infiniband(
+        "mlx5_2", "0000:4d:00.0", use=False, reason="another class", usable_by_nccl_ib=True
+    )
     probe = Probe(
         hostname="n1",
         hcas=(infiniband("mlx5_0", "0000:1a:00.0"), down, storage),
@@ -138,6 +140,7 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
         fingerprint="abc",
     )
     found = node_fabric(probe)
+    assert found.unused == ("mlx5_2:1",)
     assert found.group == "InfiniBand MT4129"
     assert found.missing == (MissingPort("mlx5_1:1", "0000:3c:00.0", "port DOWN, Polling"),)
     assert found.stops == ("x" * TEXT_MAX + "...",)

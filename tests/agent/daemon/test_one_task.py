@@ -18,6 +18,7 @@ from muster.protocol.messages import (
     StopTask,
     TaskReport,
 )
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import DEADLINE_S, Coordinator, Session
 from tests.agent.process_of_agent import AgentProcess, write_config
@@ -167,7 +168,7 @@ def test_a_task_without_a_free_port_is_refused_in_words(tmp_path: Path) -> None:
         asyncio.run(story())
 
 
-def test_a_whole_run_is_told_in_five_reports(tmp_path: Path) -> None:
+def test_a_whole_run_is_told_in_four_reports(tmp_path: Path) -> None:
     """Each message wakes two processes and the owner of every state: a start is made of them."""
 
     async def story() -> None:
@@ -193,6 +194,34 @@ def test_a_whole_run_is_told_in_five_reports(tmp_path: Path) -> None:
             while told[-1] is not TaskState.CLEANED:
                 await session.expect(TaskReport, note)
             assert told[1] is TaskState.ARRANGED
-            assert len(told) == len(set(told)) <= 5
+            assert len(told) == len(set(told)) <= 4
+
+    asyncio.run(story())
+
+
+def test_a_plan_that_need_not_wait_starts_its_program(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await session.send(prepare())
+            await session.expect(TaskReport, is_in(TaskState.PREPARED))
+            plan = ArrangeTask(
+                TASK,
+                ("cat", "../hostfile"),
+                {"MUSTER_NODE_RANK": "0"},
+                (),
+                "n1 slots=1\n",
+                start=True,
+            )
+            await session.send(plan)
+            report = await session.expect(TaskReport)
+            assert report.state is not TaskState.ARRANGED
+            while report.state is not TaskState.CLEANED:
+                report = await session.expect(TaskReport)
+            assert report.exit == ExitStatus(0)
 
     asyncio.run(story())

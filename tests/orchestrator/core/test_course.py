@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from muster.protocol.failures import FailureKind
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.messages import (
+    STARTS_WITH_PLAN,
     TOO_LARGE,
     ArrangeTask,
     ForgetTask,
@@ -47,6 +48,28 @@ def test_a_gang_goes_from_submit_to_success() -> None:
     assert all(not node.holders for node in cluster.state.nodes.values())
     assert cluster.state.ports == {"m1": set()}
     assert cluster.commands("n1", ForgetTask) == [ForgetTask(tasks[1])]
+
+
+def test_the_plan_of_one_node_starts_it_by_itself() -> None:
+    cluster = gang_of(1)
+    facts = cluster.prepare(task(1, 1, 0)).facts
+    assert [type(fact) for fact in facts] == [f.TaskPrepared, f.AttemptArranged, f.AttemptStarted]
+    (plan,) = cluster.commands("n0", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert plan.start
+    assert not cluster.commands("n0", StartTask)
+    cluster.finish(task(1, 1, 0))
+    assert cluster.shown(1) is JobState.SUCCEEDED
+
+
+def test_an_agent_of_before_is_told_to_start() -> None:
+    cluster = gang_of(1)
+    cluster.state.nodes[NodeName("n0")].protocol = STARTS_WITH_PLAN - 1
+    cluster.prepare(task(1, 1, 0))
+    (plan,) = cluster.commands("n0", ArrangeTask)
+    assert isinstance(plan, ArrangeTask)
+    assert not plan.start
+    assert cluster.commands("n0", StartTask) == [StartTask(task(1, 1, 0))]
 
 
 def test_nothing_is_arranged_before_all_are_prepared_nor_started_before_all_are_arranged() -> None:
@@ -215,6 +238,28 @@ def test_the_time_limit_is_a_state_of_its_own() -> None:
     cluster.clean(name)
     assert cluster.shown(1) is JobState.TIMEOUT
     assert cluster.cause(1).exit_code == 124
+
+
+def test_the_ranks_of_a_job_that_runs_are_shown() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2, nproc_per_node=2))
+    assert _shown_ranks(cluster) == [[], []]
+    cluster.run_gang(1)
+    assert _shown_ranks(cluster) == [[(0, None), (1, None)], [(2, None), (3, None)]]
+
+
+def test_ranks_that_torchruns_number_are_not_guessed() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2, nproc_per_node=2, rendezvous="c10d"))
+    cluster.run_gang(1)
+    assert _shown_ranks(cluster) == [[], []]
+
+
+def _shown_ranks(cluster: Cluster) -> list[list[tuple[int, object]]]:
+    (attempt,) = job_view(cluster.state, cluster.job(1), cluster.now).attempts
+    return [[(rank.rank, rank.exit) for rank in task.ranks] for task in attempt.tasks]
 
 
 def test_user_failures_are_retried_within_their_own_budget() -> None:

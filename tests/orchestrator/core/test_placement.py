@@ -12,7 +12,8 @@ from muster.spec.types import Role, Roles
 from orchestrator.core import turn as turns
 from orchestrator.core.actions import Declined
 from orchestrator.core.elastic import next_join
-from orchestrator.core.scheduler import next_placement
+from orchestrator.core.placement import never_fits
+from orchestrator.core.scheduler import next_placement, why_waiting
 from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, spec
 from tests.orchestrator.core.test_meeting import eth
@@ -47,6 +48,20 @@ def test_the_launcher_is_the_node_that_suits(
 
 def test_a_gang_without_enough_gpus_starts_all_the_same() -> None:
     assert gang({"a": 0, "b": 0, "c": 0}, 3, 4, 2) == ["a", "b", "c"]
+
+
+def test_why_a_job_waits_names_nodes_in_their_natural_order() -> None:
+    cluster = Cluster()
+    cluster.join("gpu-10", "gpu-9", "gpu-2")
+    cluster.submit(spec(nodes=3))
+    cluster.submit(spec(nodes=3))
+    told = why_waiting(cluster.state, cluster.job(2))
+    assert told == "needs 3 nodes, 0 free: " + "; ".join(
+        f"gpu-{number} runs job 1" for number in (2, 9, 10)
+    )
+    unfit = never_fits(cluster.state, spec(nodes=3, resources={"gpu": 8}))
+    assert unfit is not None
+    assert unfit.index("gpu-2 ") < unfit.index("gpu-9 ") < unfit.index("gpu-10 ")
 
 
 def test_nodes_that_are_named_are_those_that_are_taken() -> None:

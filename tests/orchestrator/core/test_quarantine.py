@@ -8,6 +8,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Retry
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.display import node_view
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import AdminState
@@ -147,7 +148,7 @@ def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
 
 def test_the_record_is_on_disk(cluster: Cluster) -> None:
     fail_at(cluster, "a")
-    kept = [fact for fact in cluster.facts if isinstance(fact, f.NodeBlamed)]
+    kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeBlamed)]
     assert [f.durability(fact) for fact in kept] == [f.Durability.SYNC]
 
 

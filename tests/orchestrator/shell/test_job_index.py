@@ -37,6 +37,8 @@ def histories(draw: st.DrawFn) -> list[f.Fact]:
         if draw(st.booleans()):
             job = open_jobs.pop(draw(st.integers(0, len(open_jobs) - 1)))
             facts.append(f.JobEnded(job, draw(st.sampled_from(OUTCOMES))))
+            if draw(st.booleans()):
+                facts.append(f.JobForgotten(job))
     return facts
 
 

@@ -66,7 +66,7 @@ def _waits_for_the_lost(real: Any) -> Any:
         if len(kept) >= job.spec.nodes and any(placement.busy(state, job.spec, n) for n in kept):
             free = [n for n in kept if placement.busy(state, job.spec, n) is None]
             if len(free) < job.spec.nodes:
-                return Waiting("waits for a node that it does not avoid", ())
+                return Waiting(job.spec.nodes, 0, ())
         found: tuple[str, ...] | Waiting = real(state, job)
         return found
 

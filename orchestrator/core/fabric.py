@@ -1,0 +1,339 @@
+"""The fabric plan of a gang: from what every node's fresh probe says, one plan for all of them.
+
+NCCL hangs, or falls back to TCP without a word, where the nodes of a gang use unlike ports. So all
+use the same rails, or none does and it is said why; and a job that needs RDMA does not start on
+nodes that differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster.fabric import environment as env
+from muster.fabric.gids import Family
+from muster.fabric.nccl import Version, devices_max, version_of
+from muster.fabric.types import ETHERNET
+from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.spec.types import Rdma
+from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Rail, Transport
+from orchestrator.core.fabric_rails import (
+    Difference,
+    Member,
+    Rails,
+    align,
+    first_by_node,
+    gids,
+    lacks,
+    no_address,
+    rails_of,
+    told,
+    unlike,
+)
+
+NO_IB: Final = {"NCCL_IB_DISABLE": "1"}
+ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}
+"""NCCL ends where it finds no port, instead of going on over TCP."""
+PLUGIN: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
+"""Who sets one of these wants another network than NCCL's own."""
+_NOTES_MAX: Final = 8
+_ALONE: Final = "one node: nothing goes between nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The gang does not get what it requires: for each node that is to blame what is wrong there,
+    the first of them foremost."""
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        more = len(self.differences) - 1
+        also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
+        return f"rdma: required, but {self.differences[0].text}{also}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
+    whose jobs bring a network of their own for NCCL."""
+
+    rdma: Rdma = Rdma.PREFERRED
+    alone: bool = False
+    plugins: frozenset[str] = frozenset()
+
+
+def plan(
+    members: Sequence[Member], wish: Wish, witnesses: Sequence[Member] = ()
+) -> FabricPlan | Refused | None:
+    """One plan for a gang, its nodes in rank order. None: none of them has anything to do with
+    RDMA, and the job does not mind. `witnesses`: other nodes that the job has met."""
+    if wish.rdma is Rdma.OFF:
+        return _tcp("TCP, as the job says (rdma: off)")
+    required = wish.rdma is Rdma.REQUIRED
+    without = [Difference(it.node, f"{it.node} {why}") for it in members if (why := lack(it))]
+    if without and required and not wish.alone:
+        return Refused(tuple(without))
+    if without:
+        return _without(members, without, wish)
+    rails = rails_of(members, [it for it in witnesses if not lack(it)])
+    versions = _unlike_versions(members)
+    if required and not wish.alone and (rails.differences or versions):
+        found = first_by_node([*rails.differences, *versions])
+        return Refused(tuple(found.values()))
+    return _over(rails, members, wish)
+
+
+def lack(member: Member) -> str | None:
+    """Why there is no RDMA on a node, in words that follow its name; None where there may be."""
+    fabric = member.fabric
+    if fabric.unseen:
+        return f"cannot say what it has for RDMA: {fabric.unseen}"
+    if fabric.stops:
+        return f"cannot use RDMA: {fabric.stops[0]}"
+    if member.ports:
+        return None
+    if fabric.missing:
+        first = fabric.missing[0]
+        return f"has no port that can be used: {first.key}: {first.why}"
+    if fabric.unused:
+        return f"has no port that is for jobs ({fabric.unused[0]} is not: muster probe says why)"
+    return "has no RDMA device that jobs can use"
+
+
+def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
+    """What a node is told that joins a gang which runs; a sentence where it would not fit in."""
+    why = lack(member)
+    if plan is None or plan.transport is not Transport.RDMA:
+        touched = plan is not None and plan.transport is Transport.TCP
+        return NodePlan(env=dict(NO_IB) if touched or _has_any(member.fabric) else {})
+    if why is not None:
+        return f"{member.node} {why}, and its gang uses RDMA"
+    family: Family = "AF_INET6" if plan.family == "AF_INET6" else "AF_INET"
+    sample = [_as_port(rail) for rail in plan.rails]
+    ports = align(member, tuple(rail.pci for rail in plan.rails), sample)
+    used: list[FabricPort] = []
+    for number, (port, rail) in enumerate(zip(ports, plan.rails, strict=True)):
+        if port is None:
+            return f"{member.node} has no port for rail {number}, which its gang uses"
+        name = unlike(port, rail)
+        if name is not None:
+            mine, its = told(name, getattr(port, name)), told(name, getattr(rail, name))
+            return f"{member.node}: {port.key} {mine}, and the one of its gang {its}"
+        if lacks(port, family):
+            return f"{member.node}: {no_address(port, family)}, as its gang has"
+        used.append(port)
+    made, apart = _node_plan(member, used, family, wish)
+    return made if apart is None else f"{member.node}: {apart}"
+
+
+def _as_port(rail: Rail) -> FabricPort:
+    return FabricPort(
+        "",
+        1,
+        rail.pci,
+        rail.link_layer,
+        rail.model,
+        rail.rate_gbps,
+        sm_lid=rail.sm_lid,
+        prefix=rail.prefix,
+        mtu=rail.mtu,
+    )
+
+
+def _has_any(fabric: NodeFabric) -> bool:
+    """Whether NCCL might find something there by itself."""
+    return bool(fabric.ports or fabric.missing or fabric.unused or fabric.stops or fabric.unseen)
+
+
+def _without(
+    members: Sequence[Member], without: Sequence[Difference], wish: Wish
+) -> FabricPlan | None:
+    """A gang of which some cannot use RDMA, and that may do without."""
+    if not any(_has_any(member.fabric) for member in members):
+        if wish.rdma is Rdma.PREFERRED:
+            return None
+        return FabricPlan(Transport.OPEN, _ALONE)
+    if wish.alone:
+        # NCCL asks for its network all the same, and would stumble over what does not work.
+        return _tcp(f"{_ALONE}; {without[0].text}")
+    # Where some can and others cannot, NCCL would wait for ever.
+    more = len(without) - 1
+    also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
+    return _tcp(f"TCP: {without[0].text}{also}")
+
+
+def _tcp(text: str, notes: Sequence[str] = ()) -> FabricPlan:
+    return FabricPlan(Transport.TCP, text, kinds=(NodePlan(env=dict(NO_IB)),), notes=tuple(notes))
+
+
+def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
+    """Nodes with another NCCL than most: they would not speak with each other."""
+    counted = Counter(member.nccl for member in members if member.nccl is not None)
+    if len(counted) < 2:
+        return []
+    (usual, count), *_ = counted.most_common()
+    return [
+        Difference(
+            member.node,
+            f"{member.node} has NCCL {_text(member.nccl)}, {count} other"
+            f"{'s' if count > 1 else ''} {_text(usual)}",
+        )
+        for member in members
+        if member.nccl not in (None, usual)
+    ]
+
+
+def _over(rails: Rails, members: Sequence[Member], wish: Wish) -> FabricPlan | Refused:
+    """The plan over the rails that all share."""
+    required = wish.rdma is Rdma.REQUIRED and not wish.alone
+    notes = [difference.text for difference in rails.differences]
+    agreed = list(rails.agreed)
+    most = min(devices_max(member.nccl) for member in members)
+    if len(agreed) > most:
+        notes.append(f"{most} of {len(agreed)} rails are used: NCCL takes no more")
+        agreed = agreed[:most]
+    while agreed:
+        made = [_made(rails, agreed, at, member, wish) for at, member in enumerate(members)]
+        apart = [
+            Difference(member.node, f"{member.node}: {why}")
+            for member, (_, why) in zip(members, made, strict=True)
+            if why is not None
+        ]
+        if not apart:
+            return _planned(rails, agreed, [it for it, _ in made], notes)
+        if required:
+            return Refused(tuple(apart))
+        notes.append(apart[0].text)
+        agreed = _of_one_index(rails, agreed, members)
+    first = notes[0] if notes else "its nodes have no rail in common"
+    return _tcp(f"TCP: {first}", _bounded(notes[1:]))
+
+
+def _planned(
+    rails: Rails, agreed: Sequence[int], made: Sequence[NodePlan], notes: Sequence[str]
+) -> FabricPlan:
+    # Alike ones are found by their content: an environment has no hash.
+    places: dict[object, int] = {}
+    kinds: list[NodePlan] = []
+    nodes = []
+    for mine in made:
+        key = mine.hcas, mine.netdevs, tuple(mine.env.items()), mine.nccl
+        if key not in places:
+            places[key] = len(kinds)
+            kinds.append(mine)
+        nodes.append(places[key])
+    common = tuple(rails.common[rail] for rail in agreed)
+    return FabricPlan(
+        Transport.RDMA,
+        _in_words(rails, agreed, notes),
+        rails=common,
+        kinds=tuple(kinds),
+        nodes=tuple(nodes) if len(kinds) > 1 else (),
+        family=rails.family if any(rail.link_layer == ETHERNET for rail in common) else "",
+        notes=_bounded(notes[1:] if notes and len(agreed) < len(rails.common) else notes),
+    )
+
+
+def _in_words(rails: Rails, agreed: Sequence[int], notes: Sequence[str]) -> str:
+    common = [rails.common[rail] for rail in agreed]
+    kinds = Counter(" ".join(word for word in (it.link_layer, it.model) if word) for it in common)
+    rates = sorted({rail.rate_gbps for rail in common if rail.rate_gbps is not None})
+    speed = f", {'/'.join(f'{rate:g}' for rate in rates)} Gb/s each" if rates else ""
+    of = len(rails.common)
+    count = f"{len(agreed)} of {of} rails" if len(agreed) < of else _rails(len(agreed))
+    group = " + ".join(kind for kind in kinds if kind) or "an unknown kind"
+    text = f"RDMA over {count} of {group}{speed}"
+    if len(agreed) == of:
+        return text
+    why = notes[0] if notes else "a node with fewer GPUs has no more" if rails.fewer else ""
+    return f"{text}; {why}" if why else text
+
+
+def _rails(count: int) -> str:
+    return "1 rail" if count == 1 else f"{count} rails"
+
+
+def _bounded(notes: Sequence[str]) -> tuple[str, ...]:
+    if len(notes) <= _NOTES_MAX:
+        return tuple(notes)
+    more = len(notes) - _NOTES_MAX + 1
+    return (*notes[: _NOTES_MAX - 1], f"and {more} more differences")
+
+
+def _made(
+    rails: Rails, agreed: Sequence[int], at: int, member: Member, wish: Wish
+) -> tuple[NodePlan, str | None]:
+    ports = [port for rail in agreed if (port := rails.ports[rail][at]) is not None]
+    return _node_plan(member, ports, rails.family, wish)
+
+
+def _node_plan(
+    member: Member, ports: Sequence[FabricPort], family: Family, wish: Wish
+) -> tuple[NodePlan, str | None]:
+    """And why no environment fits these ports, where none does."""
+    made = env.of_ports(
+        [_for_environment(port, family) for port in ports],
+        (),
+        member.nccl,
+        family if any(port.link_layer == ETHERNET for port in ports) else "AF_INET",
+        member.fabric.range,
+    )
+    values = dict(made.values)
+    conf = member.fabric.nccl_conf
+    own = member.node in wish.plugins or any(name in conf for name in PLUGIN)
+    if wish.rdma is Rdma.REQUIRED and not wish.alone and not own:
+        values |= ONLY_IB
+    netdevs = tuple(dict.fromkeys(port.netdev for port in ports if port.netdev))
+    hcas = tuple(port.key for port in ports)
+    return NodePlan(hcas, netdevs, values, _text(member.nccl)), made.apart
+
+
+def _for_environment(port: FabricPort, family: Family) -> env.Port:
+    found = gids(port, family)
+    if port.link_layer != ETHERNET or found is None:
+        return env.Port(port.name, port.port, roce=port.link_layer == ETHERNET)
+    return env.Port(
+        port.name,
+        port.port,
+        roce=True,
+        index=found.index,
+        fit=frozenset(found.fit) | {found.index},
+        ranged=found.ranged,
+        sparse=port.sparse,
+    )
+
+
+def _of_one_index(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[int]:
+    """For an NCCL that takes one GID index for all ports: fewer of the rails, those on which each
+    node has the index that most of its ports need. None of them, where that changes nothing."""
+    left = list(agreed)
+    for at in range(len(members)):
+        wanted: dict[int, int | None] = {}
+        for rail in left:
+            port = rails.ports[rail][at]
+            found = None if port is None else gids(port, rails.family)
+            wanted[rail] = None if found is None else found.index
+        counted = Counter(index for index in wanted.values() if index is not None)
+        if counted:
+            usual = counted.most_common(1)[0][0]
+            left = [rail for rail in left if _fits(rails.ports[rail][at], usual, rails.family)]
+    return left if len(left) < len(agreed) else []
+
+
+def _fits(port: FabricPort | None, index: int, family: Family) -> bool:
+    found = None if port is None else gids(port, family)
+    return found is not None and (index == found.index or index in found.fit)
+
+
+def _text(version: Version | None) -> str:
+    return "" if version is None else f"{version[0]}.{version[1]}"
+
+
+def nccl_of(*told: str) -> Version | None:
+    """The first of these that is a version."""
+    return next((found for text in told if (found := version_of(text)) is not None), None)
