@@ -29,7 +29,7 @@ VERBS: Final = {
     "diff": "Show what two jobs differ in.",
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
-    "node": "Show one node.",
+    "node": "Show a node, drain or resume nodes.",
     "bench": "Measure all-reduce over nodes.",
     "check": "Check that nodes agree and reach each other.",
     "whoami": "Print the user that your token stands for.",

@@ -44,6 +44,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
@@ -205,6 +206,17 @@ class AsyncClient:
     async def node(self, name: str) -> NodeView:
         """As `Client.node`."""
         return await self._run(calls.node(name))
+
+    async def drain(
+        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+    ) -> NodeAnswer:
+        """As `Client.drain`."""
+        wanted = DrainRequest(reason, deadline_s, now)
+        return await self._call(calls.drain(name, wanted))
+
+    async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
+        """As `Client.resume`."""
+        return await self._call(calls.resume(name, check=check))
 
     async def version(self) -> VersionView:
         """As `Client.version`."""

@@ -39,6 +39,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
@@ -213,6 +214,22 @@ class Client:
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
         return self._run(calls.node(name))
+
+    def drain(
+        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+    ) -> NodeAnswer:
+        """Take a node out of service: it gets no job until it is resumed. What runs there goes on;
+        with `deadline_s` it is asked to end so many seconds from now, with `now` it ends at once.
+        Jobs that have to leave are tried again elsewhere, and it costs them no retry.
+        """
+        wanted = DrainRequest(reason, deadline_s, now)
+        return self._call(calls.drain(name, wanted))
+
+    def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
+        """Take a node back into service. Raises ApiError (409 says what speaks against it, unless
+        `check` is false).
+        """
+        return self._call(calls.resume(name, check=check))
 
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""

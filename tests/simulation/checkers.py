@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
@@ -75,6 +76,9 @@ class Checkers:
     peace_at: float = math.inf
     commits: int = 0
     retraced: set[JobId] = field(default_factory=set)
+
+    watchers: list[Callable[[State, list[f.Fact]], None]] = field(default_factory=list)
+    promises: list[Callable[[State], None]] = field(default_factory=list)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -264,6 +268,8 @@ class Checkers:
                 self.world.met["joined" if isinstance(fact, f.TaskJoined) else "left"] += 1
         if not loud:
             return
+        for watch in self.watchers:
+            watch(state, facts)
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
@@ -401,6 +407,8 @@ class Checkers:
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
+        for promised in self.promises:
+            promised(state)
         for name, job in self.submits.items():
             if job not in state.jobs or state.jobs[job].as_submitted.name != name:
                 self.fail(f"I1: {name} was acknowledged as job {job}, and that is lost")
@@ -437,7 +445,7 @@ class Checkers:
             case a.Signalled(job, _, _):
                 if not any(attempt.signals for attempt in self.durable.jobs[job].attempts):
                     self.fail(f"I1: the signal to job {job} is acknowledged and not on disk")
-            case a.Declined():
+            case a.Serviced() | a.Declined():
                 pass
 
     def greeted(self, epoch: int) -> None:
@@ -494,9 +502,10 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
         if node.inventory.pool == spec.pool and node.inventory.gpus >= (spec.resources.gpu or 0)
     ]
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    liked = [node for node in able if node.name not in avoid and node.link in there]
+    serving = [node for node in able if node.drain is None]
+    liked = [node for node in serving if node.name not in avoid and node.link in there]
     if _in_one_network(liked) < spec.nodes:
-        liked = able
+        liked = serving
     free = [n for n in liked if _is_free(state, spec, n)]
     return _in_one_network(free) >= spec.nodes
 
@@ -534,6 +543,6 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 def _lasting(state: State) -> list[tuple[object, ...]]:
     """Of the nodes, what is in the journal."""
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders, n.drains, n.faults)
         for n in state.nodes.values()
     ]
