@@ -357,7 +357,7 @@ MUTANTS = (
         "a port that is leased is given again, and the books are not read",
         _unseen(_put(follow, "choose_meeting", _first_port)),
         ("ports",),
-        seed=83,
+        seed=61,
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
