@@ -41,6 +41,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.Heard()
             | f.Buried()
             | f.NetworkChanged()
+            | f.PortsChanged()
             | f.GpusChanged()
             | f.TaskGone()
         ):
@@ -84,6 +85,8 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             # Before its folders are told it is no news.
             held = state.tasks[task]
             return [] if held.paths is None else _say(state, held, now)
+        case f.TrafficKnown(task):
+            return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *_tidy(held)]
@@ -155,7 +158,11 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
         arrange.interpreter,
     )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
-    return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]
+    let_go: list[a.Action] = [a.LetGo(held.id)] if holds else []
+    # A gang of one has no traffic, and no host table.
+    gang = arrange.fabric is not None and bool(arrange.hosts)
+    watch: list[a.Action] = [a.WatchTraffic(held.id, arrange)] if gang else []
+    return [*watch, *let_go, a.TellShim(held.id, start)]
 
 
 def _restore(held: HeldTask) -> list[a.Action]:

@@ -13,14 +13,17 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from muster.fabric.proof import Proof
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core.fabric_plan import FabricPlan
+from orchestrator.core.service_facts import DrainTimed, NodeTrusted, OfService
 
 SCHEMA: Final = 1
 
@@ -249,12 +252,15 @@ class GraceShortened(_Fact, frozen=True):
 
 
 class TaskExited(_Fact, frozen=True):
+    """`traffic` is what was known of it at the end."""
+
     job: JobId
     attempt: int
     rank: int
     exit: ExitStatus
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
+    traffic: FabricReport | None = None
 
 
 class TaskCleaned(_Fact, frozen=True):
@@ -287,13 +293,22 @@ class TaskJoined(_Fact, frozen=True):
 
 
 class TaskLeft(_Fact, frozen=True):
-    """An elastic gang goes on without this task, which is to end if it has not; its node is free
-    when it has."""
+    """An elastic gang goes on without this task, which is to end if it has not, at once with
+    `force`; its node is free when it has."""
 
     job: JobId
     attempt: int
     rank: int
     reason: str
+    force: bool = False
+
+
+class TrafficJudged(_Fact, frozen=True):
+    """What carries the traffic of the attempt is known, or known better."""
+
+    job: JobId
+    attempt: int
+    proof: Proof
 
 
 class AttemptClosed(_Fact, frozen=True):
@@ -374,6 +389,20 @@ class FailureSuspected(_Fact, frozen=True):
     ended_at: float
 
 
+class TrafficMeasured(_Fact, frozen=True):
+    """A node's newest figures of its part of a gang's traffic."""
+
+    task: TaskId
+    report: FabricReport
+
+
+class PortsSeen(_Fact, frozen=True):
+    """The RDMA ports of a node that are not as they were."""
+
+    node: NodeName
+    ports: tuple[PortHealth, ...]
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -416,16 +445,18 @@ OfLink = (
     | NodeSynced
     | FailureSuspected
     | NodeHeard
+    | PortsSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 
 Durable = (
     EpochStarted
     | NodeRegistered
+    | OfService
     | JobSubmitted
     | JobHeld
     | JobReleased
@@ -449,6 +480,7 @@ Durable = (
     | TaskLost
     | TaskJoined
     | TaskLeft
+    | TrafficJudged
     | AttemptClosed
     | RetryScheduled
     | JobRequeued
@@ -459,18 +491,29 @@ Fact = Durable | Ephemeral
 
 # What follows from the last of them is another fact, and that one does not wait.
 _PATIENT: Final = (TaskExited, TaskCleaned)
-_LAZY: Final = (TaskPrepared, TaskArranged, TaskListening, TaskStarted, JobRequeued)
+_LAZY: Final = (
+    TaskPrepared,
+    TaskArranged,
+    TaskListening,
+    TaskStarted,
+    TrafficJudged,
+    JobRequeued,
+    DrainTimed,
+    NodeTrusted,
+)
 _EPHEMERAL: Final = (
     NodeConnected,
     NameClaimed,
     NodeSynced,
     FailureSuspected,
     NodeHeard,
+    PortsSeen,
     NodeDisconnected,
     LeaseExtended,
     NodeLeaseExpired,
     RunTimed,
     SpaceChanged,
+    TrafficMeasured,
     JobForgotten,
 )
 

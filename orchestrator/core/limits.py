@@ -6,6 +6,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
+    never), none of which is forgotten. A fault is once `forgiven_after` attempts have ended well on
+    the node. Never more than `pool_share` of the nodes of a pool are.
+    """
+
+    jobs: int = 3
+    forgiven_after: int = 10
+    pool_share: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a
     node lost:
@@ -14,6 +26,8 @@ class Limits:
     the length of a lease. `refusal_wait_s` is how long the others of a gang may take to say
     whether they refuse too, once one has. `blame_wait_s` is how long the gang goes on when a rank
     has failed as ranks do whose peer has failed: whoever failed first is then heard of.
+    `traffic_wait_s` is how long a gang on TCP that requires RDMA goes on until all of its nodes
+    have said how they fare: one of them alone may be to blame.
     """
 
     lease_s: float = 300.0
@@ -23,5 +37,7 @@ class Limits:
     prepare_timeout_s: float = 300.0
     refusal_wait_s: float = 1.0
     blame_wait_s: float = 0.5
+    traffic_wait_s: float = 10.0
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
+    quarantine: Quarantine = Quarantine()

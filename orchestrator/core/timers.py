@@ -13,10 +13,12 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
+from orchestrator.core.drains import drain_timer, drain_timer_fired
 from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
+from orchestrator.core.proof import not_used, proof_of
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
@@ -29,6 +31,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
     match timer.kind:
         case a.TimerKind.NODE:
             return _node(state, timer, now, limits)
+        case a.TimerKind.DRAIN:
+            return drain_timer_fired(state, timer)
         case a.TimerKind.RETRY:
             job = state.jobs.get(timer.job)
             if job is None or job.phase is not JobPhase.BACKOFF:
@@ -40,6 +44,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             | a.TimerKind.ARRANGE
             | a.TimerKind.START
             | a.TimerKind.BLAME
+            | a.TimerKind.TRAFFIC
             | a.TimerKind.LIMIT
         ):
             attempt = state.attempt(timer.job, timer.attempt)
@@ -99,6 +104,8 @@ def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
     """The timers of a new process. Times on which nothing of ours was running begin anew."""
     found: list[a.Action] = []
+    for node in state.nodes.values():
+        found += drain_timer(node, now)
     for job in state.jobs.values():
         if job.phase is JobPhase.BACKOFF:
             timer = a.Timer(a.TimerKind.RETRY, job=job.id)
@@ -109,7 +116,17 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]
             if _has_failed(attempt):
                 timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
                 found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
+            found += traffic_timer(job, attempt, now, limits)
     return found
+
+
+def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+    """Of a gang whose traffic is known to go where it must not."""
+    running = attempt.phase is AttemptPhase.RUNNING
+    if not running or attempt.proof is None or not_used(job, attempt.proof) is None:
+        return []
+    timer = a.Timer(a.TimerKind.TRAFFIC, job=job.id, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + limits.traffic_wait_s)]
 
 
 def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
@@ -186,6 +203,10 @@ def _overdue(
             return refusal_cause(attempt)
         case a.TimerKind.BLAME:
             return _blamed(state, attempt) if attempt.phase is AttemptPhase.RUNNING else None
+        case a.TimerKind.TRAFFIC:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return not_used(state.jobs[attempt.job], proof_of(attempt))
         case a.TimerKind.LIMIT:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
@@ -194,7 +215,7 @@ def _overdue(
                 return None
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
-        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN:
+        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN | a.TimerKind.DRAIN:
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:
             assert_never(kind)

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import TaskId
 from muster.protocol.logs import (
     EndStream,
@@ -42,7 +44,8 @@ async def archived(process: CoordinatorProcess, jobs: int) -> None:
     path = f"file:{process.state_dir}/journal.sqlite?mode=ro"
     async with asyncio.timeout(DEADLINE_S):
         with closing(sqlite3.connect(path, uri=True)) as database:
-            while database.execute("SELECT count(*) FROM archived").fetchone() < (jobs,):
+            count = "SELECT count(*) FROM archived"
+            while database.execute(count).fetchone() < (jobs,):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
 
 
@@ -145,7 +148,8 @@ async def check_stream(user: User, events: list[Any]) -> None:
     seen = {"Last-Event-ID": str(mine[2]), "Accept": "text/event-stream"}
     async with user.http.get("/v1/jobs/2/events", headers=seen) as answer:
         text = await answer.text()
-    assert [int(x[4:]) for x in text.splitlines() if x.startswith("id: ")] == mine[3:]
+    ids = [x[4:].partition("-")[0] for x in text.splitlines() if x.startswith("id: ")]
+    assert ids == [str(seq) for seq in mine[3:]]
     assert "event: end" in text
     seen["Last-Event-ID"] = str(mine[-1])
     async with user.http.get("/v1/jobs/2/events", headers=seen) as answer:
@@ -208,6 +212,32 @@ def test_all_that_is_asked_has_the_answer_it_had(tmp_path: Path) -> None:
         asyncio.run(main(process))
 
 
+def test_a_job_that_cannot_be_read_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    async def main(process: CoordinatorProcess) -> None:
+        async with cluster(process) as (user, agent):
+            await three(user, agent)
+            await archived(process, 3)
+        process.terminate()
+        with closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
+            database.execute("UPDATE history SET at = 7.5 WHERE job = 2")
+            database.execute("UPDATE archived SET pool = 'b' WHERE job = 2")
+            database.commit()
+        process.start()
+        async with user_of(process) as user:
+            for path in ("/v1/jobs/2", "/v1/jobs", "/v1/jobs/2/events"):
+                status, problem = await ask(user, "GET", path)
+                assert (status, problem["code"]) == (503, "journal_unreadable"), path
+                assert "--check" in problem["hint"]
+            assert (await user.get("/v1/jobs/1"))["state"] == "SUCCEEDED"
+            assert [job["id"] for job in (await user.get("/v1/jobs?state=CANCELLED"))["jobs"]] == [
+                3
+            ]
+
+    with CoordinatorProcess(tmp_path).start() as process:
+        asyncio.run(main(process))
+
+
+@pytest.mark.long
 def test_a_coordinator_killed_as_jobs_move_loses_and_doubles_none(tmp_path: Path) -> None:
     """Killed at whatever moment it comes to, again and again."""
     jobs = 0
