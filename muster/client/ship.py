@@ -7,7 +7,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-_WRITE: Final = 'while [ $# -gt 1 ]; do printf %s "$2" >"$1"; shift 2; done'
+_WRITE: Final = 'while [ $# -gt 1 ]; do printf %s "$2" >>"$1"; shift 2; done'
+_PIECE: Final = 30_000
+"""Characters, of four bytes at the most: Linux takes no word of 128 KiB."""
 
 
 def source_of(room: ModuleType, program: str) -> str:
@@ -17,8 +19,10 @@ def source_of(room: ModuleType, program: str) -> str:
 
 
 def shipped(files: Mapping[str, str]) -> list[str]:
-    """A `setup` that makes `files`, texts by name, where the job runs. A text is a word of a
-    command line, of at most 128 KiB.
-    """
-    words = [word for file in files.items() for word in file]
+    """A `setup` that makes `files`, texts by name, where the job runs: 512 KiB in all, as the
+    command of a job may have."""
+    words = []
+    for name, text in files.items():
+        for begin in range(0, len(text), _PIECE):
+            words += [name, text[begin : begin + _PIECE]]
     return ["/bin/sh", "-euc", _WRITE, "setup", *words]
