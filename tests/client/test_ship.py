@@ -1,15 +1,16 @@
 """Files that travel in the `setup` of a job."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import muster.bench
-import muster.check
 from muster.bench.job import allreduce_job
+from muster.check import program
 from muster.check.job import check_job
-from muster.client.ship import shipped, source_of
+from muster.client.ship import package_of, shipped, source_of
 from muster.spec.parse import parse_document
 from muster.spec.scalars import Document
 from muster.spec.types import Rdma
@@ -27,9 +28,30 @@ def test_files_arrive_as_they_were(tmp_path: Path, text: str) -> None:
 
 
 def test_our_programs_are_shipped_whole(tmp_path: Path) -> None:
-    for room, name in ((muster.bench, "allreduce"), (muster.check, "pairs")):
-        subprocess.run(shipped({name: source_of(room, name)}), cwd=tmp_path, check=True)
-        compile((tmp_path / name).read_text(), name, "exec")
+    subprocess.run(
+        shipped({"a.py": source_of(muster.bench, "allreduce")}), cwd=tmp_path, check=True
+    )
+    compile((tmp_path / "a.py").read_text(), "a.py", "exec")
+
+
+def test_a_package_is_found_under_its_own_name_and_nothing_else_of_ours(tmp_path: Path) -> None:
+    subprocess.run(shipped(package_of(program)), cwd=tmp_path, check=True)
+    asks = (
+        "import sys, muster, muster.check.program.node as node, muster.check.program.hub;"
+        "print(muster.__file__, node.__file__, sorted(n for n in sys.modules if 'muster' in n))"
+    )
+    # Neither our environment nor what is installed in it.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", asks],
+        cwd=tmp_path,
+        env={},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(str(tmp_path)) == 2
+    assert "muster.client" not in done.stdout
 
 
 def test_a_check_of_five_hundred_nodes_with_nine_networks_is_a_job() -> None:
