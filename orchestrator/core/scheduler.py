@@ -11,7 +11,7 @@ from typing import assert_never
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
 from orchestrator.core.facts import AttemptPlaced
-from orchestrator.core.gpus import given, shares
+from orchestrator.core.gpus import given, may_have_room
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
@@ -106,7 +106,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
     for node in state.nodes.values():
         if node.link is not LinkState.CONNECTED:
             continue
-        if not node.holders or (spec.resources.gpu and shares(spec, node.inventory)):
+        if not node.holders or may_have_room(spec, node):
             free += 1
             if free >= spec.nodes:
                 return True
