@@ -7,12 +7,20 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
+from muster.cli.node_service import drain, resume
 from muster.cli.nodes import gpus_of
 from muster.cli.reference import NODE
 from muster.cli.table import Column, print_table
 from muster.cli.text import gib, safe, span
 from muster.client import Client
-from muster.protocol.http import GpuView, InterfaceView, JobView, NodeView
+from muster.protocol.http import (
+    DrainView,
+    FaultView,
+    GpuView,
+    InterfaceView,
+    JobView,
+    NodeView,
+)
 
 _INTERFACES = (
     Column("INTERFACE"),
@@ -65,8 +73,15 @@ def show(*, node: str, as_json: bool) -> None:
         print_table(_INTERFACES, [_interface(found) for found in view.interfaces])
 
 
+command.add_command(drain)
+command.add_command(resume)
+
+
 def _facts(view: NodeView) -> list[tuple[str, str]]:
     facts = [("link", _link(view)), ("agent", view.version)]
+    if view.drain is not None:
+        facts.append(("drain", _drain(view.drain)))
+    facts += [("fault", _fault(fault)) for fault in view.faults]
     if view.hostname and view.hostname != view.name:
         facts.append(("host name", view.hostname))
     facts += [
@@ -80,6 +95,16 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
         facts.append(("python", view.python))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(view.labels.items()))
     return [*facts, ("labels", labels)] if labels else facts
+
+
+def _drain(drain: DrainView) -> str:
+    ends = "" if drain.ends_at is None else f"; ends what runs there at {drain.ends_at}"
+    return f"by {drain.user} at {drain.at}: {drain.reason}{ends}"
+
+
+def _fault(fault: FaultView) -> str:
+    since = f"; {fault.since} ended well there since" if fault.since else ""
+    return f"job {fault.job}, attempt {fault.attempt}: {fault.text}{since}"
 
 
 def _link(view: NodeView) -> str:

@@ -22,10 +22,11 @@ from prometheus_client.registry import Collector
 
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
+from orchestrator.api.traffic_metrics import traffic
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
 from orchestrator.core.gpus import gpus_used
-from orchestrator.core.node import LinkState
+from orchestrator.core.node import AdminState, LinkState
 from orchestrator.core.state import State
 from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
@@ -66,10 +67,22 @@ FAMILIES: Final = {
         ),
         Family("muster_nodes", "gauge", "Nodes that ever joined.", ("pool", "link")),
         Family(
+            "muster_nodes_in_service",
+            "gauge",
+            "Nodes: active, draining (jobs are still there), drained.",
+            ("pool", "state"),
+        ),
+        Family(
+            "muster_nodes_quarantined",
+            "gauge",
+            "Nodes that were drained for the failures of jobs.",
+            ("pool",),
+        ),
+        Family(
             "muster_gpus",
             "gauge",
-            "GPUs: of nodes that are connected (free, busy), of the others (away); those that no "
-            "job is given (faulty).",
+            "GPUs: of nodes that are connected (free, busy, and drained: free and out of service), "
+            "of the others (away); those that no job is given (faulty).",
             ("pool", "model", "use"),
         ),
         Family("muster_attempts_started", "counter", "Attempts whose gates were opened."),
@@ -78,6 +91,42 @@ FAMILIES: Final = {
             "counter",
             "Attempts that were stopped for another cause than being done.",
             ("cause",),
+        ),
+        Family(
+            "muster_running_gangs",
+            "gauge",
+            "Gangs on nodes with RDMA devices or GPUs, by what carries their traffic.",
+            ("carrier",),
+        ),
+        Family(
+            "muster_hca_bytes_per_second",
+            "gauge",
+            "What an HCA of a running gang carried last, in its busier direction.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_hca_flaps",
+            "gauge",
+            "How often the link of an HCA has gone down since its gang began.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_hca_down",
+            "gauge",
+            "1 for a port that was up when its agent began, and is down.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_rail_imbalance_ratio",
+            "gauge",
+            "How much less than the mean the least busy HCA of a node has carried, 0 to 1.",
+            ("node",),
+        ),
+        Family(
+            "muster_tcp_share_ratio",
+            "gauge",
+            "The part of a node's bytes that went by TCP since its gang began, 0 to 1.",
+            ("node",),
         ),
         Family("muster_journal_facts", "counter", "Facts put on disk."),
         Family(
@@ -181,6 +230,8 @@ class MetricsApi(Collector):
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())
         yield from _nodes(state)
+        for name, values in traffic(state, index.open):
+            yield _values(name, values)
         yield _values("muster_attempts_started", {(): meters.attempts_started})
         failed = {(code.value,): count for code, count in meters.attempts_failed.items()}
         yield _values("muster_attempts_failed", failed)
@@ -213,21 +264,29 @@ def _queues(state: State, now: Instant) -> Iterator[Metric]:
 
 def _nodes(state: State) -> Iterator[Metric]:
     links: Counter[tuple[str, ...]] = Counter()
+    service: Counter[tuple[str, ...]] = Counter()
+    quarantined: Counter[tuple[str, ...]] = Counter()
     gpus: Counter[tuple[str, ...]] = Counter()
     for node in state.nodes.values():
         pool = node.inventory.pool
         for link in LinkState:
             links[pool, link.value] += node.link is link
+        for admin in AdminState:
+            service[pool, admin.value] += node.admin is admin
+        quarantined[(pool,)] += node.drain is not None and bool(node.drain.jobs)
         model, all_of_it = node.inventory.gpu_model, node.inventory.gpus
         used = gpus_used(node)
         if node.link is LinkState.CONNECTED:
             gpus[pool, model, "busy"] += used
-            gpus[pool, model, "free"] += all_of_it - used
+            free = "free" if node.in_service else "drained"
+            gpus[pool, model, free] += all_of_it - used
         else:
             gpus[pool, model, "away"] += all_of_it
         if faulty := sum(1 for gpu in node.inventory.devices if gpu.fault):
             gpus[pool, model, "faulty"] += faulty
     yield _values("muster_nodes", links)
+    yield _values("muster_nodes_in_service", service)
+    yield _values("muster_nodes_quarantined", quarantined)
     yield _values("muster_gpus", gpus)
 
 
