@@ -5,6 +5,9 @@ the job's interpreter has none of it. The shim runs it from a descriptor and spe
 agent/shim/gate.py holds the other end and lists the messages. torch is imported before the gate
 opens, so that the seconds this takes cost the job nothing.
 
+Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it is torchrun as well: accelerate
+makes the environment, and DeepSpeed's ranks get what its own launcher would give them.
+
 Three things of torchrun's are changed, all in this process, as ranks are children with a clean
 interpreter:
   - ranks write into files that the shim opened, which the job's user can write but not replace;
@@ -16,6 +19,7 @@ interpreter:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import socket
@@ -78,8 +82,10 @@ def main() -> None:
     for fd in (CHANNEL_FD, FLAG_FD, LOG_FOLDER_FD):
         os.set_inheritable(fd, False)
     shim = Shim(CHANNEL_FD)
+    launcher = os.environ.get("MUSTER_LAUNCHER", "torchrun")
     try:
         torchrun = importlib.import_module("torch.distributed.run")
+        launch = _import_launcher(launcher)
         versions = _versions()
     except ImportError as error:
         shim.tell({"t": "failed", "code": "no_torch", "text": _no_torch(error)})
@@ -92,14 +98,17 @@ def main() -> None:
     start = shim.await_start()
     os.environ.clear()
     os.environ.update(start["env"])
-    watchers = _watch_ranks(shim)
+    watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim)
     # torchrun's parser takes the last of two: what the job was given wins over these.
     argv = ["--redirects", "3", "--log_dir", LOG_FOLDER, *start["argv"]]
     sys.argv = ["torchrun", *argv]
     shim.tell({"t": "running"})
     try:
-        torchrun.main(argv)
+        if launch is not None:
+            _accelerate(torchrun, launch, argv)
+        else:
+            torchrun.main(argv)
     except Exception as error:
         # Once there are ranks it is one of theirs.
         if not watchers and _says_in_use(error):
@@ -108,6 +117,51 @@ def main() -> None:
     finally:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
+
+
+def _import_launcher(launcher: str) -> Any:
+    """accelerate's, None for the others. Raises ImportError where it is not there."""
+    if launcher == "accelerate":
+        return importlib.import_module("accelerate.commands.launch")
+    if launcher == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+        raise ImportError("there is no deepspeed", name="deepspeed")
+    return None
+
+
+def _accelerate(torchrun: Any, launch: Any, argv: list[str]) -> None:
+    """Do what `accelerate launch` does, up to its last step: that is this torchrun."""
+    at = argv.index("--")
+    options, words = argv[:at], argv[at + 1 :]
+    machines = int(_option(options, "--nnodes").rpartition(":")[2])
+    world = machines * int(_option(options, "--nproc-per-node"))
+    asked = [
+        *("--num_machines", str(machines)),
+        *("--num_processes", str(world)),
+        *("--machine_rank", os.environ.get("NODE_RANK", "0")),
+        *("--main_process_ip", os.environ.get("MASTER_ADDR", "")),
+        *("--main_process_port", os.environ.get("MASTER_PORT", "")),
+        *("--deepspeed_multinode_launcher", "standard"),
+    ]
+    original = torchrun.run
+
+    def run(found: Any) -> None:
+        torchrun.run = original
+        module = ["-m"] if found.module else []
+        torchrun.main([*options, *module, found.training_script, *found.training_script_args])
+
+    def run_simply(found: Any) -> None:
+        os.environ.update(launch.prepare_simple_launcher_cmd_env(found)[1])
+        run(found)
+
+    torchrun.run, launch.simple_launcher = run, run_simply
+    parser = launch.launch_command_parser()
+    cuda = importlib.import_module("torch").cuda
+    several = ["--multi_gpu"] if world > 1 and cuda.is_available() else []
+    launch.launch_command(parser.parse_args([*asked, *several, *words]))
+
+
+def _option(options: list[str], name: str) -> str:
+    return options[options.index(name) + 1]
 
 
 def _versions() -> Message:
@@ -129,9 +183,10 @@ def _versions() -> Message:
 
 
 def _no_torch(error: ImportError) -> str:
-    if getattr(error, "name", None) == "torch":
+    name = getattr(error, "name", None)
+    if name in ("torch", "accelerate", "deepspeed"):
         return (
-            f"{sys.executable} (Python {sys.version_info[0]}.{sys.version_info[1]}) has no torch;"
+            f"{sys.executable} (Python {sys.version_info[0]}.{sys.version_info[1]}) has no {name};"
             " install it there or set `python` to the environment that has it."
         )
     return f"torch cannot be imported by {sys.executable}: {error}"
@@ -157,7 +212,7 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, and another program has taken it since"
 
 
-def _watch_ranks(shim: Shim) -> list[threading.Thread]:
+def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[threading.Thread]:
     """Have every rank that torchrun starts write where the shim says, and its end told.
 
     Returns the watchers.
@@ -174,6 +229,8 @@ def _watch_ranks(shim: Shim) -> list[threading.Thread]:
         fds = shim.files_for(rank, int(env["LOCAL_RANK"]))
         if len(fds) == 2:
             kwargs["stdout"], kwargs["stderr"] = fds
+        if deepspeed:
+            args = _as_deepspeed(args, kwargs, env)
         # The path of the rank's error file leads through this descriptor.
         kwargs["pass_fds"] = (*(kwargs.get("pass_fds") or ()), LOG_FOLDER_FD)
         try:
@@ -194,6 +251,23 @@ def _watch_ranks(shim: Shim) -> list[threading.Thread]:
 
     subprocess.Popen.__init__ = start  # type: ignore[method-assign]
     return watchers
+
+
+def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
+    """A rank as `deepspeed` starts it: with `--local_rank=N` behind the script, and its names of
+    what torchrun calls otherwise."""
+    own = {
+        "CROSS_RANK": "GROUP_RANK",
+        "CROSS_SIZE": "GROUP_WORLD_SIZE",
+        "LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+    }
+    kwargs["env"] = {**env, **{name: env[of] for name, of in own.items() if of in env}}
+    words = list(kwargs.pop("args") if "args" in kwargs else args[0])
+    at = 1  # the interpreter; then -u, and -m
+    while at < len(words) and words[at] in ("-u", "-m"):
+        at += 1
+    words.insert(at + 1, f"--local_rank={env['LOCAL_RANK']}")
+    return (words, *args[1:])
 
 
 def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:

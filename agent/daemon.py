@@ -31,6 +31,7 @@ from agent.core.actions import (
     SetTimer,
     TellShim,
     Timer,
+    WatchTraffic,
     WriteHostfile,
 )
 from agent.core.state import Identity, State
@@ -48,8 +49,12 @@ from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
+from agent.probe.fabric.ib import CLASS
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
+from agent.proof.ports import PortWatch
+from agent.proof.ports import watch as watch_ports
+from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError, FileError, TaskEndedError
@@ -105,6 +110,14 @@ class Agent:
         hosts_file = config.hosts.file if mode_of(config) == "private" else None
         folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
         async with self._dialer, TaskOwner("agent") as owner:
+            self._proofs = Proofs(
+                config.fabric.root,
+                folders,
+                self._logs,
+                self._clock,
+                self._inbox.post,
+                owner,
+            )
             gpus = Gpus(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
@@ -113,6 +126,7 @@ class Agent:
                 config.ports,
                 self._probe,
                 Fabric(config),
+                self._proofs,
                 gpus,
                 self._inbox.post,
                 owner,
@@ -122,6 +136,9 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
+            if (config.fabric.root / CLASS).is_dir():
+                ports = watch_ports(PortWatch(config.fabric.root), self._clock, self._inbox.post)
+                owner.spawn(ports, name="ports", eternal=True)
             try:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
@@ -176,6 +193,8 @@ class Agent:
                 self._network.arrange(action.task, action.plan)
             case LetGo():
                 self._network.let_go(action.task)
+            case WatchTraffic():
+                self._proofs.begin(action.plan)
             case RestoreNetwork():
                 self._network.restore(action.task)
             case RemoveTask():

@@ -3,6 +3,7 @@
 STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
           .../logs/         the shim's; the job gets descriptors, never a path
           .../scratch/      the job's; goes with the task
+          .../nccl/         the job's; NCCL writes its lines there
 STATE_DIR/output/42/1/      the job's; stays when the task goes
 """
 
@@ -32,6 +33,7 @@ MANIFEST: Final = "task.json"
 HOSTFILE: Final = "hostfile"
 HOSTS: Final = "hosts"
 SCRATCH: Final = "scratch"
+NCCL: Final = "nccl"
 # A folder on its way in or out; no task has such a name.
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
@@ -133,6 +135,7 @@ class Folders:
             hostfile=str(folder / HOSTFILE),
             hosts="" if self._machine_hosts is None else str(self.hosts_file(task)),
             hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
+            nccl=str(folder / NCCL),
         )
         manifest = Manifest(task, prepare, paths, ports)
         self._check_room()
@@ -237,6 +240,7 @@ class Folders:
             if self._machine_hosts is not None:
                 _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
             self._make_owned(SCRATCH, folder)
+            self._make_owned(NCCL, folder)
             if self._owner is not None:
                 os.chown(folder, 0, self._owner.gid)
                 os.chmod(folder, _PASS)

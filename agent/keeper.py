@@ -25,6 +25,7 @@ from agent.folders import Folders
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
+from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -57,6 +58,7 @@ class Keeper:
         task: TaskId,
         folders: Folders,
         logs: LogShipper,
+        proofs: Proofs,
         post: Callable[[Stimulus], None],
         found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Keeper:
         self._folder: Path = folders.path(task)
         self._folders = folders
         self._logs = logs
+        self._proofs = proofs
         self._post = post
         self._found = found
         self._last: ShimStatus | None = None
@@ -76,6 +79,8 @@ class Keeper:
         self._telling = False  # what is ordered now goes with it
         self._writing: asyncio.Task[None] | None = None
         self._removal = asyncio.Event()
+        self._statuses: deque[ShimStatus] = deque()  # heard, and not said
+        self._waiting = False  # for the last figures of its traffic
 
     def order(self, order: Order) -> None:
         """Carried out when those before it have been; for a shim that has gone there are none."""
@@ -209,6 +214,26 @@ class Keeper:
             # Its record says what its shim had said.
             return
         self._last = status
+        self._statuses.append(status)
+        if not self._waiting:
+            self._take()
+
+    def _take(self) -> None:
+        """Say what was heard, in order; with a task's end goes what is known of its traffic."""
+        self._waiting = False
+        while self._statuses:
+            status = self._statuses[0]
+            ended = status.exit is not None or status.phase.terminal
+            if ended and self._proofs.finish(self.task, self._take):
+                self._waiting = True
+                return
+            self._say(self._statuses.popleft())
+            if not self.known.is_set() and not self._proofs.resume(
+                self.task, ended=ended, then=self.known.set
+            ):
+                self.known.set()
+
+    def _say(self, status: ShimStatus) -> None:
         if status.complaint:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
@@ -219,4 +244,3 @@ class Keeper:
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None
             self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
-        self.known.set()

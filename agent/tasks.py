@@ -27,6 +27,7 @@ from agent.ports import NoPortsError, free_ports
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
+from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
@@ -49,6 +50,7 @@ class Tasks:
         ports: Ports,
         network: NetworkProbe,
         fabric: Fabric,
+        proofs: Proofs,
         gpus: Gpus,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
@@ -59,6 +61,7 @@ class Tasks:
         self._range = ports
         self._network = network
         self._fabric = fabric
+        self._proofs = proofs
         self._gpus = gpus
         self._post = post
         self._owner = owner
@@ -91,7 +94,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -132,8 +135,9 @@ class Tasks:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
+        self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(task, self._folders, self._logs, self._post, found=known)
+        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task

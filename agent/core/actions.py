@@ -80,6 +80,15 @@ class LetGo:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchTraffic:
+    """Before the gate opens: from now on see what carries the traffic of the gang of `plan`
+    (answered by TrafficSeen, again and again, where there is something to see)."""
+
+    task: TaskId
+    plan: ArrangeTask
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreNetwork:
     """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
     (answered by NetworkRestored)."""
@@ -111,6 +120,7 @@ Action = (
     | WriteHostfile
     | ArrangeNetwork
     | LetGo
+    | WatchTraffic
     | RestoreNetwork
     | RemoveTask
     | SetTimer

@@ -55,8 +55,18 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return seen
         case s.FabricSeen(task, fabric):
             return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
+        case s.TrafficSeen(task, traffic):
+            return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
+        case s.PortsSeen(ports):
+            seen = Decision([f.PortsChanged(ports)])
+            # Before the welcome it waits for it: see _welcome.
+            if state.welcomed:
+                seen.actions.append(
+                    a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
+                )
+            return seen
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
         case s.NetworkArranged(task, warnings):
@@ -97,6 +107,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         cluster=state.cluster,
         instance=who.instance,
         wall_s=now.wall,
+        ports=state.ports,
     )
 
 
@@ -195,6 +206,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if told is not None and inventory.devices != told.devices:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
+        decision.actions.append(a.SendReport(beat))
+    if state.ports != state.told_ports:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
         decision.actions.append(a.SendReport(beat))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))

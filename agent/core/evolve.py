@@ -19,6 +19,8 @@ def apply(state: State, fact: f.Fact) -> None:
     elif isinstance(fact, f.NetworkChanged):
         inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
         state.identity = replace(state.identity, inventory=inventory)
+    elif isinstance(fact, f.PortsChanged):
+        state.ports = fact.ports
     elif isinstance(fact, f.GpusChanged):
         inventory = with_devices(state.identity.inventory, fact.devices)
         state.identity = replace(state.identity, inventory=inventory)
@@ -32,6 +34,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
             state.told = state.identity.inventory
+            state.told_ports = state.ports
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
@@ -73,6 +76,7 @@ def _apply_held(
     held: HeldTask,
     fact: f.TaskHoused
     | f.FabricKnown
+    | f.TrafficKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -90,6 +94,8 @@ def _apply_held(
             held.paths, held.ports = paths, ports
         case f.FabricKnown(_, fabric):
             held.fabric = fabric
+        case f.TrafficKnown(_, traffic):
+            held.traffic = traffic
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -15,6 +15,7 @@ from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
+from muster.protocol.proof import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class LeaseGranted:
 @dataclass(frozen=True, slots=True)
 class NetworkChanged:
     interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PortsChanged:
+    ports: tuple[PortHealth, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,12 @@ class TaskHoused:
 class FabricKnown:
     task: TaskId
     fabric: NodeFabric
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficKnown:
+    task: TaskId
+    report: FabricReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +179,13 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged
+NodeFact = NetworkChanged | GpusChanged | PortsChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskHoused
     | FabricKnown
+    | TrafficKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -20,7 +20,7 @@ from agent.core.shim import (
 )
 from agent.core.state import HeldTask, State
 from agent.core.stimuli import TaskPaths
-from agent.core.task import report, task_state
+from agent.core.task import report, succeeded, task_state
 from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
 
@@ -41,6 +41,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.Heard()
             | f.Buried()
             | f.NetworkChanged()
+            | f.PortsChanged()
             | f.GpusChanged()
             | f.TaskGone()
         ):
@@ -75,16 +76,17 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return _stop(state.tasks[task], SHORTENABLE)
         case f.ShimSeen(task) | f.TaskAdopted(task):
             held = state.tasks[task]
-            return [
-                *_drive(state, held, now),
-                *_restore(held),
-                *_say(state, held, now),
-                *_tidy(held),
-            ]
+            restored = _restore(held)
+            # Of a success nobody hears before its names are taken back: one report for two.
+            waits = restored and held.status is not None and succeeded(held.status)
+            said = [] if waits else _say(state, held, now)
+            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
         case f.FabricKnown(task):
             # Before its folders are told it is no news.
             held = state.tasks[task]
             return [] if held.paths is None else _say(state, held, now)
+        case f.TrafficKnown(task):
+            return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
             return [*_say(state, held, now), *_tidy(held)]
@@ -156,7 +158,11 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
         arrange.interpreter,
     )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
-    return [*([a.LetGo(held.id)] if holds else []), a.TellShim(held.id, start)]
+    let_go: list[a.Action] = [a.LetGo(held.id)] if holds else []
+    # A gang of one has no traffic, and no host table.
+    gang = arrange.fabric is not None and bool(arrange.hosts)
+    watch: list[a.Action] = [a.WatchTraffic(held.id, arrange)] if gang else []
+    return [*watch, *let_go, a.TellShim(held.id, start)]
 
 
 def _restore(held: HeldTask) -> list[a.Action]:

@@ -10,6 +10,7 @@ from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
+from muster.protocol.proof import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class HeldTask:
     status: ShimStatus | None = None
     status_at: float = 0.0
     fabric: NodeFabric | None = None  # None until it has been looked at
+    traffic: FabricReport | None = None
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE
@@ -66,5 +68,7 @@ class State:
     dialled_at: float = 0.0
     lease_until: float | None = None
     told: Inventory | None = None  # in the last Hello
+    ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
+    told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -12,6 +12,7 @@ from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
+from muster.protocol.proof import FabricReport, PortHealth
 
 NO_FABRIC: Final = NodeFabric()
 """Of a node without RDMA devices."""
@@ -45,7 +46,7 @@ class TaskPaths:
     """Absolute paths of a task's folders on this node, made before its shim starts.
 
     `workdir` is where the program runs. `hosts` is the hosts file that the job alone sees, in the
-    place of `hosts_of`; "" where it has the machine's.
+    place of `hosts_of`; "" where it has the machine's. `nccl` is where NCCL may write its lines.
     """
 
     workdir: str
@@ -54,6 +55,7 @@ class TaskPaths:
     hostfile: str
     hosts: str = ""
     hosts_of: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,25 @@ class FabricSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class TrafficSeen:
+    """What is known of the task's traffic; it has changed enough to be told."""
+
+    task: TaskId
+    report: FabricReport
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
     interfaces: tuple[Interface, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PortsSeen:
+    """The RDMA ports that are not as they were when the agent began."""
+
+    ports: tuple[PortHealth, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +192,9 @@ Stimulus = (
     | ShimFailed
     | TaskPlaced
     | FabricSeen
+    | TrafficSeen
     | NetworkSeen
+    | PortsSeen
     | GpusSeen
     | NetworkArranged
     | NetworkRefused

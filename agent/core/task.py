@@ -68,6 +68,11 @@ def started(status: ShimStatus) -> bool:
     return status.running_s is not None or status.exit is not None
 
 
+def succeeded(status: ShimStatus) -> bool:
+    """Whether the program has ended as it should."""
+    return status.exit is not None and status.exit.status.ok
+
+
 def task_state(held: HeldTask) -> TaskState:
     """Where a task stands, in the words of both daemons."""
     status = held.status
@@ -122,6 +127,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
+        traffic=held.traffic,
     )
 
 
@@ -184,6 +190,7 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         addresses=_addresses(state.identity.inventory.interfaces),
         # Once the gang has started, nobody asks any more.
         fabric=None if started(status) else held.fabric,
+        nccl=held.paths.nccl,
     )
 
 

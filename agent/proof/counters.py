@@ -45,7 +45,7 @@ class CounterReader:
     def reading(self, netdevs: Sequence[str], at: float) -> Reading:
         """All ports, and these interfaces with those that the ports carry, too."""
         tree = Tree(self._root, self._read)
-        ports = [self._port(tree, name, port) for name, port in _names(tree)]
+        ports = [self._port(tree, name, port) for name, port in names_of_ports(tree)]
         ipoib = (netdev for port in ports for netdev in port.ipoib)
         sockets = {}
         for name in dict.fromkeys((*netdevs, *ipoib)):
@@ -118,7 +118,8 @@ class _Folder:
         return "no counter" if value is None else value
 
 
-def _names(tree: Tree) -> list[tuple[str, str]]:
+def names_of_ports(tree: Tree) -> list[tuple[str, str]]:
+    """All devices and the numbers of their ports."""
     names = tree.names(CLASS)
     found: list[tuple[str, str]] = []
     for name in () if isinstance(names, Unread) else sorted(names, key=natural):

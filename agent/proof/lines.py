@@ -15,11 +15,11 @@ from typing import Final
 
 import msgspec
 
+from agent.folders import NCCL
 from agent.logs.source import LogSource, RefusedFileError
 from muster.fabric.nccl_log import NcclLog, merged
 from muster.protocol.proof import NcclEvidence
 
-FOLDER: Final = "nccl"
 LOG: Final = "logs/nccl.log"
 FILES_MAX: Final = 128
 LOG_BYTES_MAX: Final = 8 << 20
@@ -92,7 +92,7 @@ class NcclLines:
     def _names(self) -> list[str]:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(self._folder / FOLDER, flags)
+            fd = os.open(self._folder / NCCL, flags)
         except OSError:
             return []
         try:
@@ -107,7 +107,7 @@ class NcclLines:
         if name in self._refused:
             return None
         try:
-            source = LogSource.open(self._folder, f"{FOLDER}/{name}")
+            source = LogSource.open(self._folder, f"{NCCL}/{name}")
         except RefusedFileError:
             self._refused.add(name)
             return None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
 from agent.core.shim import ShimStream
 from agent.core.stimuli import Stimulus
-from agent.folders import Folders
+from agent.folders import NCCL, Folders
 from agent.logs.shipper import LogShipper
 from agent.probe.fabric.ib import CLASS
 from agent.proof.counters import CounterReader, interfaces
-from agent.proof.lines import FOLDER, LOG
+from agent.proof.lines import LOG
 from agent.proof.sampler import Sampler, Watched, kept
 from muster.daemon.clock import Clock
 from muster.daemon.tasks import TaskOwner
 from muster.fabric.counters import Totals
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.logs import StreamKind
 from muster.protocol.messages import ArrangeTask
@@ -29,7 +30,7 @@ _STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
 
 def log_file(folder: Path) -> str:
     """NCCL_DEBUG_FILE of a task whose folder this is."""
-    return f"{folder / FOLDER}/{FILE}"
+    return f"{folder / NCCL}/{FILE}"
 
 
 class Proofs:
@@ -38,7 +39,6 @@ class Proofs:
     def __init__(
         self,
         root: Path,
-        boot_id: str,
         folders: Folders,
         logs: LogShipper,
         clock: Clock,
@@ -46,58 +46,96 @@ class Proofs:
         owner: TaskOwner,
     ) -> None:
         self._root = root
-        self._boot_id = boot_id
         self._folders = folders
         self._logs = logs
         self._clock = clock
         self._post = post
         self._owner = owner
         self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
+        self._kept: dict[TaskId, Watched] = {}
 
     def begin(self, plan: ArrangeTask) -> None:
-        """The gate of this task opens. A gang of one has no traffic to watch."""
-        fabric = plan.fabric
-        if fabric is None or not plan.hosts or plan.task in self._running:
+        """The gate of this task opens."""
+        fabric = plan.fabric or TaskFabric()
+        if plan.task in self._running:
             return
         unheard = _unheard(plan, self._folders.path(plan.task))
         if unheard is not None and not (self._root / CLASS).is_dir():
             return
         watched = Watched(
-            self._boot_id,
             netdevs=fabric.netdevs or interfaces(self._root),
             unheard=unheard or "",
             totals=Totals(planned=fabric.hcas),
         )
         self._watch(plan.task, watched)
 
-    def resume(self, task: TaskId) -> None:
-        """A task that an earlier life of the agent began."""
+    def adopt(self, task: TaskId) -> None:
+        """In a thread: read what an earlier life of the agent knew of the task."""
         watched = kept(self._folders.path(task))
-        if watched is not None and watched.boot_id == self._boot_id:
-            self._watch(task, watched)
+        if watched is not None:
+            self._kept[task] = watched
 
-    async def finish(self, task: TaskId) -> None:
-        """It has ended; its last figures are posted before this returns. Harmless if there are
-        none."""
+    def resume(self, task: TaskId, *, ended: bool, then: Callable[[], None]) -> bool:
+        """Go on with a task that was adopted. Of one that has `ended` what was known is posted, and
+        what NCCL wrote since; then `then` is called. False where there is nothing to wait for.
+        """
+        watched = self._kept.pop(task, None)
+        if watched is None:
+            return False
+        if not ended:
+            self._watch(task, watched)
+            return False
+        return self._spawn(task, self._sampler(task, watched).finish(counters=False), then)
+
+    def finish(self, task: TaskId, then: Callable[[], None]) -> bool:
+        """It has ended; its last figures are posted, then `then` is called. False where there are
+        none to wait for."""
         found = self._running.pop(task, None)
-        if found is not None:
-            sampler, running = found
-            await sampler.finish()
+        if found is None:
+            return False
+        sampler, running = found
+
+        def over() -> None:
+            # Not before: it may have been in the middle of a look.
             running.cancel()
+            then()
+
+        return self._spawn(task, sampler.finish(), over)
+
+    def _spawn(
+        self, task: TaskId, work: Coroutine[None, None, None], then: Callable[[], None]
+    ) -> bool:
+        async def ending() -> None:
+            try:
+                await work
+            finally:
+                # A task's end is told, whatever became of its figures.
+                then()
+
+        try:
+            self._owner.spawn(ending(), name=f"proof.{task}.end")
+        except RuntimeError:
+            # This agent is being stopped.
+            work.close()
+            return False
+        return True
 
     def _watch(self, task: TaskId, watched: Watched) -> None:
+        sampler = self._sampler(task, watched)
+        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
+        self._running[task] = (sampler, running)
+        if len(self._running) > 1:
+            for other, _ in self._running.values():
+                other.share()
+
+    def _sampler(self, task: TaskId, watched: Watched) -> Sampler:
         folder = self._folders.path(task)
 
         def lines_came() -> None:
             self._logs.follow(task, folder, (_STREAM,))
 
         reader = CounterReader(self._root)
-        sampler = Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
-        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
-        self._running[task] = (sampler, running)
-        if len(self._running) > 1:
-            for other, _ in self._running.values():
-                other.share()
+        return Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
 
 
 def _unheard(plan: ArrangeTask, folder: Path) -> str | None:

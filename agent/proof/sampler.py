@@ -20,13 +20,14 @@ from agent.core.stimuli import Stimulus, TrafficSeen
 from agent.proof.counters import CounterReader
 from agent.proof.lines import FileState, NcclLines
 from muster.daemon.clock import Clock
-from muster.fabric.counters import Totals, carried
+from muster.fabric.counters import Totals
+from muster.fabric.proof import gist
 from muster.protocol.ids import TaskId
 from muster.protocol.proof import FabricReport, NcclEvidence
 
 STATE: Final = "traffic.json"
 PERIOD_S: Final = 2.0
-LONGEST_S: Final = 10.0
+LONGEST_S: Final = 6.0
 """After so long without a look the rate since the last one is no peak."""
 SAY_S: Final = 15.0
 """Figures alone are said so often, what changes the verdict at once."""
@@ -40,7 +41,6 @@ _log = structlog.get_logger("agent.proof")
 class Watched(msgspec.Struct, omit_defaults=True):
     """What is known of a task's traffic, and of how it is watched."""
 
-    boot_id: str
     netdevs: tuple[str, ...] = ()
     unheard: str = ""
     shared: bool = False
@@ -82,23 +82,24 @@ class Sampler:
     async def run(self) -> Never:
         """Look at once, and then again and again."""
         while True:
-            await self._look(last=False)
+            await self._look()
             await asyncio.sleep(PERIOD_S)
 
-    async def finish(self) -> None:
-        """The task has ended: the last figures are posted before this returns."""
+    async def finish(self, *, counters: bool = True) -> None:
+        """The task has ended: the last figures are posted before this returns. Without `counters`
+        they are as they were: what they say now is no longer the task's."""
         try:
             async with asyncio.timeout(LAST_LOOK_S):
-                await self._look(last=True)
+                await self._look(last=True, counters=counters)
         except TimeoutError:
             _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)
 
-    async def _look(self, *, last: bool) -> None:
+    async def _look(self, *, last: bool = False, counters: bool = True) -> None:
         async with self._looking:
             if self._over:
                 return
             self._over = last
-            await asyncio.to_thread(self._sample)
+            await asyncio.to_thread(self._sample, counters=counters)
             if self._lines.any:
                 self._lines_came()
             report = self._report()
@@ -106,16 +107,17 @@ class Sampler:
             if last or self._is_news(report, now):
                 self._said, self._said_at = report, now
                 self._post(TrafficSeen(self._task, report))
-                await asyncio.to_thread(self._keep)
             if last:
                 self._lines.close()
 
-    def _sample(self) -> None:
+    def _sample(self, *, counters: bool) -> None:
         watched = self._watched
-        reading = self._reader.reading(watched.netdevs, self._clock.now().mono)
-        watched.totals.add(reading, LONGEST_S)
+        if counters:
+            reading = self._reader.reading(watched.netdevs, self._clock.now().mono)
+            watched.totals.add(reading, LONGEST_S)
         if not watched.unheard:
             watched.said = self._lines.look()
+        self._keep()
 
     def _report(self) -> FabricReport:
         watched = self._watched
@@ -136,7 +138,7 @@ class Sampler:
     def _is_news(self, report: FabricReport, now: float) -> bool:
         if self._said is None or now - self._said_at >= SAY_S:
             return True
-        return _gist(report) != _gist(self._said)
+        return gist(report) != gist(self._said)
 
     def _keep(self) -> None:
         """Not synced: with the machine goes the task, too."""
@@ -156,21 +158,3 @@ def kept(folder: Path) -> Watched | None:
             return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=Watched)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _gist(report: FabricReport) -> tuple[object, ...]:
-    """What a verdict hangs on."""
-    nccl = report.nccl
-    return (
-        nccl.decided,
-        nccl.sockets,
-        nccl.network,
-        nccl.reason,
-        nccl.trouble,
-        bool(nccl.over_rdma),
-        bool(nccl.over_nvlink),
-        carried(report.ports),
-        sum(port.flaps or 0 for port in report.ports),
-        report.gaps,
-        report.shared,
-    )

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launch.processor import pace
 from benchmarks.launch.samples import Row
 
 _PACKAGES = ("aiohttp", "msgspec", "click", "torch")
@@ -27,6 +28,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "packages": " ".join(f"{name} {version}" for name, version in versions.items()),
         "load before": "{:.2f} {:.2f} {:.2f}".format(*os.getloadavg()),
+        "pace": pace(),
     }
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from benchmarks.launch import slurm
 from benchmarks.launch.cluster import Connection, Wrong, cluster, job_of, settle
+from benchmarks.launch.processor import AGENTS as OF_AGENTS
+from benchmarks.launch.processor import COORDINATOR, TASKS, by_kind, used_ms
 from benchmarks.launch.samples import Aim, Row
 from muster.protocol.states import ENDED_STATES, JobState
 
@@ -28,6 +30,10 @@ def measure(rounds: int, jobs: int, slurm_jobs: int) -> tuple[list[Row], list[st
         aim=Aim(200.0, least=True),
     )
     submits = Row("throughput", "submits answered, each after fsync", "ours", unit="jobs/s")
+    parts = {
+        kind: Row("throughput", f"  processor time a job, {kind}", "ours")
+        for kind in (COORDINATOR, OF_AGENTS, TASKS)
+    }
     peer = Row(
         "throughput", f"sbatch in {CONNECTIONS} loops, {slurm_jobs} jobs", "Slurm", unit="jobs/s"
     )
@@ -40,13 +46,16 @@ def measure(rounds: int, jobs: int, slurm_jobs: int) -> tuple[list[Row], list[st
         _round(connections, 2 * AGENTS)
         for _ in range(rounds):
             settle(local)
+            before = by_kind(local)
             submitted_s, ended_s = _round(connections, jobs)
+            settle(local)
+            for kind, used in used_ms(before, by_kind(local)).items():
+                parts[kind].add(used / jobs)
             submits.add(jobs / submitted_s)
             ours.add(jobs / ended_s)
             if other:
-                settle(local)
                 peer.add(slurm_jobs / other.sbatch_many(slurm_jobs, CONNECTIONS))
-    return [ours, submits, peer], []
+    return [ours, submits, *parts.values(), peer], []
 
 
 def _round(connections: list[Connection], jobs: int) -> tuple[float, float]:

@@ -30,6 +30,7 @@ CHUNK = PERIOD * 4096
 RANK_VALUES = 8
 ITERATIONS_MIN = 3
 ELEMENT_BYTES = 4  # float32, in which sums up to 2**24 are exact
+NODES_TOLD = 8
 RANKS_MAX = 2**24 // (PERIOD + RANK_VALUES)
 
 
@@ -56,18 +57,14 @@ def _join() -> tuple[torch.device, str]:
     if world > RANKS_MAX:
         sys.exit(f"{world} ranks are more than {RANKS_MAX}, whose sums can be checked")
     usable = torch.cuda.is_available() and local < torch.cuda.device_count()
-    node = os.environ.get("MUSTER_NODE_RANK", "0")
-    names = os.environ.get("MUSTER_NODE_NAMES", socket.gethostname()).splitlines()
-    store.set(f"bench/gpu/{rank}", b"" if usable else names[int(node)].encode())
-    without = [
-        where.decode() for r in range(world) if (where := bytes(store.get(f"bench/gpu/{r}")))
-    ]
+    blind = "" if usable else _own_name()
+    without, some = _agree(store, world, blind)
     if not without:
         torch.cuda.set_device(local)
         device, why = torch.device("cuda", local), ""
     else:
-        some = f"on {', '.join(sorted(set(without))[:3])}" if len(without) < world else ""
-        device, why = torch.device("cpu"), f"no GPU {some}".strip()
+        where = f" on {', '.join(some)}" if without < world else ""
+        device, why = torch.device("cpu"), f"torch sees no GPU{where}"
     dist.init_process_group(
         "gloo" if why else "nccl",
         store=dist.PrefixStore("bench", store),
@@ -75,6 +72,25 @@ def _join() -> tuple[torch.device, str]:
         world_size=world,
     )
     return device, why
+
+
+def _agree(store: Any, world: int, blind: str) -> tuple[int, list[str]]:
+    """How many ranks have no GPU, and some of their nodes. `blind`: the node of one that has none.
+    A few questions a rank, however many there are."""
+    if blind:
+        store.set(f"bench/blind/{store.add('bench/blind', 1)}", blind.encode())
+    if store.add("bench/seen", 1) == world:
+        store.set("bench/all", b"1")
+    store.wait(["bench/all"])
+    count = int(store.add("bench/blind", 0))
+    told = range(1, min(count, NODES_TOLD) + 1)
+    return count, sorted({bytes(store.get(f"bench/blind/{n}")).decode() for n in told})
+
+
+def _own_name() -> str:
+    names = os.environ.get("MUSTER_NODE_NAMES", "").splitlines()
+    rank = int(os.environ.get("MUSTER_NODE_RANK", "0"))
+    return names[rank] if rank < len(names) else socket.gethostname()
 
 
 class Bench:

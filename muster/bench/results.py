@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.fabric_view import PlanView
+
 PASS_FRACTION: Final = 0.8
 """Of what a node's chosen HCAs could carry together: what a ring over them gives."""
 _FIELDS: Final = 11
@@ -54,14 +56,16 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One job of the benchmark. `rdma` is what it asked for, `transport` the coordinator's verdict
-    on what carried the bytes."""
+    """One job of the benchmark. `rdma` is what it asked for, `plan` what the gang was told to use,
+    `transport` the coordinator's verdict on what carried the bytes; each a sentence.
+    """
 
     job: int
     rdma: str
     nodes: tuple[str, ...]
     about: About | None
     rows: tuple[Row, ...]
+    plan: str
     transport: str
     line: Line
 
@@ -101,6 +105,21 @@ def read_line(line: str) -> About | Row | None:
         return None
 
 
+def rates_of(plan: PlanView | None) -> dict[str, float]:
+    """By node, what the HCAs that a plan has chosen carry together, in Gbit/s; empty where it has
+    none, or a rate is unknown."""
+    if plan is None or plan.transport != "rdma":
+        return {}
+    rates: dict[str, float] = {}
+    for node in plan.nodes:
+        ports = [port.rate_gbps for port in node.ports]
+        known = [rate for rate in ports if rate is not None]
+        if len(known) < len(ports):
+            return {}
+        rates[node.node] = sum(known)
+    return rates
+
+
 def bus_factor(ranks: int) -> float:
     """busbw / algbw of an all-reduce: what a ring moves over each link for each byte."""
     return 2 * (ranks - 1) / ranks
@@ -122,7 +141,7 @@ def pass_line(
         return Line(None, None, f"no pass line: {about.backend} over TCP{why}, no HCA is used")
     least = min(rates_gbps.values(), default=0.0)
     if not least:
-        return Line(None, None, "no pass line: the job has no HCAs in its plan")
+        return Line(None, None, "no pass line: the plan has no HCAs whose rates are known")
     wanted = PASS_FRACTION * least / 8
     passed = largest.busbw_gb_s >= wanted and not tcp
     over = " over TCP" if tcp else ""

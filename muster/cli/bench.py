@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from muster.bench.job import DEFAULT_RDMA, allreduce_job
-from muster.bench.results import About, Row, Run, pass_line, read_line
+from muster.bench.results import About, Row, Run, pass_line, rates_of, read_line
 from muster.bench.sizes import SizesError, read_sizes
 from muster.cli.bench_view import print_comparison, print_plot, print_run, row_printer
 from muster.cli.complaints import EXIT_WARNED, DetachedError
@@ -24,6 +24,7 @@ from muster.client import Client, LogQuery
 from muster.protocol.http import JobSummary, LogTrailer
 from muster.protocol.states import JobState
 
+NO_PROOF: Final = "unknown"
 _OFF: Final = "off"
 _LOOK_S: Final = 2.0
 
@@ -194,8 +195,10 @@ class _Bench:
         ended = self.client.wait(job)
         view = self.client.job(job)
         nodes = tuple(task.node for attempt in view.attempts[-1:] for task in attempt.tasks)
-        line = pass_line(about, rows, {})
-        run = Run(job, rdma, nodes, about, tuple(rows), "unknown", line)
+        plan = self.client.fabric(job).plan
+        line = pass_line(about, rows, rates_of(plan))
+        planned = "" if plan is None else plan.text
+        run = Run(job, rdma, nodes, about, tuple(rows), planned, NO_PROOF, line)
         code = exit_code(ended)
         if code:
             note(f"{ending(ended)}\n  muster show {job}, and muster logs {job}, say more")

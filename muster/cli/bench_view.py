@@ -53,6 +53,8 @@ def row_printer(*, silent: bool) -> Callable[[About | Row], None]:
 
 def print_run(run: Run) -> None:
     """What a run came to, below its rows."""
+    if run.plan:
+        print(paragraph(safe(run.plan), first="planned:   "))
     print(paragraph(safe(run.transport), first="transport: "))
     verdict = {None: "", True: "pass: ", False: "BELOW THE LINE: "}[run.line.passed]
     text = verdict + run.line.text
@@ -130,14 +132,16 @@ def bar(share: float, room: int, *, unicode: bool) -> str:
 
 def time_text(us: float) -> str:
     """Three figures in the unit that suits."""
-    for limit, unit, scale in ((1e3, "us", 1.0), (1e6, "ms", 1e3)):
+    for limit, unit, scale in ((999.5, "us", 1.0), (999.5e3, "ms", 1e3)):
         if us < limit:
             return f"{us / scale:.3g} {unit}"
-    return f"{us / 1e6:.3g} s"
+    return f"{us / 1e6:.3g} s" if us < 999.5e6 else f"{us / 1e6:.0f} s"
 
 
 def bandwidth_text(gb_s: float) -> str:
-    """Three figures, and no more than three places."""
+    """Three figures; of what is next to nothing, two."""
+    if gb_s < 0.01:
+        return f"{gb_s:.2g}"
     places = 0 if gb_s >= 100 else 1 if gb_s >= 10 else 2 if gb_s >= 1 else 3
     return f"{gb_s:.{places}f}"
 

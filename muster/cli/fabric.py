@@ -8,6 +8,7 @@ from typing import Final
 from muster.cli.layout import paragraph
 from muster.cli.table import Column, print_table
 from muster.cli.text import safe
+from muster.cli.traffic import print_traffic
 from muster.protocol.fabric_view import FabricView, NodeFabricView, PlanView, RailView
 
 _RAILS: Final = (
@@ -42,6 +43,8 @@ def print_fabric(view: FabricView) -> None:
         _line(f"network {view.plan.network}")
     for group in _alike(view.plan):
         _print_group(group, view.plan)
+    if view.proof is not None:
+        print_traffic(view.proof)
 
 
 def _alike(plan: PlanView) -> list[list[NodeFabricView]]:

@@ -17,6 +17,7 @@ from muster.cli.terminal import RESET, Spelling, spelled
 from muster.protocol.http import LogRecord
 
 _STDOUT: Final = "stdout"
+_NCCL: Final = "nccl"
 _LINE_BYTES_MAX: Final = 64 * 1024
 
 _Source: TypeAlias = tuple[int, str, int | None, str]
@@ -131,6 +132,9 @@ class LogPrinter:
             if self._look.timestamps
             else ""
         )
+        if rank is None and stream == _NCCL and not self._look.prefix:
+            # Its lines say where they come from.
+            return when.encode()
         if rank is None:
             return f"{when}[{node} {stream}] ".encode()
         if self._alone or not self._look.prefix:
@@ -138,7 +142,7 @@ class LogPrinter:
         return f"{when}[{node} r{rank}] ".encode()
 
     def _target(self, source: _Source) -> BinaryIO:
-        return self._out if source[-1] == _STDOUT else self._err
+        return self._out if source[-1] in (_STDOUT, _NCCL) else self._err
 
     def _spells(self, source: _Source) -> bool:
         return not self._look.raw and self._target(source).isatty()

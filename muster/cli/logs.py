@@ -33,6 +33,7 @@ _TAIL_OF_ERRORS: Final = 30
 # What torchrun says of a gang that ends well is noise: the launcher that is first to leave takes
 # the store with it. Its lines are shown with --node, and where no rank said why a job failed.
 _OF_THE_JOB: Final = "stdout,stderr,setup"
+_OF_A_NODE: Final = "stdout,stderr,launcher,setup"
 _NOT_SOON: Final = frozenset({JobState.QUEUED, JobState.HELD, JobState.RETRYING})
 
 
@@ -77,6 +78,9 @@ class Since(click.ParamType[str]):
 @click.option("--node", metavar="NODE", help="Only what was written on this node.")
 @click.option("--stdout", is_flag=True, help="Only standard output; with --stderr, both.")
 @click.option("--stderr", is_flag=True, help="Only standard error.")
+@click.option(
+    "--nccl", is_flag=True, help="NCCL's own lines, which Muster keeps apart from the output."
+)
 @click.option("--attempt", type=click.IntRange(1), help="This attempt instead of the last one.")
 @click.option("--previous", is_flag=True, help="The attempt before the last one.")
 @click.option(
@@ -119,6 +123,7 @@ def command(
     node: str | None,
     stdout: bool,
     stderr: bool,
+    nccl: bool,
     attempt: int | None,
     previous: bool,
     tail: int | All | None,
@@ -145,7 +150,10 @@ def command(
     if as_json:
         _refuse_looks(grep=grep, timestamps=timestamps, no_prefix=no_prefix, raw=raw)
     lines = TAIL_WHEN_FOLLOWING if tail is None and follow else number_of(tail)
-    stream = ",".join(["stdout"] * stdout + ["stderr"] * stderr) or None
+    if nccl and (rank is not None or stdout or stderr):
+        raise click.UsageError("--nccl is of a whole node: choose with --node, no rank or stream")
+    stream = ",".join(["stdout"] * stdout + ["stderr"] * stderr) or ("nccl" if nccl else None)
+    whole = node is not None or nccl
     if folder is not None:
         shown = {
             "--tail": tail is not None,
@@ -157,9 +165,9 @@ def command(
             raise click.UsageError(f"--download takes whole streams, so not {', '.join(wrong)}")
         chosen, lines = number_of(rank), None
     else:
-        chosen = 0 if rank is None and node is None else number_of(rank)
-        if chosen is None and node is None and stream is None:
-            stream = _OF_THE_JOB
+        chosen = 0 if rank is None and not whole else number_of(rank)
+        if chosen is None and stream is None:
+            stream = _OF_THE_JOB if node is None else _OF_A_NODE
     client = connect()
     number = find_job(client, job)
     if previous:
@@ -178,7 +186,7 @@ def command(
             number,
             query,
             look=look,
-            others=rank is None and node is None,
+            others=rank is None and not whole,
             strict=not exit_status,
         )
     if not exit_status:

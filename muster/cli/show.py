@@ -153,6 +153,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(f"network {attempt.network}")
     if attempt.fabric:
         _line(f"fabric {attempt.fabric}")
+    if attempt.proof is not None:
+        _line(attempt.proof.text, "traffic: ")
     cause = attempt.cause
     if cause is not None and cause.text not in told:
         _line(cause.text, "first cause: ")  # it names the rank and the node
@@ -201,7 +203,7 @@ def _exit(task: TaskView, launcher: str) -> str:
     failed = [r.exit for r in task.ranks if r.exit and not r.exit.ok and not r.stopped]
     if failed:
         return exit_text(failed[0])
-    if task.exit.ok or launcher != "torchrun":
+    if task.exit.ok or launcher in ("none", "processes"):
         return exit_text(task.exit)
     stopped = any(rank.stopped for rank in task.ranks)
     return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"

@@ -76,6 +76,24 @@ def planned(report: FabricReport) -> tuple[PortFigures, ...]:
     return listed or report.ports
 
 
+def gist(report: FabricReport) -> tuple[object, ...]:
+    """What a verdict hangs on, but for the amounts."""
+    nccl = report.nccl
+    return (
+        nccl.decided,
+        nccl.sockets,
+        nccl.network,
+        nccl.reason,
+        nccl.trouble,
+        bool(nccl.over_rdma),
+        bool(nccl.over_nvlink),
+        carried(report.ports),
+        sum(port.flaps or 0 for port in report.ports),
+        report.gaps,
+        report.shared,
+    )
+
+
 def reason_of(report: FabricReport) -> str:
     """Why NCCL is on sockets there, in its own words if it has any."""
     return report.nccl.reason or "NCCL does not say why"

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.proof import JobProof
+
 
 class RailView(msgspec.Struct, frozen=True):
     """What the ports of a rail have in common on all nodes; None is unknown. `mtu` is that of the
@@ -75,9 +77,11 @@ class PlanView(msgspec.Struct, frozen=True):
 
 class FabricView(msgspec.Struct, frozen=True):
     """Of `GET /v1/jobs/{id}/fabric`. `rdma` is what the job asks for; `plan` is that of its last
-    attempt, None before its nodes are ready."""
+    attempt, None before its nodes are ready. `proof` says what carried its traffic, None before
+    the gang has started."""
 
     job: int
     attempt: int | None
     rdma: str
     plan: PlanView | None
+    proof: JobProof | None = None

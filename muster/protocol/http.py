@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.proof import ProofView
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import Timestamp
 
@@ -59,6 +60,8 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
+    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
+
     number: int
     state: str
     tasks: tuple[TaskView, ...]
@@ -69,6 +72,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     closed_at: Timestamp | None
     network: str | None = None
     fabric: str | None = None
+    proof: ProofView | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):

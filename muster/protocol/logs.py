@@ -27,6 +27,7 @@ class StreamKind(enum.Enum):
     STDERR = "stderr"
     LAUNCHER = "launcher"
     SETUP = "setup"
+    NCCL = "nccl"
 
 
 class StreamId(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -21,6 +21,7 @@ from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
@@ -101,7 +102,8 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     `ports` are free TCP ports of the node outside its ephemeral range, tested by binding.
     `boot_s` is how long the job's interpreter took to import torch, 0 where it did not have to.
     `hostname` is what the node calls itself, `addresses` are all that it has. `fabric` is of a
-    probe made for this task, None from an agent that does not tell.
+    probe made for this task, None from an agent that does not tell. `nccl` is the folder in which
+    the agent reads NCCL's lines, "" where it does not.
     """
 
     address: str
@@ -118,6 +120,7 @@ class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
     hostname: str = ""
     addresses: tuple[str, ...] = ()
     fabric: NodeFabric | None = None
+    nccl: str = ""
 
 
 class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,6 +150,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
+    `traffic` is what carried the gang's, as far as this node knows.
     """
 
     task: TaskId
@@ -161,13 +165,15 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     stopped_by: str = ""
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
+    traffic: FabricReport | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     """The first message of a connection: who speaks, what it has, and every task it still holds.
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
-    life of the agent, `wall_s` what its wall clock says.
+    life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
+    they were.
     """
 
     node: NodeName
@@ -182,19 +188,21 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     protocol_max: int = PROTOCOL_MAX
     instance: str = ""
     wall_s: float | None = None
+    ports: tuple[PortHealth, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces` and `devices` are there where they have changed since Hello; `wall_s` is its wall
-    clock.
+    `interfaces`, `devices` and `ports` are there where they have changed since Hello; `wall_s` is
+    its wall clock.
     """
 
     sent_s: float
     interfaces: tuple[Interface, ...] | None = None
     wall_s: float | None = None
     devices: tuple[GpuDevice, ...] | None = None
+    ports: tuple[PortHealth, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat

@@ -61,6 +61,7 @@ class CauseCode(enum.Enum):
     NODE_LOST = "node_lost"
     TASK_VANISHED = "task_vanished"
     LEASE_EXPIRED = "lease_expired"
+    RDMA_NOT_USED = "rdma_not_used"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     DRAINED = "drained"

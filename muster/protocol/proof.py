@@ -101,3 +101,56 @@ class FabricReport(msgspec.Struct, frozen=True, omit_defaults=True):
     nccl: NcclEvidence = NcclEvidence()
     shared: bool = False
     unheard: str = ""
+
+
+class PortHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An RDMA port that is not as it was when its agent began to watch: `down`, in which `state`
+    (`DOWN, Polling`), or up again after `flaps`."""
+
+    port: str
+    down: bool = False
+    state: str = ""
+    flaps: int = 0
+
+    @property
+    def text(self) -> str:
+        """What a person is told."""
+        times = f"{self.flaps} time{'' if self.flaps == 1 else 's'}"
+        if self.down:
+            lost = f", after its link went down {times}" if self.flaps > 1 else ""
+            return f"port {self.port} is down ({self.state}){lost}: check its cable and its switch"
+        return f"the link of port {self.port} went down {times} within the hour and is up again"
+
+
+class NodeProof(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node's part of a proof. `said` is what NCCL's lines say, in words; `imbalance` how much
+    less than the mean the least busy HCA carried, `tcp_share` the part of the node's bytes that
+    went by TCP, both from 0 to 1."""
+
+    node: str
+    node_rank: int
+    said: str
+    seconds: float = 0.0
+    samples: int = 0
+    gaps: int = 0
+    gap_s: float = 0.0
+    peak: float = 0.0
+    imbalance: float | None = None
+    tcp_share: float | None = None
+    shared: bool = False
+    ports: tuple[PortFigures, ...] = ()
+    sockets: tuple[SocketFigures, ...] = ()
+    nccl: NcclEvidence = NcclEvidence()
+
+
+class ProofView(msgspec.Struct, frozen=True):
+    """What carried the traffic of an attempt: the verdict, and the line that says it."""
+
+    verdict: Carrier
+    text: str
+
+
+class JobProof(ProofView, frozen=True, kw_only=True):
+    """The verdict on the job's last attempt, with the figures of each node that has said any."""
+
+    nodes: tuple[NodeProof, ...]

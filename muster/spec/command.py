@@ -13,9 +13,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from muster.spec import later
 from muster.spec.environment import MAX_STRING_BYTES
-from muster.spec.problems import Kind, RefusedError, raise_refused
+from muster.spec.problems import RefusedError, raise_refused
 from muster.spec.scalars import scalar_text
 from muster.spec.types import Argv, Command, Launcher, Shell
 from muster.spec.words import base_name, first_words, stem, suffix
@@ -49,6 +48,8 @@ def read_run(value: object, launcher: Launcher) -> Command:
         return read_script(value)
     if launcher is Launcher.PROCESSES:
         return _checked(Argv(tuple(_rank_words(value))))
+    if launcher is Launcher.ACCELERATE:
+        return _checked(Argv(tuple(_accelerate_words(value))))
     if isinstance(value, list | tuple):
         words = _argv(value)
         corrected = _training_words(words)
@@ -123,9 +124,7 @@ def _training_words(words: list[str]) -> list[str]:
     if program == "torchrun":
         raise _torchrun_refused(words[1:])
     if program in ("accelerate", "deepspeed"):
-        raise RefusedError(
-            later.not_yet(f"`launcher: {program}`"), later.LATER_LAUNCHERS[program], Kind.LATER
-        )
+        raise _launcher_refused(program, words[1:])
     if _PYTHON.fullmatch(program):
         return _after_python(words)
     if first == "-m":
@@ -217,6 +216,56 @@ def _module_words(words: list[str]) -> list[str]:
     return words
 
 
+# Of accelerate launch: what Muster says itself, and the key for it.
+_ACCELERATE_KEYS: Final = {
+    "--num-machines": "nodes",
+    "--num-processes": "nproc_per_node",
+    "--machine-rank": "",
+    "--main-process-ip": "",
+    "--main-process-port": "",
+    "--rdzv-backend": "rendezvous",
+    "--rdzv-conf": "",
+    "--same-network": "",
+    "--max-restarts": "retry",
+}
+
+
+def _accelerate_words(value: object) -> list[str]:
+    """Options of `accelerate launch`, then a script or `-m module` and its arguments."""
+    if isinstance(value, list | tuple):
+        return _accelerate_checked(_argv(value))
+    empty = "write the script and its arguments: `run: --mixed_precision bf16 train.py --lr 1`"
+    return _read_line(_text(value), _accelerate_checked, empty)
+
+
+def _accelerate_checked(words: list[str]) -> list[str]:
+    if base_name(words[0]) == "accelerate":
+        raise _launcher_refused("accelerate", words[1:])
+    for word in itertools.takewhile(lambda word: not is_python_script(word), words):
+        option = word.partition("=")[0].replace("_", "-")
+        if option in _ACCELERATE_KEYS:
+            key = _ACCELERATE_KEYS[option]
+            hint = f"leave it out, and write `{key}`" if key else "leave it out"
+            raise RefusedError(f"`{word}` is for Muster to say", hint)
+    if not any(is_python_script(word) or word in ("-m", "--module") for word in words):
+        raise RefusedError(
+            "names no Python script",
+            "write it after the options: `--mixed_precision bf16 train.py`",
+        )
+    return words
+
+
+def _launcher_refused(program: str, words: list[str]) -> RefusedError:
+    """The correction of `accelerate launch WORDS` and `deepspeed WORDS`."""
+    rest = words[1:] if program == "accelerate" and words[:1] == ["launch"] else words
+    if program == "deepspeed":
+        rest = list(itertools.dropwhile(lambda word: not is_python_script(word), rest))
+    run = f" and `run: {shlex.join(rest)}`" if rest else ""
+    return RefusedError(
+        f"Muster starts the ranks in {program}'s place", f"write `launcher: {program}`{run}"
+    )
+
+
 class Torchrun(NamedTuple):
     """A torchrun line: what it is to start, and its options that take a value."""
 
@@ -287,7 +336,9 @@ def name_of(command: Command) -> str:
             parts = [part for part in module.split(".") if part != "__main__"]
             return sanitised_name(parts[-1] if parts else "")
         case Argv(argv=argv):
-            return sanitised_name(stem(argv[0]))
+            # accelerate's options stand before the script.
+            script = (word for word in argv if is_python_script(word))
+            return sanitised_name(stem(next(script, "") if argv[0].startswith("-") else argv[0]))
         case Shell(script=script):
             first = script.split(maxsplit=1)[0]
             return sanitised_name(stem(first) if first[0].isalnum() else "")

@@ -9,12 +9,12 @@ import re
 from typing import Final
 
 from muster.protocol.failures import FailureKind
-from muster.spec import later, units
+from muster.spec import units
 from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
-from muster.spec.problems import Kind, RefusedError, printable
+from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher, Rdma, Rendezvous, Warn
+from muster.spec.types import SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
 
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
@@ -100,10 +100,6 @@ def schema_version(text: str) -> int:
 def launcher(text: str) -> Launcher | None:
     """What starts the ranks."""
     name = text.strip()
-    if name in later.LATER_LAUNCHERS:
-        raise RefusedError(
-            later.not_yet(f"`launcher: {name}`"), later.LATER_LAUNCHERS[name], Kind.LATER
-        )
     known = [launcher.value for launcher in Launcher]
     if name not in known:
         meant = nearest(name, known)
@@ -133,6 +129,17 @@ def rendezvous(text: str) -> Rendezvous:
     if text.strip() not in known:
         raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
     return Rendezvous(text.strip())
+
+
+def numa_binding(text: str) -> NumaBinding:
+    """To which CPUs ranks are bound, in torchrun's words."""
+    name = text.strip()
+    known = [known.value for known in NumaBinding]
+    if name not in known:
+        meant = nearest(name.replace("_", "-").lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is no NUMA binding of torchrun's", hint)
+    return NumaBinding(name)
 
 
 def rdma(text: str) -> Rdma:

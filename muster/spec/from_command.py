@@ -32,6 +32,8 @@ def from_command(argv: Sequence[str], launcher: str | None = None) -> FromComman
         raise SpecError([Problem("run", None, "there is no command after `--`", "write one")])
     if launcher == "processes":
         return FromCommand({"run": of_python(words)})
+    if launcher == "deepspeed":
+        return FromCommand({"run": _training_words(words) or words})
     if launcher is not None and launcher != "torchrun":
         return FromCommand({"run": words})
     trained = _training_words(words)

@@ -40,23 +40,28 @@ KEYS: Final[dict[str, About]] = {
         ("num_nodes",),
     ),
     "resources.gpu": About(
-        "GPUs of each node, and of which model.",
+        "GPUs of each node, and of which model. Fewer than a node has: others share it.",
         "resources: {gpu: H100:8}",
         "a number, or `MODEL:number`",
         "the whole node",
         ("resources.accelerators", "accelerators"),
     ),
     "resources.cpu": About(
-        "The least CPUs that a node has as a whole.",
+        "The least CPUs that a node has; where jobs share it, that others leave.",
         "resources: {cpu: 16}",
         "a number; also `16..`, `16+`",
         "any",
     ),
     "resources.memory": About(
-        "The least memory that a node has as a whole.",
+        "The least memory that a node has; where jobs share it, that others leave.",
         "resources: {memory: 200GB}",
         "a size; also `200GB..`, `200GB+`",
         "any",
+    ),
+    "resources.numa_binding": About(
+        "torchrun binds each rank to CPUs near its GPU; needs PyTorch 2.9 and numactl.",
+        "resources: {numa_binding: node}",
+        default="no binding",
     ),
     "nproc_per_node": About(
         "Ranks on each node; a map counts them by role (`launcher`, `worker`) or by node.",

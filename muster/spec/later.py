@@ -36,12 +36,6 @@ LATER_KEYS: Final = {
     },
 }
 
-LATER_LAUNCHERS: Final = {
-    "accelerate": "use `launcher: none` and `run: accelerate launch ...`; PET_* and MASTER_ADDR, "
-    "MASTER_PORT, NODE_RANK are in the environment",
-    "deepspeed": "use `launcher: torchrun`; deepspeed.initialize() works under it",
-}
-
 SHIPPED_WORKDIR: Final = (
     "put the code on storage that every node mounts and write its absolute path, "
     "or clone it in `setup`"

@@ -13,6 +13,7 @@ from muster.protocol.failures import FailureKind
 from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
+from muster.spec.gpu_rules import check_gpus
 from muster.spec.problems import Kind, Problems, RefusedError, printable, shown
 from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
 from muster.spec.scalars import Document, check_tree, read_json, read_yaml
@@ -116,6 +117,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
     )
     job.finish()
+    check_gpus(spec, problems)
     _check_size(spec, problems)
     return spec
 
@@ -172,7 +174,7 @@ def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Re
             "cannot serve a range of nodes",
             "leave the key out, or write one number of nodes",
         )
-    if chosen is Rendezvous.C10D and launcher not in (None, Launcher.TORCHRUN):
+    if chosen is Rendezvous.C10D and launcher is not None and not launcher.torchruns:
         where = "nodes" if elastic else "rendezvous"
         what = "a range of nodes" if elastic else "c10d"
         job.problems.add(
@@ -222,6 +224,7 @@ def _resources(job: Section) -> Resources:
         least = Resources(
             cpu=part.read("cpu", fields.cpus, None),
             memory_bytes=part.read("memory", fields.memory, None),
+            numa_binding=part.read("numa_binding", fields.numa_binding, None),
         )
         part.finish()
     if top and inner:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from muster.spec.keys import KEYS, About
-from muster.spec.later import LATER_KEYS, LATER_LAUNCHERS
+from muster.spec.later import LATER_KEYS
 from muster.spec.schema import flat_keys
 
 _HEAD: Final = """\
@@ -63,8 +63,6 @@ def _later() -> Iterator[str]:
     for section, keys in LATER_KEYS.items():
         for key, instead in keys.items():
             yield f"| `{section}.{key}` | {instead} |" if section else f"| `{key}` | {instead} |"
-    for launcher, instead in LATER_LAUNCHERS.items():
-        yield f"| `launcher: {launcher}` | {instead} |"
 
 
 if __name__ == "__main__":

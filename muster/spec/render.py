@@ -28,6 +28,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         wanted["cpu"] = resources.cpu
     if resources.memory_bytes is not None:
         wanted["memory"] = size_text(resources.memory_bytes)
+    if resources.numa_binding is not None:
+        wanted["numa_binding"] = resources.numa_binding.value
     if wanted:
         made["resources"] = wanted
     if spec.nproc_on:

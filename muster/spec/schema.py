@@ -21,6 +21,7 @@ from muster.spec.types import (
     MAX_PRIORITY,
     SCHEMA_VERSION,
     Launcher,
+    NumaBinding,
     Rdma,
     Rendezvous,
 )
@@ -120,6 +121,7 @@ def _properties() -> dict[str, Schema]:
                 "accelerators": gpu,
                 "cpu": {"type": ["integer", "string"]},
                 "memory": _text(),
+                "numa_binding": {"enum": [binding.value for binding in NumaBinding]},
             }
         ),
         "accelerators": gpu,

@@ -25,8 +25,17 @@ class Launcher(Enum):
     """What starts the rank processes on a node."""
 
     TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
     PROCESSES = "processes"
     NONE = "none"
+
+    @property
+    def torchruns(self) -> bool:
+        """Whether it is a torchrun on every node that starts the ranks. `accelerate` adds the
+        environment that `accelerate launch` makes, `deepspeed` what DeepSpeed's own launcher gives
+        each rank."""
+        return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
 
 
 class Rendezvous(Enum):
@@ -43,6 +52,16 @@ class Rdma(Enum):
     REQUIRED = "required"
     PREFERRED = "preferred"
     OFF = "off"
+
+
+class NumaBinding(Enum):
+    """To which CPUs torchrun binds a rank: those of its GPU's NUMA node, of that one's socket, a
+    share of the node's of its own, or one group of cores with a common cache."""
+
+    NODE = "node"
+    SOCKET = "socket"
+    EXCLUSIVE = "exclusive"
+    CORE_COMPLEX = "core-complex"
 
 
 class Argv(msgspec.Struct, frozen=True, tag="argv"):
@@ -70,13 +89,14 @@ class Resources(msgspec.Struct, frozen=True):
 
     `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
     name as typed (`H100`), None for any. `cpu` and `memory_bytes` are the least that the node has
-    as a whole, None where it does not matter.
+    as a whole, None where it does not matter; of a node that jobs share they are taken.
     """
 
     gpu: int | None = None
     gpu_model: str | None = None
     cpu: int | None = None
     memory_bytes: int | None = None
+    numa_binding: NumaBinding | None = None
 
 
 class Warn(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.StopRequested()
             | f.StopForced()
             | f.GraceShortened()
+            | f.TrafficJudged()
             | f.AttemptClosed()
         ):
             return f"attempt {fact.attempt}: {_attempt_text(fact)}"
@@ -112,6 +113,7 @@ def _attempt_text(
     | f.StopRequested
     | f.StopForced
     | f.GraceShortened
+    | f.TrafficJudged
     | f.AttemptClosed,
 ) -> str:
     match fact:
@@ -130,6 +132,8 @@ def _attempt_text(
             return f"stopping: {cause.text}"
         case f.GraceShortened(_, _, user, grace_s):
             return f"grace cut to {duration_text(grace_s)} by {user}"
+        case f.TrafficJudged(_, _, proof):
+            return proof.text
         case f.StopForced():
             return "grace is over, killing"
         case f.AttemptClosed():

@@ -20,6 +20,7 @@ class TimerKind(enum.Enum):
     ARRANGE = "arrange"
     START = "start"
     BLAME = "blame"
+    TRAFFIC = "traffic"
     WARN = "warn"
     LIMIT = "limit"
     RETRY = "retry"

@@ -22,7 +22,6 @@ from muster.protocol.messages import (
 )
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
-from muster.spec.types import Launcher
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_command
 from orchestrator.core.limits import Limits
@@ -155,7 +154,7 @@ def fence(name: TaskId) -> StopTask:
 
 def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
     """Under torchrun no worker connects before the launcher's port listens."""
-    if job.spec.launcher is not Launcher.TORCHRUN or task.rank == 0:
+    if not job.spec.launcher.torchruns or task.rank == 0:
         return True
     return attempt.tasks[0].listening
 

@@ -24,10 +24,11 @@ from muster.protocol.messages import (
     Welcome,
     with_devices,
 )
+from muster.protocol.proof import PortHealth
 from muster.protocol.states import TaskState
-from muster.spec.types import Launcher
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import proof
 from orchestrator.core import stimuli as s
 from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
@@ -175,6 +176,7 @@ def _hello(
     decision.facts.append(
         f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
+    decision.facts += _ports_seen(state, hello.node, hello.ports)
     keep = []
     for report in hello.tasks:
         task = _task(state, report.task)
@@ -224,10 +226,11 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices)
+            changed += _ports_seen(state, name, ports)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
@@ -237,6 +240,11 @@ def _report(
             return Decision(_take_report(state, task, report, now))
         case _:
             assert_never(report)
+
+
+def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
+    known = state.nodes[name].ports if name in state.nodes else ()
+    return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
 
 
 def _changed(
@@ -261,11 +269,14 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """The news of a report and, where it means the end of the gang, the request to stop it."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
-    found = news(task, report)
+    measured, by_tcp = proof.news(job, attempt, task, report.traffic)
+    found = [*measured, *news(task, report)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
-    leased = 0 if job.spec.launcher is Launcher.TORCHRUN else attempt.master_port
+    leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
+    if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
+        return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
     if cause is None or not is_news(job, report, cause):
         return found
     if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):

@@ -21,6 +21,7 @@ from orchestrator.core.launch import last_call_s, ranks_of
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.placement import count, jobs_named
+from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.service import deadline_text, drained_by
@@ -317,6 +318,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         closed_at=maybe_timestamp(attempt.closed_at),
         network=attempt.network or None,
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
+        proof=proof_line(job, attempt),
     )
 
 

@@ -49,6 +49,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.NodeSynced()
             | f.FailureSuspected()
             | f.NodeHeard()
+            | f.PortsSeen()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -95,6 +96,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_attempt(state, fact, at)
         case f.AttemptWarned() | f.SignalRequested():
             _apply_signal(state, fact, at)
+        case f.TrafficMeasured() | f.TrafficJudged():
+            _apply_traffic(state, fact, at)
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -128,7 +131,7 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
-                node.instance, node.claimed = "", None
+                node.instance, node.claimed, node.ports = "", None, ()
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -152,6 +155,8 @@ def _apply_link(state: State, fact: f.OfLink) -> None:
             node.ahead_s, node.instance = ahead_s, life
             node.connected_at = heard_at
             state.sessions[session] = name
+        case f.PortsSeen(_, ports):
+            node.ports = ports
         case f.NameClaimed(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case f.NodeSynced():
@@ -342,8 +347,9 @@ def _apply_task(
             begun = all(reached(t.state, TaskState.STARTED) for t in attempt.tasks)
             if begun and not task.joined:
                 attempt.started_at = at
-        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by):
+        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
             _task_to(task, TaskState.EXITED)
+            task.traffic = traffic
             task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
         case f.TaskCleaned():
             _task_to(task, TaskState.CLEANED)
@@ -358,6 +364,20 @@ def _apply_task(
             assert_never(fact)
     if task.left is not None and task.state in OVER:
         _free(state, task)
+
+
+def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: float) -> None:
+    match fact:
+        case f.TrafficMeasured(name, report):
+            task = state.task(name)
+            if task is not None:
+                task.traffic = report
+        case f.TrafficJudged(job, number, proof):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.proof = proof
+            attempt.changes.append((at, proof.text))
+        case _:
+            assert_never(fact)
 
 
 def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: float) -> None:

@@ -23,6 +23,7 @@ from orchestrator.core.fabric_rails import gids
 from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.launch import fabric_environment
 from orchestrator.core.meeting import endpoint
+from orchestrator.core.proof import nccl_lines, proof_view, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 _OURS: Final = ("NCCL_", "GLOO_", "UCX_")
@@ -37,7 +38,8 @@ def fabric_view(job: Job) -> FabricView:
     attempt = job.attempts[-1]
     plan = plan_of(attempt)
     view = None if plan is None else _plan(job, attempt, plan)
-    return FabricView(job.id, attempt.number, rdma, view)
+    proof = None if attempt.released_at is None else proof_view(job, attempt)
+    return FabricView(job.id, attempt.number, rdma, view, proof)
 
 
 def plan_of(attempt: Attempt) -> FabricPlan | None:
@@ -130,7 +132,10 @@ def _near(fabric: NodeFabric) -> dict[int, tuple[str, ...]]:
 def _settings(
     job: Job, attempt: Attempt, plan: FabricPlan, task: Task, mine: NodePlan
 ) -> tuple[Setting, ...]:
-    planned = fabric_environment(job, attempt, task)
+    lines = nccl_lines(job.spec, task, watched(attempt))
+    # Its path is another one on each node.
+    lines.pop("NCCL_DEBUG_FILE", None)
+    planned = fabric_environment(job, attempt, task) | lines
     own = env_on_node(job.spec, task.rank)
     made = []
     for name, value in planned.items():
@@ -176,6 +181,8 @@ def _why(
             return "with NCCL_NET: no plugin is to come in between"
         case "NCCL_IB_DISABLE":
             return _why_tcp(job, plan)
+        case "NCCL_DEBUG" | "NCCL_DEBUG_SUBSYS":
+            return "what NCCL chooses is to be proved: its lines are in `muster logs --nccl`"
         case "NCCL_SOCKET_IFNAME" | "GLOO_SOCKET_IFNAME":
             return f"the network on which the gang meets: {attempt.network or value}"
         case _:

@@ -13,10 +13,12 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from muster.fabric.proof import Proof
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
@@ -250,12 +252,15 @@ class GraceShortened(_Fact, frozen=True):
 
 
 class TaskExited(_Fact, frozen=True):
+    """`traffic` is what was known of it at the end."""
+
     job: JobId
     attempt: int
     rank: int
     exit: ExitStatus
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
+    traffic: FabricReport | None = None
 
 
 class TaskCleaned(_Fact, frozen=True):
@@ -296,6 +301,14 @@ class TaskLeft(_Fact, frozen=True):
     rank: int
     reason: str
     force: bool = False
+
+
+class TrafficJudged(_Fact, frozen=True):
+    """What carries the traffic of the attempt is known, or known better."""
+
+    job: JobId
+    attempt: int
+    proof: Proof
 
 
 class AttemptClosed(_Fact, frozen=True):
@@ -376,6 +389,20 @@ class FailureSuspected(_Fact, frozen=True):
     ended_at: float
 
 
+class TrafficMeasured(_Fact, frozen=True):
+    """A node's newest figures of its part of a gang's traffic."""
+
+    task: TaskId
+    report: FabricReport
+
+
+class PortsSeen(_Fact, frozen=True):
+    """The RDMA ports of a node that are not as they were."""
+
+    node: NodeName
+    ports: tuple[PortHealth, ...]
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -418,12 +445,13 @@ OfLink = (
     | NodeSynced
     | FailureSuspected
     | NodeHeard
+    | PortsSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired
 )
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 
 Durable = (
     EpochStarted
@@ -452,6 +480,7 @@ Durable = (
     | TaskLost
     | TaskJoined
     | TaskLeft
+    | TrafficJudged
     | AttemptClosed
     | RetryScheduled
     | JobRequeued
@@ -468,6 +497,7 @@ _LAZY: Final = (
     TaskListening,
     TaskStarted,
     JobRequeued,
+    TrafficJudged,
     DrainTimed,
     NodeTrusted,
 )
@@ -477,11 +507,13 @@ _EPHEMERAL: Final = (
     NodeSynced,
     FailureSuspected,
     NodeHeard,
+    PortsSeen,
     NodeDisconnected,
     LeaseExtended,
     NodeLeaseExpired,
     RunTimed,
     SpaceChanged,
+    TrafficMeasured,
     JobForgotten,
 )
 

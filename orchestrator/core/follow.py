@@ -18,6 +18,7 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import follow_service
@@ -33,7 +34,7 @@ from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
-from orchestrator.core.timers import limit_timers, phase_timers
+from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -44,6 +45,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeConnected()
             | f.NameClaimed()
             | f.NodeHeard()
+            | f.PortsSeen()
+            | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
             | f.SpaceChanged()
@@ -66,6 +69,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | sf.QuarantineSpared()
         ):
             return follow_service(state, fact, now)
+        case f.TrafficJudged():
+            job, attempt = _of(state, fact)
+            return Decision([], traffic_timer(job, attempt, now, limits))
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):
@@ -254,7 +260,7 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
-    meeting = choose_meeting(state, attempt)
+    meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
     fabric = plan_for(job, attempt)
@@ -425,4 +431,5 @@ _AttemptFact = (
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskLeft
+    | f.TrafficJudged
 )

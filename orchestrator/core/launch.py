@@ -33,6 +33,7 @@ from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
+from orchestrator.core.proof import nccl_lines, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
@@ -59,7 +60,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     spec = job.spec
     return PrepareTask(
         task=task.id,
-        launcher=spec.launcher.value,
+        launcher=(Launcher.TORCHRUN if spec.launcher.torchruns else spec.launcher).value,
         workdir=spec.workdir,
         python=spec.python,
         setup=words(spec.setup) if spec.setup is not None else (),
@@ -82,6 +83,7 @@ class Gang:
     names: str
     ranks: tuple[int, ...]  # by node rank
     gpus: tuple[int, ...]
+    watched: bool  # is what carries its traffic
 
 
 def gang_of(job: Job, attempt: Attempt) -> Gang:
@@ -101,13 +103,14 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
         names="\n".join(t.node for t in members),
         ranks=ranks,
         gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
+        watched=watched(attempt),
     )
 
 
 def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> ArrangeTask:
     """The gang's plan for one node."""
     spec = job.spec
-    torchrun = spec.launcher is Launcher.TORCHRUN
+    torchrun = spec.launcher.torchruns
     processes = spec.launcher is Launcher.PROCESSES
     program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
@@ -228,7 +231,15 @@ def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
         prepared.log_dir,
         "--local-addr",
         endpoint(attempt, task).address,
+        *_binding(job.spec),
+        # Where options of accelerate's begin.
+        *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
     )
+
+
+def _binding(spec: JobSpec) -> tuple[str, ...]:
+    chosen = spec.resources.numa_binding
+    return () if chosen is None else ("--numa-binding", chosen.value)
 
 
 def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
@@ -367,9 +378,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
         }
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
-    usual = fabric_environment(job, attempt, task)
-    if spec.nccl_debug:
-        usual["NCCL_DEBUG"] = "INFO"
+    usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.
@@ -435,7 +444,15 @@ def _identity(job: Job, task: Task) -> dict[str, str]:
         "MUSTER_ATTEMPT": str(task.attempt),
         "MUSTER_TASK": task.id,
         "MUSTER_NODE_RANK": str(task.rank),
+        **_beyond_torchrun(job.spec.launcher),
     }
+
+
+def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
+    """What the bootstrap is to do besides running torchrun, from before its gate on."""
+    if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
+        return {"MUSTER_LAUNCHER": launcher.value}
+    return {}
 
 
 def _prepared(task: Task) -> Prepared:

@@ -26,6 +26,8 @@ class Limits:
     the length of a lease. `refusal_wait_s` is how long the others of a gang may take to say
     whether they refuse too, once one has. `blame_wait_s` is how long the gang goes on when a rank
     has failed as ranks do whose peer has failed: whoever failed first is then heard of.
+    `traffic_wait_s` is how long a gang on TCP that requires RDMA goes on until all of its nodes
+    have said how they fare: one of them alone may be to blame.
     """
 
     lease_s: float = 300.0
@@ -35,6 +37,7 @@ class Limits:
     prepare_timeout_s: float = 300.0
     refusal_wait_s: float = 1.0
     blame_wait_s: float = 0.5
+    traffic_wait_s: float = 10.0
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()

@@ -14,7 +14,8 @@ _CLAIM_SHOWN_S: Final = 90.0
 
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
     """Sentences about a node, as it is known now."""
-    return tuple(filter(None, (clock_warning(node), claim_warning(node, now), node.spared)))
+    found = (clock_warning(node), claim_warning(node, now), node.spared)
+    return (*filter(None, found), *(port.text for port in node.ports))
 
 
 def claim_warning(node: Node, now: Instant) -> str:

@@ -123,6 +123,9 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             if cause.code is CauseCode.DRAINED:
                 # It was asked to leave.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
+            if cause.code is CauseCode.RDMA_NOT_USED and not cause.node_fault:
+                # It would be the same everywhere: no node is to blame.
+                return None
             if cause.refusal == PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
                 # The next attempt gets another port.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))

@@ -52,5 +52,6 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         # A task of which only the end is known, because its shim was killed, ended somehow.
         exit_status = report.exit if report.exit is not None else ExitStatus()
         ranks = report.ranks
-        found.append(f.TaskExited(*key, exit_status, ranks, report.stopped_by))
+        traffic = report.traffic or task.traffic
+        found.append(f.TaskExited(*key, exit_status, ranks, report.stopped_by, traffic))
     return found

@@ -51,6 +51,9 @@ def may_place(state: State, fact: f.Fact) -> bool:
             return attempt is not None and not attempt.tasks[fact.rank].present
         case (
             f.NodeHeard()
+            | f.PortsSeen()
+            | f.TrafficMeasured()
+            | f.TrafficJudged()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()

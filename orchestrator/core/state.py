@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from muster.fabric.proof import Proof
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
@@ -55,6 +57,7 @@ class Node:
     ahead_s: float = 0.0  # of its wall clock
     instance: str = ""
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
+    ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     protocol: int = 1  # that we speak with its agent
 
     @property
@@ -84,6 +87,7 @@ class Task:
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
+    traffic: FabricReport | None = None  # volatile until it has ended
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
@@ -141,9 +145,10 @@ class Attempt:
     grace_s: float = 0.0  # of the stop that has begun
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
-    changes: list[tuple[float, str]] = field(default_factory=list)  # of an elastic gang
+    changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
+    proof: Proof | None = None  # what carries its traffic, once that is known
 
     @property
     def present(self) -> list[Task]:

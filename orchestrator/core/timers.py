@@ -18,6 +18,7 @@ from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
+from orchestrator.core.proof import not_used, proof_of
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
@@ -43,6 +44,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             | a.TimerKind.ARRANGE
             | a.TimerKind.START
             | a.TimerKind.BLAME
+            | a.TimerKind.TRAFFIC
             | a.TimerKind.LIMIT
         ):
             attempt = state.attempt(timer.job, timer.attempt)
@@ -114,7 +116,17 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]
             if _has_failed(attempt):
                 timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
                 found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
+            found += traffic_timer(job, attempt, now, limits)
     return found
+
+
+def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+    """Of a gang whose traffic is known to go where it must not."""
+    running = attempt.phase is AttemptPhase.RUNNING
+    if not running or attempt.proof is None or not_used(job, attempt.proof) is None:
+        return []
+    timer = a.Timer(a.TimerKind.TRAFFIC, job=job.id, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + limits.traffic_wait_s)]
 
 
 def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
@@ -191,6 +203,10 @@ def _overdue(
             return refusal_cause(attempt)
         case a.TimerKind.BLAME:
             return _blamed(state, attempt) if attempt.phase is AttemptPhase.RUNNING else None
+        case a.TimerKind.TRAFFIC:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return not_used(state.jobs[attempt.job], proof_of(attempt))
         case a.TimerKind.LIMIT:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None

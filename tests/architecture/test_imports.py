@@ -32,7 +32,7 @@ ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("muster.bench.allreduce", (), ("torch",)),
     ("muster.check.pairs", (), ()),
-    ("muster.fabric", ("muster.fabric",), ("msgspec",)),
+    ("muster.fabric", ("muster.fabric", "muster.protocol"), ("msgspec",)),
     ("muster.protocol", ("muster.protocol", "muster.spec"), ("msgspec",)),
     ("muster.spec", ("muster.spec", "muster.protocol"), ("msgspec", "yaml")),
 ]

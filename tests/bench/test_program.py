@@ -36,3 +36,42 @@ def test_places_that_change_are_found() -> None:
 
 def test_sums_stay_exact() -> None:
     assert (allreduce.PERIOD + allreduce.RANK_VALUES) * allreduce.RANKS_MAX <= 2**24
+
+
+class Store:
+    """As much of a store as the ranks ask, for ranks that come one after the other."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, key: str, more: int) -> int:
+        self.counts[key] = self.counts.get(key, 0) + more
+        return self.counts[key]
+
+    def set(self, key: str, value: bytes) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+    def wait(self, keys: list[str]) -> None:
+        """Whoever is last finds it there."""
+
+
+@pytest.mark.parametrize(
+    ("blind", "found"),
+    [
+        (["", "", ""], (0, [])),
+        (["", "b", "b"], (2, ["b"])),
+        (["a", "b", "c"], (3, ["a", "b", "c"])),
+        ([f"n{number:02}" for number in range(20)], (20, [f"n{number:02}" for number in range(8)])),
+    ],
+)
+def test_ranks_without_a_gpu_are_counted_and_some_are_named(
+    blind: list[str], found: tuple[int, list[str]]
+) -> None:
+    store = Store()
+    *_, last = [allreduce._agree(store, len(blind), node) for node in blind]
+    assert last == found
+    assert store.values["bench/all"] == b"1"

@@ -11,8 +11,10 @@ from muster.bench.results import (
     bus_factor,
     factors,
     pass_line,
+    rates_of,
     read_line,
 )
+from muster.protocol.fabric_view import NodeFabricView, PlannedPort, PlanView
 
 NCCL = About(ranks=16, nodes=2, backend="nccl", device="H100", torch="2.9", nccl="2.27.5")
 GLOO = About(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="no GPU")
@@ -47,6 +49,37 @@ def test_bus_factor_of_nccl_tests(ranks: int, factor: float) -> None:
 EIGHT_400G = {"a": 3200.0, "b": 3200.0}
 
 
+def planned(transport: str, *rates: tuple[float | None, ...]) -> PlanView:
+    """A plan for as many nodes as there are lists of rates."""
+    nodes = []
+    for rank, mine in enumerate(rates):
+        ports = tuple(
+            PlannedPort(rail, f"mlx5_{rail}:1", None, None, rate, None, (), None, ())
+            for rail, rate in enumerate(mine)
+        )
+        nodes.append(
+            NodeFabricView(f"n{rank}", rank, ports, (), None, "10.0.0.1", None, None, {}, None, ())
+        )
+    return PlanView(transport, "", (), tuple(nodes), (), None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "rates"),
+    [
+        (None, {}),
+        (planned("rdma", (400.0,) * 8, (400.0,) * 8), {"n0": 3200.0, "n1": 3200.0}),
+        (planned("rdma", (400.0, 200.0), (100.0,)), {"n0": 600.0, "n1": 100.0}),
+        (planned("rdma", (400.0, None), (400.0, 400.0)), {}),
+        (planned("tcp", (400.0,), (400.0,)), {}),
+        (planned("open", (), ()), {}),
+    ],
+)
+def test_rates_are_those_of_the_ports_of_the_plan(
+    plan: PlanView | None, rates: dict[str, float]
+) -> None:
+    assert rates_of(plan) == rates
+
+
 def test_the_line_is_eight_tenths_of_what_the_hcas_of_a_node_carry() -> None:
     line = pass_line(NCCL, [row(1 << 20, 1.0), row(1 << 30, 330.0)], EIGHT_400G)
     assert (line.gb_s, line.passed) == (320.0, True)
@@ -72,8 +105,8 @@ def test_tcp_never_passes() -> None:
     ("about", "rows", "rates", "said"),
     [
         (GLOO, [row(4, 1.0)], EIGHT_400G, "gloo over TCP (no GPU), no HCA is used"),
-        (NCCL, [row(4, 1.0)], {}, "no HCAs in its plan"),
-        (NCCL, [row(4, 1.0)], {"a": 3200.0, "b": 0.0}, "no HCAs in its plan"),
+        (NCCL, [row(4, 1.0)], {}, "no HCAs whose rates are known"),
+        (NCCL, [row(4, 1.0)], {"a": 3200.0, "b": 0.0}, "no HCAs whose rates are known"),
         (About(8, 1, "nccl", "H100", "2.9"), [row(4, 1.0)], EIGHT_400G, "one node"),
         (NCCL, [], EIGHT_400G, "nothing was measured"),
         (None, [], {}, "nothing was measured"),

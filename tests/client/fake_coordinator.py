@@ -23,6 +23,7 @@ import msgspec
 
 from muster.protocol import http as api
 from muster.protocol import job_verbs as verbs
+from muster.protocol.fabric_view import FabricView
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import timestamp
 
@@ -83,6 +84,7 @@ class Script:
     """What the coordinator knows, and how it is to misbehave. Guarded by `changed`."""
 
     jobs: dict[int, api.JobView] = field(default_factory=dict)
+    fabrics: dict[int, FabricView] = field(default_factory=dict)
     nodes: tuple[api.NodeView, ...] = ()
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
@@ -228,6 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(404, "unknown_job", f"there is no job {number}")
             case "GET", ["jobs", number]:
                 self._reply(script.jobs[int(number)])
+            case "GET", ["jobs", number, "fabric"] if int(number) in script.fabrics:
+                self._reply(script.fabrics[int(number)])
             case "GET", ["jobs", number, "wait"]:
                 self._wait(int(number))
             case "GET", ["jobs", number, "events"] if "follow" in self.query:

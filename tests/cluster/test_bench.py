@@ -33,7 +33,7 @@ def test_with_and_without_rdma_in_json(cluster: LocalCluster) -> None:
         assert all(row["wrong"] == 0 and row["busbw_gb_s"] >= 0 for row in run["rows"])
         assert all(row["iterations"] == 2 for row in run["rows"])
         assert run["line"]["passed"] is None
-        assert "gloo over TCP (no GPU)" in run["line"]["text"]
+        assert "gloo over TCP (torch sees no GPU)" in run["line"]["text"]
     specs = [cluster.client().job(run["job"]).spec for run in runs]
     assert [spec["rdma"] for spec in specs] == ["preferred", "off"]
 
@@ -43,11 +43,13 @@ def test_in_words_and_in_the_logs(cluster: LocalCluster) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     nodes = ("--nodes-named", "node-2,node-3")
     done = cluster.muster("bench", "allreduce", *nodes, "--sizes", "64K", *QUICK)
-    assert done.stdout.startswith("all-reduce of 2 ranks on 2 nodes, gloo (no GPU), CPU, torch ")
+    assert done.stdout.startswith(
+        "all-reduce of 2 ranks on 2 nodes, gloo (torch sees no GPU), CPU, torch "
+    )
     titles, row, *rest = done.stdout.splitlines()[1:]
     assert titles.split()[:2] == ["SIZE", "ITERS"]
     assert row.split()[:2] == ["64K", "2"]
-    assert rest[-1] == "no pass line: gloo over TCP (no GPU), no HCA is used"
+    assert rest[-1] == "no pass line: gloo over TCP (torch sees no GPU), no HCA is used"
     said = cluster.muster("logs", "last").stdout.splitlines()
     assert [read_line(line) is not None for line in said] == [True, False, True, False]
     assert said[-1] == "# Out of bounds values : 0 OK"

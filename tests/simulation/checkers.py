@@ -176,7 +176,7 @@ class Checkers:
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
         match job.spec.launcher:
-            case Launcher.TORCHRUN:
+            case Launcher.TORCHRUN | Launcher.ACCELERATE | Launcher.DEEPSPEED:
                 self._check_meeting(shim, attempt)
             case Launcher.PROCESSES:
                 self._check_ranks(shim, job.spec)

@@ -88,7 +88,8 @@ def test_torchrun_takes(run: object, argv: tuple[str, ...]) -> None:
         ("--lr 1", "begin with the script"),
         ("-m", "-m package.module"),
         ("-m a/b.py", "-m package.module"),
-        ("accelerate launch x.py", "launcher: none"),
+        ("accelerate launch x.py -a", "write `launcher: accelerate` and `run: x.py -a`"),
+        ("deepspeed --hostfile h x.py -a", "write `launcher: deepspeed` and `run: x.py -a`"),
         ("x.py | tee log", "launcher: none"),
         ("pip install y\nx.py", "end a line"),
         (["python", "x.py"], "write `run: [x.py]`"),
@@ -104,6 +105,42 @@ def test_torchrun_refuses_with_the_correction(run: object, hint: str) -> None:
     with pytest.raises(RefusedError) as caught:
         read_run(run, Launcher.TORCHRUN)
     assert hint in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("train.py --lr 1", ["train.py", "--lr", "1"]),
+        ("--mixed_precision bf16 train.py", ["--mixed_precision", "bf16", "train.py"]),
+        ("--config_file=x.yaml -m pkg.train", ["--config_file=x.yaml", "-m", "pkg.train"]),
+        (["--cpu", "x.py", 1], ["--cpu", "x.py", "1"]),
+    ],
+)
+def test_accelerate_takes_its_options_before_the_script(run: object, words: list[str]) -> None:
+    assert read_run(run, Launcher.ACCELERATE) == Argv(tuple(words))
+    assert name_of(Argv(("--mixed_precision", "bf16", "x/train.py"))) == "train"
+
+
+@pytest.mark.parametrize(
+    ("run", "hint"),
+    [
+        ("accelerate launch --cpu x.py", "write `launcher: accelerate` and `run: --cpu x.py`"),
+        ("--num_machines 2 x.py", "leave it out, and write `nodes`"),
+        ("--num-processes=8 x.py", "leave it out, and write `nproc_per_node`"),
+        ("--main_process_ip 10.0.0.1 x.py", "leave it out"),
+        ("--cpu", "write it after the options"),
+    ],
+)
+def test_accelerate_refuses_what_is_for_muster_to_say(run: object, hint: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read_run(run, Launcher.ACCELERATE)
+    assert hint in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_deepspeed_takes_what_torchrun_takes() -> None:
+    assert read_run("python x.py -a", Launcher.DEEPSPEED) == Argv(("x.py", "-a"))
+    with pytest.raises(RefusedError, match="place"):
+        read_run("deepspeed x.py", Launcher.DEEPSPEED)
 
 
 def test_none_takes_scripts_and_argv_verbatim() -> None:

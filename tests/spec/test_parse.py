@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol.failures import FailureKind
-from muster.spec.later import LATER_KEYS, LATER_LAUNCHERS
+from muster.spec.later import LATER_KEYS
 from muster.spec.parse import parse_job, parse_json, parse_mapping
 from muster.spec.problems import Kind, Problem, SpecError
 from muster.spec.render import to_mapping
@@ -141,7 +141,6 @@ def test_later_keys_are_refused_in_words(path: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        *((f"launcher: {name}", "launcher") for name in LATER_LAUNCHERS),
         ("workdir: .", "workdir"),
         ("workdir: src/x", "workdir"),
         ("workdir: ~/x", "workdir"),

@@ -72,7 +72,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
     codes = st.lists(st.integers(1, 255), unique=True, max_size=3).map(tuple)
     failures = st.lists(st.sampled_from(FailureKind), unique=True, max_size=3).map(tuple)
     nodes = draw(st.integers(1, 3))
-    torchrun = launcher is Launcher.TORCHRUN
+    torchrun = launcher.torchruns
     most = draw(st.none() | st.integers(nodes + 1, 9)) if torchrun else None
     rendezvous = Rendezvous.C10D
     if most is None:
@@ -81,9 +81,9 @@ def specs(draw: st.DrawFn) -> JobSpec:
     include = draw(st.just(()) | st.just(tuple(f"n{i}" for i in range(nodes))))
     limit = draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 3))
     warn = st.just(Warn("SIGUSR1", 1.5)) if limit else st.none()
-    runs = {Launcher.TORCHRUN: TRAINING, Launcher.PROCESSES: PLAIN_ARGV | TRAINING}.get(
-        launcher, PLAIN
-    )
+    runs = PLAIN
+    if launcher is not Launcher.NONE:
+        runs = TRAINING if torchrun else PLAIN_ARGV | TRAINING
     nproc_on = (
         draw(st.just({}) | st.dictionaries(st.sampled_from(include), NPROC)) if include else {}
     )

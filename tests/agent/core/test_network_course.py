@@ -9,6 +9,7 @@ from agent.core import stimuli as s
 from agent.core.shim import ShimExit, ShimPhase, ShimStart, ShimStatus
 from muster.protocol import messages as m
 from muster.protocol.ids import TaskId
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.core.test_agent_course import ARRANGE, PATHS, TASK, Agent, reports, told
 
@@ -74,11 +75,23 @@ def test_names_are_taken_back_before_a_task_is_clean() -> None:
     agent.turn(s.NetworkArranged(TASK))
     agent.hear(m.StartTask(TASK))
     agent.shim(ShimPhase.RUNNING, running_s=0.0)
-    over = agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    over = agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(3))
     assert a.RestoreNetwork(TASK) in over
     assert [x.state for x in reports(over)] == [TaskState.EXITED]
     assert [x.state for x in reports(agent.turn(s.NetworkRestored(TASK)))] == [TaskState.CLEANED]
     assert not agent.turn(s.NetworkRestored(TASK))
+
+
+def test_a_success_is_told_once_its_names_are_taken_back() -> None:
+    agent = planned()
+    agent.turn(s.NetworkArranged(TASK))
+    agent.hear(m.StartTask(TASK))
+    agent.shim(ShimPhase.RUNNING, running_s=0.0)
+    over = agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    assert a.RestoreNetwork(TASK) in over
+    assert not reports(over)
+    (said,) = reports(agent.turn(s.NetworkRestored(TASK)))
+    assert (said.state, said.exit) == (TaskState.CLEANED, ExitStatus(0))
 
 
 def test_a_gang_that_is_rolled_back_while_it_is_arranged_hears_no_late_proof() -> None:

@@ -44,3 +44,17 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
         assert changes._waiting == {}
 
     asyncio.run(main())
+
+
+def test_what_nobody_bumps_any_more_is_not_kept_and_leaves_nobody_waiting() -> None:
+    async def main() -> None:
+        changes = Changes()
+        changes.bump(["job"])
+        waiting = asyncio.create_task(changes.wait({"job": 1}))
+        await asyncio.sleep(0)
+        changes.drop(["job", "other"])
+        await waiting
+        assert (changes._counts, changes._waiting) == ({}, {})
+        await changes.wait({"job": 1})  # seen before it was dropped
+
+    asyncio.run(main())

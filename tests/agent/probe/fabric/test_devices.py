@@ -1,0 +1,159 @@
+"""GPUs as jobs may be given them: by NVML, by the driver's files, and those that none is given."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.probe.fabric import gpus as read
+from agent.probe.fabric.tree import Tree
+from muster.protocol.gpus import GpuDevice
+from tests.agent.probe.fabric.trees import Node
+
+H100 = "NVIDIA H100 80GB HBM3"
+BRIDGE = "pci0000:00/0000:00:01.0"
+
+
+def uuid(number: int) -> str:
+    return f"GPU-0000000{number}-0000-0000-0000-000000000000"
+
+
+def address(number: int) -> str:
+    return f"0000:0{number}:00.0"
+
+
+def driver(node: Node, number: int, **more: str) -> None:
+    fields = {"Model": H100, "GPU UUID": uuid(number), "Device Minor": str(number), **more}
+    text = "".join(f"{name}: \t\t {value}\n" for name, value in fields.items())
+    node.file(f"proc/driver/nvidia/gpus/{address(number)}/information", text)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Four cards in the PCI tree."""
+    made = Node(tmp_path)
+    for number in range(1, 5):
+        made.gpu(f"{BRIDGE}/{address(number)}", numa=number // 3)
+    return made
+
+
+def test_what_the_driver_serves_is_given_and_the_rest_named(node: Node) -> None:
+    driver(node, 1)
+    driver(node, 2, **{"GPU Excluded": "Yes"})
+    driver(node, 3)
+    node.file("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", "")
+    found = read.devices_of(Tree(node.root))
+    assert [it.fault for it in found] == ["", read.EXCLUDED, read.MIG, read.NO_DRIVER]
+    assert found[0] == GpuDevice(
+        pci=address(1),
+        uuid=uuid(1),
+        model=H100,
+        numa_node=0,
+        path=("pci0000:00", "0000:00:01.0", address(1)),
+    )
+    assert [it.numa_node for it in found] == [0, 0, 1, 1]
+
+
+def test_a_gpu_that_the_driver_has_not_woken_has_no_uuid(node: Node) -> None:
+    driver(node, 1, **{"GPU UUID": "GPU-????????-????-????-????-????????????"})
+    (found, *_) = read.devices_of(Tree(node.root))
+    assert (found.uuid, found.fault) == ("", "")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"Model\n", b"GPU UUID: a,b\n" * 9])
+def test_whatever_the_driver_writes(node: Node, content: bytes) -> None:
+    node.file(f"proc/driver/nvidia/gpus/{address(1)}/information", content)
+    (found, *_) = read.devices_of(Tree(node.root))
+    assert (found.pci, found.uuid) == (address(1), "")
+
+
+def test_a_node_without_gpus_has_none(tmp_path: Path) -> None:
+    assert read.devices_of(Tree(tmp_path)) == ()
+
+
+def test_an_accelerator_of_another_maker_is_not_given(tmp_path: Path) -> None:
+    made = Node(tmp_path)
+    made.pci(f"{BRIDGE}/{address(1)}", "0x030200", "1002", "740f")
+    assert read.devices_of(Tree(made.root)) == ()
+
+
+class NVMLError(Exception):
+    pass
+
+
+@dataclass
+class Card:
+    """What NVML says of one GPU; an exception where it says nothing."""
+
+    number: int
+    mig: int | Exception = field(default_factory=lambda: NVMLError("Not Supported"))
+    uuid: str | Exception = ""
+    handle: Exception | None = None
+
+
+def told(value: Any) -> Any:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+def fake_nvml(cards: list[Card]) -> Any:
+    def handle(index: int) -> Card:
+        card = cards[index]
+        return told(card.handle or card)  # type: ignore[no-any-return]
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(cards),
+        nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetPciInfo=lambda card: SimpleNamespace(busId=f"0000{address(card.number)}"),
+        nvmlDeviceGetName=lambda _: H100.encode(),
+        nvmlDeviceGetUUID=lambda card: told(card.uuid or uuid(card.number)),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30),
+        nvmlDeviceGetMigMode=lambda card: (told(card.mig), 0),
+    )
+
+
+class Live(Tree):
+    """A tree that is taken for this machine's, where NVML is asked."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.live = True
+
+
+def test_nvml_says_more_and_what_it_does_not_show_is_not_given(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(node, 4)
+    lost = NVMLError("GPU is lost")
+    cards = [Card(1), Card(2, mig=1), Card(3, uuid=lost), Card(4, handle=lost)]
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(cards))
+    found = read.devices_of(Live(node.root))
+    assert [it.fault for it in found] == ["", read.MIG, "does not answer: GPU is lost", read.UNSEEN]
+    assert found[0].memory_bytes == 80 << 30
+    assert [it.uuid for it in found] == [uuid(1), uuid(2), "", ""]
+    assert {it.model for it in found[:3]} == {H100}
+
+
+def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(node, 1)
+    broken = fake_nvml([])
+    broken.nvmlDeviceGetCount = lambda: told(NVMLError("Driver/library version mismatch"))
+    monkeypatch.setitem(sys.modules, "pynvml", broken)
+    found = read.devices_of(Live(node.root))
+    assert [bool(it.fault) for it in found] == [False, True, True, True]
+
+
+def test_a_copied_tree_is_never_asked_of_nvml(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(node, 1)
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([Card(2)]))
+    assert read.devices_of(Tree(node.root))[0].uuid == uuid(1)
+    assert read.hold_nvml()

@@ -1,0 +1,112 @@
+"""Counters below a made-up root."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.proof.counters import CounterReader, interfaces
+from muster.fabric.counters import LINK_DOWNED, RECEIVED, SENT
+from tests.agent.probe.fabric.trees import Node, refused_of, refusing, unpack
+
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    made = Node(tmp_path)
+    made.hca("mlx5_0", path="pci0000:00/0000:00:01.0")
+    made.port("mlx5_0", link="InfiniBand")
+    made.file(f"{PORT}/counters/{SENT}", "1000\n")
+    made.file(f"{PORT}/counters/{RECEIVED}", "2000\n")
+    return made
+
+
+def test_a_port_with_its_speed_and_its_ipoib_interface(node: Node) -> None:
+    node.file("sys/devices/pci0000:00/0000:00:01.0/net/ib0/type", "32\n")
+    node.file("sys/class/net/ib0/statistics/tx_bytes", "70\n")
+    node.file("sys/class/net/ib0/statistics/rx_bytes", "80\n")
+    node.file(f"{PORT}/counters/{LINK_DOWNED}", "3\n")
+    node.file(f"{PORT}/hw_counters/out_of_sequence", "9\n")
+    found = CounterReader(node.root).reading(("eth0",), 5.0)
+    (port,) = found.ports
+    assert port.port == "mlx5_0:1"
+    assert port.values == {SENT: 1000, RECEIVED: 2000, LINK_DOWNED: 3, "out_of_sequence": 9}
+    assert (port.speed, port.ipoib, port.why) == (50e9, ("ib0",), "")
+    # An interface without statistics is unknown, not silent.
+    assert found.sockets == {"ib0": (70, 80)}
+
+
+def test_roce_has_no_ipoib(node: Node) -> None:
+    node.file(f"{PORT}/link_layer", "Ethernet\n")
+    node.file("sys/devices/pci0000:00/0000:00:01.0/net/eth4/type", "1\n")
+    (port,) = CounterReader(node.root).reading((), 0.0).ports
+    assert port.ipoib == ()
+
+
+@pytest.mark.parametrize("text", ["N/A (no PMA)\n", "", "x" * 70_000, "-1\n", "\xff"])
+def test_what_is_no_number_is_no_counter(node: Node, text: str) -> None:
+    node.file(f"{PORT}/counters/{SENT}", text)
+    node.file(f"{PORT}/counters/{RECEIVED}", text)
+    (port,) = CounterReader(node.root).reading((), 0.0).ports
+    assert port.values == {}
+    assert port.why
+
+
+def test_a_kernel_that_refuses(node: Node) -> None:
+    read = refusing(node.root, {f"{PORT}/counters/{SENT}"}, errno.EINVAL)
+    (port,) = CounterReader(node.root, read).reading((), 0.0).ports
+    assert port.values == {RECEIVED: 2000}
+    assert port.why == ""
+
+
+def test_counters_of_64_bits_before_linux_4_5(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.hca("mlx4_0")
+    folder = node.port("mlx4_0")
+    node.file(f"{folder}/counters_ext/port_xmit_data_64", "5\n")
+    node.file(f"{folder}/counters_ext/port_rcv_data_64", "6\n")
+    (port,) = CounterReader(tmp_path).reading((), 0.0).ports
+    assert port.values == {SENT: 5, RECEIVED: 6}
+
+
+def test_efa_counts_bytes(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.hca("efa_0")
+    folder = node.port("efa_0")
+    node.file(f"{folder}/hw_counters/tx_bytes", "4000\n")
+    node.file(f"{folder}/hw_counters/rx_bytes", "8000\n")
+    (port,) = CounterReader(tmp_path).reading((), 0.0).ports
+    assert port.values == {SENT: 1000, RECEIVED: 2000}
+
+
+def test_no_devices(tmp_path: Path) -> None:
+    assert CounterReader(tmp_path).reading(("eth0",), 0.0).ports == ()
+    assert interfaces(tmp_path) == ()
+
+
+@pytest.mark.parametrize("case", ["procfs-infiniband", "node-exporter-infiniband"])
+def test_real_nodes(tmp_path: Path, case: str) -> None:
+    root = unpack(case, tmp_path)
+    found = CounterReader(root, refusing(root, refused_of(case))).reading((), 0.0)
+    assert found.ports
+    counted = [port for port in found.ports if port.values]
+    assert any(SENT in port.values for port in counted)
+    if case == "node-exporter-infiniband":
+        silent = next(port for port in found.ports if port.port.startswith("i40iw"))
+        assert silent.why == "no counter"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.binary(max_size=64))
+def test_any_bytes_in_any_counter(node: Node, raw: bytes) -> None:
+    for name in (SENT, LINK_DOWNED):
+        node.file(f"{PORT}/counters/{name}", raw)
+    node.file(f"{PORT}/rate", raw)
+    node.file("sys/class/net/eth0/statistics/tx_bytes", raw)
+    node.file("sys/class/net/eth0/statistics/rx_bytes", raw)
+    CounterReader(node.root).reading(("eth0",), 0.0)

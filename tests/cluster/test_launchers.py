@@ -1,0 +1,112 @@
+"""`launcher: accelerate` and `deepspeed`: torchrun, and what those launchers add to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.local_cluster import LocalCluster
+from tests.cluster.jobs import submit, wait
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch", reason="torch is not installed")
+
+TELLS = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE", "PRECISION")
+told = {name: os.environ.get(name) for name in names}
+with open(f"told-{os.environ['RANK']}", "w") as file:
+    json.dump({**told, "argv": sys.argv[1:]}, file)
+"""
+# What accelerate's launcher does, with its names: options and script by its parser, an environment,
+# and torchrun's `run` at the end.
+ACCELERATE = """
+import argparse, os
+from torch.distributed import run as distrib_run
+
+def launch_command_parser():
+    parser = argparse.ArgumentParser()
+    for name in ("num_machines", "num_processes", "machine_rank", "main_process_port"):
+        parser.add_argument("--" + name, type=int)
+    for name in ("main_process_ip", "deepspeed_multinode_launcher", "mixed_precision"):
+        parser.add_argument("--" + name)
+    parser.add_argument("--multi_gpu", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("-m", "--module", action="store_true")
+    parser.add_argument("training_script")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    return parser
+
+def launch_command(args):
+    assert (args.num_machines, args.num_processes) == (2, 4), args
+    assert args.machine_rank == int(os.environ["NODE_RANK"]), args
+    if args.cpu:
+        simple_launcher(args)
+        return
+    os.environ["PRECISION"] = args.mixed_precision
+    distrib_run.run(args)
+
+def prepare_simple_launcher_cmd_env(args):
+    return [], {**os.environ, "PRECISION": "of a cpu"}
+
+def simple_launcher(args):
+    raise AssertionError("this would start one process")
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """Where the job finds an accelerate and a deepspeed."""
+    folder = tmp_path / "packages"
+    (folder / "accelerate" / "commands").mkdir(parents=True)
+    for package in ("accelerate", "accelerate/commands", "deepspeed"):
+        (folder / package).mkdir(exist_ok=True)
+        (folder / package / "__init__.py").touch()
+    (folder / "accelerate" / "commands" / "launch.py").write_text(ACCELERATE)
+    return folder
+
+
+def told(cluster: LocalCluster, tmp_path: Path, packages: Path, **job: Any) -> list[dict[str, Any]]:
+    """What each rank of a gang of 2 nodes with 2 ranks says of itself."""
+    (tmp_path / "tells.py").write_text(TELLS)
+    number = submit(
+        cluster, tmp_path, nodes=2, nproc_per_node=2, env={"PYTHONPATH": str(packages)}, **job
+    )
+    assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
+    return [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(4)]
+
+
+def test_ranks_of_deepspeed(cluster: LocalCluster, tmp_path: Path, packages: Path) -> None:
+    ranks = told(cluster, tmp_path, packages, launcher="deepspeed", run="tells.py --lr 1e-5")
+    for rank, found in enumerate(ranks):
+        node, local = divmod(rank, 2)
+        assert found["argv"] == [f"--local_rank={local}", "--lr", "1e-5"]
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE")
+        assert [found[name] for name in names] == [*map(str, (rank, local, 4, node, 2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"), [("--mixed_precision bf16", "bf16"), ("--cpu", "of a cpu")]
+)
+def test_the_environment_is_accelerates(
+    cluster: LocalCluster, tmp_path: Path, packages: Path, options: str, precision: str
+) -> None:
+    run = f"{options} tells.py --lr 1e-5"
+    ranks = told(cluster, tmp_path, packages, launcher="accelerate", run=run)
+    assert [found["RANK"] for found in ranks] == ["0", "1", "2", "3"]
+    assert {found["PRECISION"] for found in ranks} == {precision}
+    assert {tuple(found["argv"]) for found in ranks} == {("--lr", "1e-5")}
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])
+def test_one_that_is_not_installed_is_refused_before_the_start(
+    cluster: LocalCluster, tmp_path: Path, launcher: str
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "tells.py").write_text(TELLS)
+    job = submit(cluster, tmp_path, launcher=launcher, run="tells.py")
+    assert wait(cluster, job) == 123
+    assert f"has no {launcher}; install it there" in cluster.muster("show", job).stdout
