@@ -137,7 +137,7 @@ def test_a_node_that_fails_one_job_after_another_is_quarantined(
     jobs = []
     for _ in range(2):
         job = submit(
-            lemon, tmp_path, launcher="processes", nproc_per_node=1, run="hello.py", retry=1
+            lemon, tmp_path, launcher="torchrun", nproc_per_node=1, run="hello.py", retry=1
         )
         assert wait(lemon, job) == 0
         jobs.append(int(job))
@@ -148,7 +148,7 @@ def test_a_node_that_fails_one_job_after_another_is_quarantined(
     assert list(found.drain.jobs) == jobs
     assert f"at fault in 2 jobs ({jobs[0]}, {jobs[1]})" in found.drain.reason
     # The next one does not go there first.
-    job = submit(lemon, tmp_path, launcher="processes", nproc_per_node=1, run="hello.py")
+    job = submit(lemon, tmp_path, launcher="torchrun", nproc_per_node=1, run="hello.py")
     assert wait(lemon, job) == 0
     assert len(lemon.client().job(int(job)).attempts) == 1
     lemon.muster("node", "resume", "node-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.cards import FIRST_SHARED
+from tests.simulation.draining import FIRST_DRAINED
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
@@ -20,6 +21,9 @@ VARIED = range(FIRST_VARIED, FIRST_VARIED + 40)
 STEERED = range(FIRST_STEERED, FIRST_STEERED + 40)
 """As SEEDS, for bugs that need users who change their minds."""
 
+DRAINED = range(FIRST_DRAINED, FIRST_DRAINED + 40)
+"""As SEEDS, for bugs that need operators."""
+
 SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
 """As SEEDS, for bugs that need jobs that share nodes."""
 
@@ -28,7 +32,10 @@ SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
     shared = mutant.seed >= FIRST_SHARED
-    order = SHARED if shared else STEERED if steered else VARIED if varied else SEEDS
+    if mutant.seed >= FIRST_DRAINED:
+        order = DRAINED
+    else:
+        order = SHARED if shared else STEERED if steered else VARIED if varied else SEEDS
     found = hunt(mutant, order)
     assert found is not None, "no seed has found it"
     assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"

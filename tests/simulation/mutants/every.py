@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, gpus, hosts, links, networks, ours, steered, stops
+from tests.simulation.mutants import (
+    books,
+    drained,
+    gpus,
+    hosts,
+    links,
+    networks,
+    ours,
+    steered,
+    stops,
+)
 
 EVERY = (
     *books.MUTANTS,
+    *drained.MUTANTS,
     *gpus.MUTANTS,
     *hosts.MUTANTS,
     *links.MUTANTS,
