@@ -82,7 +82,7 @@ class Sampler:
     async def run(self) -> Never:
         """Look at once, and then again and again."""
         while True:
-            await self._look()
+            await self.look()
             await asyncio.sleep(PERIOD_S)
 
     async def finish(self, *, counters: bool = True) -> None:
@@ -90,11 +90,12 @@ class Sampler:
         they are as they were: what they say now is no longer the task's."""
         try:
             async with asyncio.timeout(LAST_LOOK_S):
-                await self._look(last=True, counters=counters)
+                await self.look(last=True, counters=counters)
         except TimeoutError:
             _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)
 
-    async def _look(self, *, last: bool = False, counters: bool = True) -> None:
+    async def look(self, *, last: bool = False, counters: bool = True) -> None:
+        """Take in what is new, and post it if it is news."""
         async with self._looking:
             if self._over:
                 return
@@ -102,7 +103,7 @@ class Sampler:
             await asyncio.to_thread(self._sample, counters=counters)
             if self._lines.any:
                 self._lines_came()
-            report = self._report()
+            report = self.report()
             now = self._clock.now().mono
             if last or self._is_news(report, now):
                 self._said, self._said_at = report, now
@@ -119,7 +120,8 @@ class Sampler:
             watched.said = self._lines.look()
         self._keep()
 
-    def _report(self) -> FabricReport:
+    def report(self) -> FabricReport:
+        """All that is known."""
         watched = self._watched
         totals = watched.totals
         return FabricReport(

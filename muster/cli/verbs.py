@@ -26,6 +26,7 @@ VERBS: Final = {
     "release": "Let held jobs go.",
     "set": "Change priority, time limit or name of a job.",
     "rerun": "Submit a job again, changed or not; prints its id.",
+    "diff": "Show what two jobs differ in.",
     "events": "List what happened to a job.",
     "nodes": "List the nodes.",
     "node": "Show a node, drain or resume nodes.",

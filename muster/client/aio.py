@@ -29,6 +29,7 @@ from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     EventView,
     Explanation,
@@ -157,6 +158,10 @@ class AsyncClient:
     async def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
         """As `Client.change`."""
         return await self._call(calls.change(job, wanted))
+
+    async def environment(self, job: int) -> EnvironmentView:
+        """As `Client.environment`."""
+        return await self._call(calls.environment(job))
 
     async def explain(self, job: int) -> Explanation:
         """As `Client.explain`."""

@@ -19,6 +19,7 @@ import msgspec
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     Explanation,
     JobList,
@@ -124,6 +125,10 @@ def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
 
 def fabric(number: int) -> Call[FabricView]:
     return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
+
+
+def environment(number: int) -> Call[EnvironmentView]:
+    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
 
 
 def explain(number: int) -> Call[Explanation]:

@@ -24,6 +24,7 @@ from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     EventView,
     Explanation,
@@ -156,6 +157,10 @@ class Client:
         job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
         """
         return self._call(calls.change(job, wanted))
+
+    def environment(self, job: int) -> EnvironmentView:
+        """The environment of the job's last attempt, by node, without secrets."""
+        return self._call(calls.environment(job))
 
     def explain(self, job: int) -> Explanation:
         """Why the job waits, and for what; or why it ran where it did, and what ended it."""

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
+from orchestrator.api.traffic_metrics import traffic
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
 from orchestrator.core.gpus import gpus_used
@@ -90,6 +91,42 @@ FAMILIES: Final = {
             "counter",
             "Attempts that were stopped for another cause than being done.",
             ("cause",),
+        ),
+        Family(
+            "muster_running_gangs",
+            "gauge",
+            "Gangs on nodes with RDMA devices or GPUs, by what carries their traffic.",
+            ("carrier",),
+        ),
+        Family(
+            "muster_hca_bytes_per_second",
+            "gauge",
+            "What an HCA of a running gang carried last, in its busier direction.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_hca_flaps",
+            "gauge",
+            "How often the link of an HCA has gone down since its gang began.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_hca_down",
+            "gauge",
+            "1 for a port that was up when its agent began, and is down.",
+            ("node", "port"),
+        ),
+        Family(
+            "muster_rail_imbalance_ratio",
+            "gauge",
+            "How much less than the mean the least busy HCA of a node has carried, 0 to 1.",
+            ("node",),
+        ),
+        Family(
+            "muster_tcp_share_ratio",
+            "gauge",
+            "The part of a node's bytes that went by TCP since its gang began, 0 to 1.",
+            ("node",),
         ),
         Family("muster_journal_facts", "counter", "Facts put on disk."),
         Family(
@@ -193,6 +230,8 @@ class MetricsApi(Collector):
         yield _values("muster_jobs", {(name.value,): jobs[name] for name in JobState})
         yield from _queues(state, self._coordinator.now())
         yield from _nodes(state)
+        for name, values in traffic(state, index.open):
+            yield _values(name, values)
         yield _values("muster_attempts_started", {(): meters.attempts_started})
         failed = {(code.value,): count for code, count in meters.attempts_failed.items()}
         yield _values("muster_attempts_failed", failed)

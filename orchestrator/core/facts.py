@@ -496,8 +496,8 @@ _LAZY: Final = (
     TaskArranged,
     TaskListening,
     TaskStarted,
-    JobRequeued,
     TrafficJudged,
+    JobRequeued,
     DrainTimed,
     NodeTrusted,
 )

@@ -59,6 +59,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobForgotten()
         ):
             return Decision()
+        case f.TrafficJudged():
+            job, attempt = _of(state, fact)
+            return Decision([], traffic_timer(job, attempt, now, limits))
         case sf.NodeBlamed(name):
             return Decision(quarantined(state, state.nodes[name], limits))
         case (
@@ -69,9 +72,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | sf.QuarantineSpared()
         ):
             return follow_service(state, fact, now)
-        case f.TrafficJudged():
-            job, attempt = _of(state, fact)
-            return Decision([], traffic_timer(job, attempt, now, limits))
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):

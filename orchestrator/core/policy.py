@@ -120,12 +120,12 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
                 return None
             return RetryScheduled(job.id, "user", policy.backoff_s, tuple(sorted(job.avoid)))
         case Outcome.INFRA:
-            if cause.code is CauseCode.DRAINED:
-                # It was asked to leave.
-                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if cause.code is CauseCode.RDMA_NOT_USED and not cause.node_fault:
                 # It would be the same everywhere: no node is to blame.
                 return None
+            if cause.code is CauseCode.DRAINED:
+                # It was asked to leave.
+                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if cause.refusal == PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
                 # The next attempt gets another port.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from agent.core.shim import ShimPhase
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.states import TaskState
-from muster.spec.types import JobSpec, Launcher
+from muster.spec.types import JobSpec, Launcher, Rdma
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.elastic import next_join
@@ -33,6 +34,7 @@ from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
 from tests.simulation.disk import Disk
 from tests.simulation.machine import Machine
+from tests.simulation.rails import agree
 from tests.simulation.shim import Shim
 from tests.simulation.world import Violation, World
 
@@ -59,6 +61,7 @@ class Checkers:
     holds: set[JobId] = field(default_factory=set)  # acknowledged, and no release asked for since
     settings: dict[JobId, dict[str, float]] = field(default_factory=dict)  # acknowledged
     wiring: dict[NodeName, Machine] = field(default_factory=dict)
+    fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node was told
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
     arranged: set[TaskId] = field(default_factory=set)
@@ -129,10 +132,11 @@ class Checkers:
             self.fail(f"I1: {node} prepares {task}, of which nothing is on disk")
         self.began[task] = self.world.now
 
-    def plan_taken(self, node: NodeName, task: TaskId) -> None:
+    def plan_taken(self, node: NodeName, task: TaskId, fabric: TaskFabric | None) -> None:
         if task not in self.ready:
             self.fail(f"gang: {node} is given a plan for {task}, which is not ready there")
         self.arranged.add(task)
+        self.fabrics[task] = fabric or TaskFabric()
 
     def prepared(self, shim: Shim) -> None:
         self.ready.add(shim.task)
@@ -175,6 +179,7 @@ class Checkers:
         job = self.durable.jobs[shim.job]
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
+        self._check_rails(shim, attempt, job.spec)
         match job.spec.launcher:
             case Launcher.TORCHRUN | Launcher.ACCELERATE | Launcher.DEEPSPEED:
                 self._check_meeting(shim, attempt)
@@ -182,6 +187,22 @@ class Checkers:
                 self._check_ranks(shim, job.spec)
             case Launcher.NONE:
                 pass
+
+    def _check_rails(self, shim: Shim, attempt: Attempt, spec: JobSpec) -> None:
+        """All nodes of a gang use ports that go together; where RDMA is required they use some."""
+        gang = [task for task in attempt.present if task.id in self.fabrics]
+        used = [(self.wiring[task.node].fabric, self.fabrics[task.id].hcas) for task in gang]
+        wrong = agree(used)
+        if wrong is not None:
+            self.fail(f"rails: {shim.task} runs, and {wrong}")
+        if len(gang) > 1 and used[0][1]:
+            self.world.met["rdma_gang"] += 1
+        if spec.rdma is Rdma.OFF and used[0][1]:
+            self.fail(f"rails: {shim.task} is to use TCP and gets {used[0][1]}")
+        if len(gang) > 1 and spec.rdma is Rdma.REQUIRED:
+            self.world.met["rdma_required"] += 1
+            if not used[0][1]:
+                self.fail(f"rails: {shim.task} runs without RDMA, which its job requires")
 
     def _check_ranks(self, shim: Shim, spec: JobSpec) -> None:
         """Ranks count on from node to node, without a gap, whatever each node has of them."""

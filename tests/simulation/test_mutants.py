@@ -9,6 +9,7 @@ from tests.simulation.draining import FIRST_DRAINED
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
+from tests.simulation.rails import FIRST_RAILED
 from tests.simulation.steering import FIRST_STEERED
 
 SEEDS = range(40)
@@ -27,15 +28,19 @@ DRAINED = range(FIRST_DRAINED, FIRST_DRAINED + 40)
 SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
 """As SEEDS, for bugs that need jobs that share nodes."""
 
+RAILED = range(FIRST_RAILED, FIRST_RAILED + 40)
+"""As SEEDS, for bugs that need machines with HCAs."""
+
 
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
+    railed, drained = mutant.seed >= FIRST_RAILED, mutant.seed >= FIRST_DRAINED
     shared = mutant.seed >= FIRST_SHARED
-    if mutant.seed >= FIRST_DRAINED:
-        order = DRAINED
+    if shared:
+        order = DRAINED if drained else RAILED if railed else SHARED
     else:
-        order = SHARED if shared else STEERED if steered else VARIED if varied else SEEDS
+        order = STEERED if steered else VARIED if varied else SEEDS
     found = hunt(mutant, order)
     assert found is not None, "no seed has found it"
     assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"

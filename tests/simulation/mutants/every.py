@@ -10,6 +10,7 @@ from tests.simulation.mutants import (
     links,
     networks,
     ours,
+    rails,
     steered,
     stops,
 )
@@ -22,6 +23,7 @@ EVERY = (
     *links.MUTANTS,
     *networks.MUTANTS,
     *ours.MUTANTS,
+    *rails.MUTANTS,
     *steered.MUTANTS,
     *stops.MUTANTS,
 )
