@@ -56,6 +56,15 @@ class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
 
 
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """When a node is drained by itself: at fault in so many different jobs (0: never), of which
+    none is forgotten; as many nodes of a pool as are `pool_share` of it, and no more."""
+
+    jobs: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
+    forgiven_after: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
+    pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
@@ -70,6 +79,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
     limits: Limits = Limits()
+    quarantine: Quarantine = Quarantine()
     job_logs: JobLogs = JobLogs()
     log: Log = Log()
 

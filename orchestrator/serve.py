@@ -24,7 +24,7 @@ from orchestrator.api.origins import Origins
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig
 from orchestrator.core.display import host_port
-from orchestrator.core.limits import Limits
+from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
@@ -270,6 +270,11 @@ def _limits(config: CoordinatorConfig) -> Limits:
         prepare_timeout_s=config.prepare_timeout_s,
         arrange_timeout_s=config.arrange_timeout_s,
         start_timeout_s=config.start_timeout_s,
+        quarantine=Quarantine(
+            jobs=config.quarantine.jobs,
+            forgiven_after=config.quarantine.forgiven_after,
+            pool_share=config.quarantine.pool_share,
+        ),
     )
 
 

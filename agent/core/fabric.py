@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from muster.fabric.affinity import way
+from msgspec.structs import replace
+
+from muster.fabric.affinity import nearest, way
 from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
 from muster.fabric.order import function_order, natural
@@ -49,16 +51,20 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         "driver": software.nvidia_driver,
         "OFED": software.ofed,
     }
+    gpus = _gpus(probe, used)
     return NodeFabric(
         group=_short(probe.fabric.name or ""),
-        ports=tuple(_port(hca, probe.networks, within) for hca in used),
+        ports=tuple(
+            replace(_port(hca, probe.networks, within), near=_near(gpus, at))
+            for at, hca in enumerate(used)
+        ),
         missing=tuple(
             MissingPort(hca.key, hca.pci or "", _short(hca.reason)) for hca in missing[:PORTS_MAX]
         ),
         unused=tuple(hca.key for hca in unused[:TEXTS_MAX]),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
         range="" if within is None else str(within),
-        gpus=_gpus(probe, used),
+        gpus=gpus,
         nccl=_short(software.nccl or ""),
         nccl_conf={name: _short(conf[name]) for name in _TRANSPORT if name in conf},
         gpudirect=software.gpudirect or "",
@@ -134,6 +140,11 @@ def _gpus(probe: Probe, used: Sequence[Hca]) -> tuple[FabricGpu, ...]:
         )
         for gpu in probe.gpus[:GPUS_MAX]
     )
+
+
+def _near(gpus: Sequence[FabricGpu], port: int) -> tuple[int, ...]:
+    known = (number for number, gpu in enumerate(gpus) if any(way >= 0 for way in gpu.ways))
+    return tuple(number for number in known if port in nearest([gpus[number].ways]))
 
 
 def _way(pair: Affinity | None) -> int:

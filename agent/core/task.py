@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
+import msgspec
+
 from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -189,9 +192,16 @@ def _prepared(state: State, held: HeldTask, status: ShimStatus) -> Prepared | No
         hostname=state.identity.inventory.hostname,
         addresses=_addresses(state.identity.inventory.interfaces),
         # Once the gang has started, nobody asks any more.
-        fabric=None if started(status) else held.fabric,
+        fabric=None if started(status) else _fabric(held),
         nccl=held.paths.nccl,
     )
+
+
+def _fabric(held: HeldTask) -> NodeFabric | None:
+    """How far each GPU is from each port matters to a task that has some of them."""
+    if held.fabric is None or held.gpus or not held.fabric.gpus:
+        return held.fabric
+    return msgspec.structs.replace(held.fabric, gpus=())
 
 
 def _addresses(interfaces: tuple[Interface, ...]) -> tuple[str, ...]:

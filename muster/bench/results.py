@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.fabric_view import PlanView
+from muster.protocol.proof import Carrier
 
 PASS_FRACTION: Final = 0.8
 """Of what a node's chosen HCAs could carry together: what a ring over them gives."""
@@ -57,7 +58,7 @@ class Line(msgspec.Struct, frozen=True):
 
 class Run(msgspec.Struct, frozen=True):
     """One job of the benchmark. `rdma` is what it asked for, `plan` what the gang was told to use,
-    `transport` the coordinator's verdict on what carried the bytes; each a sentence.
+    `verdict` the coordinator's on what carried the bytes, and `transport` the line that says it.
     """
 
     job: int
@@ -66,6 +67,7 @@ class Run(msgspec.Struct, frozen=True):
     about: About | None
     rows: tuple[Row, ...]
     plan: str
+    verdict: Carrier
     transport: str
     line: Line
 

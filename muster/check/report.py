@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from muster.check.output import NodeTold, Pair
+from muster.protocol.fabric_view import PlanView
 
 SLOW: Final = 1 / 3
 """A pair below this share of its network's median is slow."""
@@ -20,6 +21,8 @@ PAIRS_MAX: Final = 20
 """So many pairs of a network are told of by themselves."""
 _MUST_AGREE: Final = frozenset({"torch", "CUDA", "NCCL", "machine"})
 _NONE: Final = "none"
+_OPEN: Final = "open"
+_RDMA: Final = "rdma"
 
 
 class Severity(Enum):
@@ -120,6 +123,22 @@ def names_and_clocks(told: Mapping[str, NodeTold]) -> list[Finding]:
             how = "ahead of" if its.clock_s > usual else "behind"
             text = f"the clock of {node} is {abs(its.clock_s - usual):.0f} s {how} the others'"
             found.append(Finding(Severity.WARNING, "clock", (node,), text))
+    return found
+
+
+def fabric(plan: PlanView | None) -> list[Finding]:
+    """What the coordinator's fabric plan for these very nodes says: what keeps them from RDMA, what
+    differs, which ports are missing."""
+    if plan is None or plan.transport == _OPEN:
+        return []
+    can = plan.transport == _RDMA
+    found = [Finding(Severity.NOTE if can else Severity.WARNING, "fabric", (), plan.text)]
+    found += [Finding(Severity.WARNING, "fabric", (), text) for text in plan.notes]
+    for node in plan.nodes:
+        found += [
+            Finding(Severity.WARNING, "fabric", (node.node,), f"{node.node}: {text}")
+            for text in node.missing
+        ]
     return found
 
 

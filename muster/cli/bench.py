@@ -22,6 +22,7 @@ from muster.cli.text import note, safe
 from muster.cli.wait import ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import JobSummary, LogTrailer
+from muster.protocol.proof import Carrier
 from muster.protocol.states import JobState
 
 NO_PROOF: Final = "unknown"
@@ -195,10 +196,13 @@ class _Bench:
         ended = self.client.wait(job)
         view = self.client.job(job)
         nodes = tuple(task.node for attempt in view.attempts[-1:] for task in attempt.tasks)
-        plan = self.client.fabric(job).plan
-        line = pass_line(about, rows, rates_of(plan))
-        planned = "" if plan is None else plan.text
-        run = Run(job, rdma, nodes, about, tuple(rows), planned, NO_PROOF, line)
+        fabric = self.client.fabric(job)
+        planned = "" if fabric.plan is None else fabric.plan.text
+        verdict, transport = Carrier.UNKNOWN, NO_PROOF
+        if fabric.proof is not None:
+            verdict, transport = fabric.proof.verdict, fabric.proof.text
+        line = pass_line(about, rows, rates_of(fabric.plan), tcp=verdict is Carrier.TCP)
+        run = Run(job, rdma, nodes, about, tuple(rows), planned, verdict, transport, line)
         code = exit_code(ended)
         if code:
             note(f"{ending(ended)}\n  muster show {job}, and muster logs {job}, say more")

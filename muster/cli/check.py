@@ -21,6 +21,7 @@ from muster.check.report import (
     Severity,
     between,
     differences,
+    fabric,
     named,
     names_and_clocks,
     networks_found,
@@ -223,7 +224,9 @@ class _Check:
         if output.end and not ended.exit_code:
             self.told |= output.nodes
             self.pairs += output.pairs
-            self._warnings(view.attempts[-1])
+            for attempt in view.attempts[-1:]:
+                self._warnings(attempt)
+            self.findings += fabric(self.client.fabric(job).plan)
             return set()
         return self._failed(view, output)
 

@@ -95,7 +95,7 @@ def _row(node: NodeFabricView, at: int, rails: Sequence[RailView]) -> list[str]:
         port.netdev or "-",
         "-" if port.gid_index is None else str(port.gid_index),
         "-" if port.numa_node is None else str(port.numa_node),
-        ", ".join(port.gpus),
+        ", ".join(map(str, port.gpus)),
     ]
 
 

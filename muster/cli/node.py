@@ -7,12 +7,20 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
+from muster.cli.node_service import drain, resume
 from muster.cli.nodes import gpus_of
 from muster.cli.reference import NODE
 from muster.cli.table import Column, print_table
 from muster.cli.text import gib, safe, span
 from muster.client import Client
-from muster.protocol.http import InterfaceView, JobView, NodeView
+from muster.protocol.http import (
+    DrainView,
+    FaultView,
+    GpuView,
+    InterfaceView,
+    JobView,
+    NodeView,
+)
 
 _INTERFACES = (
     Column("INTERFACE"),
@@ -20,6 +28,15 @@ _INTERFACES = (
     Column("SPEED", right=True, drop=1),
     Column("RDMA", drop=3),
     Column("ADDRESSES", elastic=True, wraps=True),
+)
+
+_GPUS = (
+    Column("GPU"),
+    Column("MODEL", drop=3),
+    Column("MEMORY", right=True, drop=2),
+    Column("NUMA", right=True, drop=4),
+    Column("UUID", drop=1),
+    Column("JOB", elastic=True, wraps=True),
 )
 
 
@@ -33,7 +50,8 @@ def command() -> None:
 @json_option
 @connection_options
 def show(*, node: str, as_json: bool) -> None:
-    """Show all that is known of a node: its link, what it has, its addresses, the job on it."""
+    """Show all that is known of a node: its link, what it has, its addresses, the jobs on it and
+    which of its GPUs each has."""
     client = connect()
     view = client.node(node)
     if as_json:
@@ -44,15 +62,26 @@ def show(*, node: str, as_json: bool) -> None:
         print(paragraph(safe(view.state.text), first="  "))
     for label, text in _facts(view):
         print(paragraph(safe(text), first=f"  {label:<10}"))
-    if view.job is not None:
-        _print_job(client, view, view.job)
+    attempts = {gpu.job: gpu.attempt for gpu in view.devices} | {view.job: view.attempt}
+    for number in view.jobs or ((view.job,) if view.job is not None else ()):
+        _print_job(client, view, number, attempts.get(number))
+    if view.devices:
+        print()
+        print_table(_GPUS, [_gpu(found) for found in view.devices])
     if view.interfaces:
         print()
         print_table(_INTERFACES, [_interface(found) for found in view.interfaces])
 
 
+command.add_command(drain)
+command.add_command(resume)
+
+
 def _facts(view: NodeView) -> list[tuple[str, str]]:
     facts = [("link", _link(view)), ("agent", view.version)]
+    if view.drain is not None:
+        facts.append(("drain", _drain(view.drain)))
+    facts += [("fault", _fault(fault)) for fault in view.faults]
     if view.hostname and view.hostname != view.name:
         facts.append(("host name", view.hostname))
     facts += [
@@ -68,19 +97,41 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
     return [*facts, ("labels", labels)] if labels else facts
 
 
+def _drain(drain: DrainView) -> str:
+    ends = "" if drain.ends_at is None else f"; ends what runs there at {drain.ends_at}"
+    return f"by {drain.user} at {drain.at}: {drain.reason}{ends}"
+
+
+def _fault(fault: FaultView) -> str:
+    since = f"; {fault.since} ended well there since" if fault.since else ""
+    return f"job {fault.job}, attempt {fault.attempt}: {fault.text}{since}"
+
+
 def _link(view: NodeView) -> str:
     since = "" if view.connected_s is None else f" for {span(view.connected_s)}"
     seen = "never" if view.last_seen_s is None else f"{span(view.last_seen_s)} ago"
     return f"{view.link}{since}, last heard of {seen}"
 
 
-def _print_job(client: Client, view: NodeView, number: int) -> None:
+def _print_job(client: Client, view: NodeView, number: int, attempt: int | None) -> None:
     job: JobView = client.job(number)
-    tasks = [t for a in job.attempts if a.number == view.attempt for t in a.tasks]
+    tasks = [t for a in job.attempts if a.number == attempt for t in a.tasks]
     task = next((t for t in tasks if t.node == view.name), None)
     role = f", {task.role} (node rank {task.node_rank})" if task is not None else ""
-    text = f"{number} ({job.name}) of {job.user}, {job.state.value}, attempt {view.attempt}{role}"
+    text = f"{number} ({job.name}) of {job.user}, {job.state.value}, attempt {attempt}{role}"
     print(paragraph(safe(text), first=f"  {'job':<10}"))
+
+
+def _gpu(found: GpuView) -> list[str]:
+    """One that no job is given says why in the place of its job."""
+    return [
+        found.pci,
+        found.model or "-",
+        "-" if found.memory_bytes is None else gib(found.memory_bytes),
+        "-" if found.numa_node is None else str(found.numa_node),
+        found.uuid or "-",
+        found.fault or ("free" if found.job is None else str(found.job)),
+    ]
 
 
 def _interface(found: InterfaceView) -> list[str]:

@@ -33,7 +33,7 @@ _COLOURS: Final = {"connected": "green", "suspect": "yellow", "lost": "red"}
 @json_option
 @connection_options
 def command(*, watched: bool, as_json: bool) -> None:
-    """List the nodes. SEEN is how long ago one was last heard of.
+    """List the nodes. SEEN is how long ago one was last heard of, GPUS how many of them are used.
 
     With -w in a pipe they are printed when something has changed; with --json, a line each time.
     """
@@ -73,5 +73,5 @@ def _row(node: NodeView) -> list[str | Cell]:
 
 
 def gpus_of(node: NodeView) -> str:
-    """`8 H100`, or `0`."""
-    return f"{node.gpus} {node.gpu_model}".rstrip() if node.gpus else "0"
+    """`2/8 H100` where two of eight are used, or `0`."""
+    return f"{node.gpus_used}/{node.gpus} {node.gpu_model}".rstrip() if node.gpus else "0"

@@ -23,6 +23,7 @@ _COLUMNS: Final = (
     Column("USER", name=True, drop=3),
     Column("STATE"),
     Column("NODES", right=True, drop=2),
+    Column("GPUS", right=True, drop=5),
     Column("TIME", right=True, drop=1),
     Column("REASON", elastic=True, drop=4),
 )
@@ -64,7 +65,7 @@ def command(
     """List jobs: without options those that wait or run.
 
     TIME is how long a job waits, runs, or ran. NODES of an elastic job is how many it has now, of
-    how many it can use.
+    how many it can use; GPUS are those of all its nodes, `-` where it waits for whole nodes.
 
     With -w in a pipe they are printed when something has changed; with --json, a line each time.
     """
@@ -115,6 +116,7 @@ def _row(job: JobSummary, now: datetime | None) -> list[str | Cell]:
         job.user,
         Cell(job.state.value, lambda text: coloured(job.state, text)),
         nodes_of(job),
+        "-" if job.gpus is None else str(job.gpus),
         time_of(job, now),
         job.reason.text,
     ]

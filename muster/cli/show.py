@@ -77,9 +77,10 @@ def _print_head(view: JobView, now: datetime | None) -> None:
     if view.reason.text:
         _line(view.reason.text)
     nodes = str(view.spec.get("nodes", view.nodes))
+    gpus = f", {view.gpus} GPU{'' if view.gpus == 1 else 's'}" if view.gpus else ""
     _line(
         f"user {view.user}, pool {view.pool}, priority {view.priority}, "
-        f"{nodes} node{'' if nodes == '1' else 's'}"
+        f"{nodes} node{'' if nodes == '1' else 's'}{gpus}"
     )
     if view.rerun_of is not None:
         _line(f"another run of job {view.rerun_of}")

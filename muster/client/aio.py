@@ -29,6 +29,7 @@ from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     EventView,
     Explanation,
@@ -43,6 +44,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
@@ -157,6 +159,10 @@ class AsyncClient:
         """As `Client.change`."""
         return await self._call(calls.change(job, wanted))
 
+    async def environment(self, job: int) -> EnvironmentView:
+        """As `Client.environment`."""
+        return await self._call(calls.environment(job))
+
     async def explain(self, job: int) -> Explanation:
         """As `Client.explain`."""
         return await self._call(calls.explain(job))
@@ -200,6 +206,17 @@ class AsyncClient:
     async def node(self, name: str) -> NodeView:
         """As `Client.node`."""
         return await self._run(calls.node(name))
+
+    async def drain(
+        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+    ) -> NodeAnswer:
+        """As `Client.drain`."""
+        wanted = DrainRequest(reason, deadline_s, now)
+        return await self._call(calls.drain(name, wanted))
+
+    async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
+        """As `Client.resume`."""
+        return await self._call(calls.resume(name, check=check))
 
     async def version(self) -> VersionView:
         """As `Client.version`."""

@@ -19,6 +19,7 @@ import msgspec
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     Explanation,
     JobList,
@@ -37,6 +38,7 @@ from muster.protocol.job_verbs import (
     SignalAnswer,
     SignalRequest,
 )
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer, ResumeRequest
 from muster.protocol.states import ENDED_STATES, JobState
 
 _T = TypeVar("_T")
@@ -125,6 +127,10 @@ def fabric(number: int) -> Call[FabricView]:
     return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
 
 
+def environment(number: int) -> Call[EnvironmentView]:
+    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
+
+
 def explain(number: int) -> Call[Explanation]:
     return Call(Explanation, "GET", f"/v1/jobs/{number}/explain")
 
@@ -152,6 +158,22 @@ def events(number: int, after: int | str) -> Call[EventList]:
 
 def nodes() -> Call[NodeList]:
     return Call(NodeList, "GET", "/v1/nodes")
+
+
+def drain(name: str, wanted: DrainRequest) -> Call[NodeAnswer]:
+    body = msgspec.json.encode(wanted)
+    return Call(NodeAnswer, "POST", _node_path(name, "drain"), body=body, patience_s=CHANGE_S)
+
+
+def resume(name: str, *, check: bool) -> Call[NodeAnswer]:
+    body = msgspec.json.encode(ResumeRequest(check))
+    return Call(NodeAnswer, "POST", _node_path(name, "resume"), body=body, patience_s=CHANGE_S)
+
+
+def _node_path(name: str, verb: str) -> str:
+    from urllib.parse import quote
+
+    return f"/v1/nodes/{quote(name, safe='')}/{verb}"
 
 
 def version() -> Call[VersionView]:

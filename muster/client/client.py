@@ -24,6 +24,7 @@ from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.http import (
+    EnvironmentView,
     EventList,
     EventView,
     Explanation,
@@ -38,6 +39,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 _T = TypeVar("_T")
@@ -156,6 +158,10 @@ class Client:
         """
         return self._call(calls.change(job, wanted))
 
+    def environment(self, job: int) -> EnvironmentView:
+        """The environment of the job's last attempt, by node, without secrets."""
+        return self._call(calls.environment(job))
+
     def explain(self, job: int) -> Explanation:
         """Why the job waits, and for what; or why it ran where it did, and what ended it."""
         return self._call(calls.explain(job))
@@ -208,6 +214,22 @@ class Client:
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
         return self._run(calls.node(name))
+
+    def drain(
+        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+    ) -> NodeAnswer:
+        """Take a node out of service: it gets no job until it is resumed. What runs there goes on;
+        with `deadline_s` it is asked to end so many seconds from now, with `now` it ends at once.
+        Jobs that have to leave are tried again elsewhere, and it costs them no retry.
+        """
+        wanted = DrainRequest(reason, deadline_s, now)
+        return self._call(calls.drain(name, wanted))
+
+    def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
+        """Take a node back into service. Raises ApiError (409 says what speaks against it, unless
+        `check` is false).
+        """
+        return self._call(calls.resume(name, check=check))
 
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from muster.fabric.types import Affinity, AffinityClass, Gpu, Probe
+from muster.fabric.types import Affinity, AffinityClass, Gpu
 
 Path = tuple[str, ...]
 """From the host bridge (pci0000:17) down to the function itself (0000:1a:00.0)."""
@@ -110,19 +110,6 @@ def nearest(ways: Iterable[Sequence[int]]) -> tuple[int, ...]:
     if found:
         return tuple(sorted(found))
     return tuple(range(max((len(row) for row in rows), default=0)))
-
-
-def nearest_hcas(found: Probe, uuids: Collection[str]) -> tuple[str, ...]:
-    """Of the HCA ports that a node's jobs use, those for a task with these GPUs (none named: all of
-    the node), as keys (mlx5_0:1) in rail order. A GPU that the probe does not know counts as one of
-    which nothing is known."""
-    used = sorted((hca for hca in found.hcas if hca.use), key=lambda hca: hca.rail or 0)
-    between = {(pair.gpu, pair.hca): way(pair) for pair in found.affinity}
-    mine = [gpu for gpu in found.gpus if gpu.uuid in uuids]
-    ways = [[between.get((gpu.pci, hca.name), -1) for hca in used] for gpu in mine]
-    if not uuids or len(mine) < len(set(uuids)):
-        return tuple(hca.key for hca in used)
-    return tuple(used[at].key for at in nearest(ways))
 
 
 def _near(cost: int) -> int:

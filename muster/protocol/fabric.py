@@ -36,7 +36,8 @@ class FabricPort(msgspec.Struct, frozen=True, array_like=True):
 
     `prefix` is the subnet's part of an InfiniBand port's GID. `netdev` is the interface that
     carries its addresses, with `mtu`. `table`: the whole GID table was read, so that a family
-    without PortGids has none; `sparse`: it has holes.
+    without PortGids has none; `sparse`: it has holes. `near` are the GPUs, numbered in PCI order,
+    that have no nearer one.
     """
 
     name: str
@@ -55,6 +56,7 @@ class FabricPort(msgspec.Struct, frozen=True, array_like=True):
     sparse: bool = False
     fourth: PortGids | None = None
     sixth: PortGids | None = None
+    near: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -89,7 +91,7 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     is known of it. `range` is the network to which the operator has bound the addresses. `nccl` is
     the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
     what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
-    a digest of the hardware and its cabling.
+    a digest of the hardware and its cabling. `gpus` are there where the task has some of them.
     """
 
     group: str = ""

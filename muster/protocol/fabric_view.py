@@ -21,7 +21,7 @@ class RailView(msgspec.Struct, frozen=True):
 
 
 class PlannedPort(msgspec.Struct, frozen=True):
-    """A port that a node uses. `gpus` are the PCI addresses of those for which it is nearest."""
+    """A port that a node uses. `gpus`, numbered in PCI order, have no nearer one."""
 
     rail: int
     hca: str
@@ -31,7 +31,7 @@ class PlannedPort(msgspec.Struct, frozen=True):
     netdev: str | None
     addresses: tuple[str, ...]
     gid_index: int | None
-    gpus: tuple[str, ...]
+    gpus: tuple[int, ...]
 
 
 class Setting(msgspec.Struct, frozen=True):

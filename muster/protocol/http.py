@@ -188,11 +188,35 @@ class GpuView(msgspec.Struct, frozen=True):
     attempt: int | None
 
 
+class DrainView(msgspec.Struct, frozen=True):
+    """Who took a node out of service, when and why. `ends_at`: then what runs there is asked to
+    end, None: it may go on. `quarantine`: the coordinator itself did, for the failures of `jobs`.
+    """
+
+    user: str
+    reason: str
+    at: Timestamp
+    ends_at: Timestamp | None = None
+    quarantine: bool = False
+    jobs: tuple[int, ...] = ()
+
+
+class FaultView(msgspec.Struct, frozen=True):
+    """A job that failed by a node's fault. Since then `since` attempts ended well there."""
+
+    job: int
+    attempt: int
+    text: str
+    since: int
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
     calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
     that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
     jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
+    `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
+    fault since it was last resumed, and were not made up for.
     """
 
     name: str
@@ -218,6 +242,9 @@ class NodeView(msgspec.Struct, frozen=True):
     jobs: tuple[int, ...] = ()
     gpus_used: int = 0
     devices: tuple[GpuView, ...] = ()
+    admin: str = "active"
+    drain: DrainView | None = None
+    faults: tuple[FaultView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):

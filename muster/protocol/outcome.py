@@ -64,6 +64,7 @@ class CauseCode(enum.Enum):
     RDMA_NOT_USED = "rdma_not_used"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
+    DRAINED = "drained"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
+from orchestrator.api.node_verbs import NodeVerbsApi
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.openapi import SchemaApi
 from orchestrator.api.origins import Origins
@@ -42,7 +43,7 @@ def make_app(
         coordinator, queued_max=limits.queued_jobs_max, submits_per_s=limits.submits_per_s
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
-    verbs = JobVerbsApi(coordinator, jobs)
+    verbs, node_verbs = JobVerbsApi(coordinator, jobs), NodeVerbsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator)
     cluster = ClusterApi(coordinator)
@@ -59,6 +60,8 @@ def make_app(
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),
         Route("GET", "/v1/nodes/{id}", cluster.node, admin),
+        Route("POST", "/v1/nodes/{id}/drain", node_verbs.drain, admin),
+        Route("POST", "/v1/nodes/{id}/resume", node_verbs.resume, admin),
         Route("POST", "/v1/jobs", jobs.submit, admin),
         Route("POST", "/v1/jobs:validate", details.validate, admin),
         Route("GET", "/v1/jobs", job_list.list, admin),

@@ -9,9 +9,19 @@ from orchestrator.api.access import TOKEN
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import shown
 from orchestrator.api.responses import reply
+from orchestrator.core.actions import UNKNOWN_NODE
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import node_view
 from orchestrator.shell.coordinator import Coordinator
+
+
+def unknown_node(name: str) -> ApiError:
+    return ApiError(
+        404,
+        UNKNOWN_NODE,
+        f"there is no node {shown(name)}",
+        "list the nodes: muster nodes (GET /v1/nodes)",
+    )
 
 
 class ClusterApi:
@@ -31,12 +41,7 @@ class ClusterApi:
         state = await self._coordinator.settled()
         node = state.nodes.get(name)
         if node is None:
-            raise ApiError(
-                404,
-                "unknown_node",
-                f"there is no node {shown(name)}",
-                "list the nodes: muster nodes (GET /v1/nodes)",
-            )
+            raise unknown_node(name)
         return reply(node_view(node, self._coordinator.now()))
 
     async def version(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ from typing import Final
 
 from muster.protocol import http as h
 from muster.protocol import job_verbs as verbs
+from muster.protocol import node_verbs as nodes
 from muster.protocol.fabric_view import FabricView
 from orchestrator.api import parameters as p
 from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
@@ -28,6 +29,18 @@ DESCRIPTIONS: Final = {
     ),
     ("GET", "/v1/nodes"): About(summary="All nodes.", answers=as_json(h.NodeList)),
     ("GET", "/v1/nodes/{id}"): About(summary="One node.", answers=as_json(h.NodeView)),
+    ("POST", "/v1/nodes/{id}/drain"): About(
+        summary="Take a node out of service.",
+        body=nodes.DrainRequest,
+        answers=as_json(nodes.NodeAnswer),
+        problems=(422,),
+    ),
+    ("POST", "/v1/nodes/{id}/resume"): About(
+        summary="Take a node back into service, once it is checked.",
+        body=nodes.ResumeRequest,
+        answers=as_json(nodes.NodeAnswer),
+        problems=(409, 422),
+    ),
     ("POST", "/v1/jobs"): About(
         summary="Submit a job; under the same Idempotency-Key it is one.",
         body=JOB,

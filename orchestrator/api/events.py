@@ -11,7 +11,9 @@ from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.display import host_port
+from orchestrator.core.service import service_event
 from orchestrator.core.state import Job
 
 
@@ -42,6 +44,15 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             return f"coordinator started, epoch {epoch}"
         case f.NodeRegistered(node, version=version):
             return f"node {node} registered (agent {version})"
+        case (
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+        ):
+            return f"node {fact.node} {service_event(fact)}"
         case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):
             again = "" if rerun_of is None else f", job {rerun_of} again"
             return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}{again}"

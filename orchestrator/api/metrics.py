@@ -26,7 +26,7 @@ from orchestrator.api.traffic_metrics import traffic
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import job_state
 from orchestrator.core.gpus import gpus_used
-from orchestrator.core.node import LinkState
+from orchestrator.core.node import AdminState, LinkState
 from orchestrator.core.state import State
 from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
@@ -67,10 +67,22 @@ FAMILIES: Final = {
         ),
         Family("muster_nodes", "gauge", "Nodes that ever joined.", ("pool", "link")),
         Family(
+            "muster_nodes_in_service",
+            "gauge",
+            "Nodes: active, draining (jobs are still there), drained.",
+            ("pool", "state"),
+        ),
+        Family(
+            "muster_nodes_quarantined",
+            "gauge",
+            "Nodes that were drained for the failures of jobs.",
+            ("pool",),
+        ),
+        Family(
             "muster_gpus",
             "gauge",
-            "GPUs: of nodes that are connected (free, busy), of the others (away); those that no "
-            "job is given (faulty).",
+            "GPUs: of nodes that are connected (free, busy, and drained: free and out of service), "
+            "of the others (away); those that no job is given (faulty).",
             ("pool", "model", "use"),
         ),
         Family("muster_attempts_started", "counter", "Attempts whose gates were opened."),
@@ -252,21 +264,29 @@ def _queues(state: State, now: Instant) -> Iterator[Metric]:
 
 def _nodes(state: State) -> Iterator[Metric]:
     links: Counter[tuple[str, ...]] = Counter()
+    service: Counter[tuple[str, ...]] = Counter()
+    quarantined: Counter[tuple[str, ...]] = Counter()
     gpus: Counter[tuple[str, ...]] = Counter()
     for node in state.nodes.values():
         pool = node.inventory.pool
         for link in LinkState:
             links[pool, link.value] += node.link is link
+        for admin in AdminState:
+            service[pool, admin.value] += node.admin is admin
+        quarantined[(pool,)] += node.drain is not None and bool(node.drain.jobs)
         model, all_of_it = node.inventory.gpu_model, node.inventory.gpus
         used = gpus_used(node)
         if node.link is LinkState.CONNECTED:
             gpus[pool, model, "busy"] += used
-            gpus[pool, model, "free"] += all_of_it - used
+            free = "free" if node.in_service else "drained"
+            gpus[pool, model, free] += all_of_it - used
         else:
             gpus[pool, model, "away"] += all_of_it
         if faulty := sum(1 for gpu in node.inventory.devices if gpu.fault):
             gpus[pool, model, "faulty"] += faulty
     yield _values("muster_nodes", links)
+    yield _values("muster_nodes_in_service", service)
+    yield _values("muster_nodes_quarantined", quarantined)
     yield _values("muster_gpus", gpus)
 
 

@@ -7,6 +7,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from muster.daemon.errors import DaemonError
 from orchestrator.api.about import ABOUT, QUERY
 from orchestrator.api.access import TOKEN, AccessTable, Handler
 from orchestrator.api.guard import GuardedConnection
@@ -91,6 +92,10 @@ async def _answer(
         problem = from_aiohttp(error, request)
     except CoordinatorStoppedError as error:
         problem = ApiError(503, "stopping", str(error), "try again in a moment")
+    except DaemonError as error:
+        _log.error("request_not_answered", request_id=request[_REQUEST_ID], why=str(error))
+        hint = "an operator must look: muster coordinator --check"
+        problem = ApiError(503, "journal_unreadable", str(error), hint)
     except ConnectionError:
         raise  # nobody is there to answer
     except Exception:  # noqa: BLE001 - the boundary: one bad request must not end the process

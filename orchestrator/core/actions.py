@@ -24,6 +24,7 @@ class TimerKind(enum.Enum):
     WARN = "warn"
     LIMIT = "limit"
     RETRY = "retry"
+    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ DISK_FULL: Final = "disk_full"
 
 SEARCH_AGAIN: Final = "search_again"
 """Code of a Declined: jobs went to the archive after it was searched for the idempotency key."""
+UNKNOWN_NODE: Final = "unknown_node"
+"""Code of a Declined: no node of that name ever joined."""
 UNKNOWN_JOB: Final = "unknown_job"
 """Code of a Declined: it is not among the jobs of the state."""
 
@@ -114,6 +117,14 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Serviced:
+    """A node is out of service, or in it again; `anything` is false where all was so already."""
+
+    node: NodeName
+    anything: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Declined:
     """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
 
@@ -122,7 +133,7 @@ class Declined:
     hint: str = ""
 
 
-Result = Submitted | Cancelled | Changed | Signalled | Declined
+Result = Submitted | Cancelled | Changed | Signalled | Serviced | Declined
 
 
 @dataclass(frozen=True, slots=True)

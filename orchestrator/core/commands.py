@@ -50,7 +50,8 @@ def wanted(
             return _arrange(job, attempt, task, on_node, gang)
         case AttemptPhase.RUNNING if not task.present:
             # Its ranks may have outlived their launcher: they have the job's grace.
-            return [StopTask(task.id, job.spec.stop.signal, job.spec.stop.grace_s)]
+            grace_s = 0.0 if task.left_force else job.spec.stop.grace_s
+            return [StopTask(task.id, job.spec.stop.signal, grace_s, task.left_force)]
         case AttemptPhase.RUNNING if on_node is None and task.joined:
             return [prepare_command(job, task, limits)]
         case AttemptPhase.RUNNING:

@@ -34,6 +34,7 @@ from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
+from orchestrator.core.drains import drain, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
@@ -60,6 +61,10 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return change(state, stimulus, now)
         case s.SignalReceived():
             return signal(state, stimulus)
+        case s.DrainReceived():
+            return drain(state, stimulus)
+        case s.ResumeReceived():
+            return resume(state, stimulus, now)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
         case s.ReportReceived(session, report):

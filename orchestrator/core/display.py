@@ -18,12 +18,13 @@ from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
 from orchestrator.core.launch import last_call_s, ranks_of
-from orchestrator.core.node import LinkState
+from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.placement import count, jobs_named
 from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
+from orchestrator.core.service import deadline_text, drained_by
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.versions import odd_versions
@@ -127,6 +128,21 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
         jobs=tuple(name for name, _ in holders),
         gpus_used=gpus_used(node),
         devices=gpu_views(node),
+        admin=node.admin.value,
+        drain=None if node.drain is None else _drain_view(node.drain),
+        faults=tuple(h.FaultView(it.job, it.attempt, it.text, it.since) for it in node.faults),
+    )
+
+
+def _drain_view(drain: Drain) -> h.DrainView:
+    left_s = drain.left_s
+    return h.DrainView(
+        user=drain.user,
+        reason=drain.reason,
+        at=timestamp(drain.at),
+        ends_at=None if left_s is None else timestamp(drain.left_at + left_s),
+        quarantine=bool(drain.jobs),
+        jobs=drain.jobs,
     )
 
 
@@ -373,7 +389,19 @@ def _why_stopping(attempt: Attempt) -> str:
 
 
 def node_state(node: Node, now: Instant) -> h.Reason:
-    """What a node does, or why it cannot be reached."""
+    """What a node does, or why it cannot be reached or used."""
+    linked, drain = _link_state(node, now), node.drain
+    if drain is None:
+        return linked
+    if node.link is LinkState.CONNECTED and not node.holders:
+        return h.Reason(node.admin.value, drained_by(drain, now))
+    code = node.admin.value if node.link is LinkState.CONNECTED else linked.code
+    ends = deadline_text(drain, now) if node.holders else ""
+    told = (linked.text, drained_by(drain, now), ends)
+    return h.Reason(code, "; ".join(text for text in told if text))
+
+
+def _link_state(node: Node, now: Instant) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders:

@@ -11,10 +11,12 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
+from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
     Hold,
@@ -53,6 +55,15 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.NodeLeaseExpired()
         ):
             _apply_link(state, fact)
+        case (
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+        ):
+            apply_service(state.nodes[fact.node], fact, at)
         case (
             f.JobSubmitted()
             | f.CancelRequested()
@@ -344,8 +355,8 @@ def _apply_task(
             _task_to(task, TaskState.CLEANED)
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
-        case f.TaskLeft(_, _, _, reason):
-            task.left = reason
+        case f.TaskLeft(_, _, _, reason, force):
+            task.left, task.left_force = reason, force
             here = len(attempt.present)
             nodes = "1 node goes" if here == 1 else f"{here} nodes go"
             attempt.changes.append((at, f"{reason}; {nodes} on"))

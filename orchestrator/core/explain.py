@@ -30,6 +30,7 @@ from orchestrator.core.placement import (
     never_fits,
 )
 from orchestrator.core.policy import blame
+from orchestrator.core.service import drained_by
 from orchestrator.core.state import Attempt, Job, Node, State
 
 TRIES: Final = 4
@@ -118,7 +119,11 @@ def _verdict(
     node = verdict.node
     if lack is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
-    text = f"{lack.text}{_since_when(verdict, now)}" if lack.code == "not_connected" else lack.text
+    text = lack.text
+    if lack.code == "not_connected":
+        text = f"{text}{_since_when(verdict, now)}"
+    elif node.drain is not None and lack.code == "drained":
+        text = f"is {drained_by(node.drain, now)}"
     if not lack.holders:
         return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
     holder, in_s = _last_needed(state, job, node, lack.holders, now)

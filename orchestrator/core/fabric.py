@@ -198,18 +198,23 @@ def _over(rails: Rails, members: Sequence[Member], wish: Wish) -> FabricPlan | R
         notes.append(f"{most} of {len(agreed)} rails are used: NCCL takes no more")
         agreed = agreed[:most]
     while agreed:
-        made = [_made(rails, agreed, at, member, wish) for at, member in enumerate(members)]
-        apart = [
-            Difference(member.node, f"{member.node}: {why}")
-            for member, (_, why) in zip(members, made, strict=True)
-            if why is not None
-        ]
+        told: dict[tuple[int, bool], tuple[NodePlan, str | None]] = {}
+        made: list[NodePlan] = []
+        apart = []
+        for kind, member in zip(rails.kinds, members, strict=True):
+            key = kind, member.node in wish.plugins
+            if key not in told:
+                told[key] = _made(rails, agreed, kind, member, wish)
+            mine, why = told[key]
+            made.append(mine)
+            if why is not None:
+                apart.append(Difference(member.node, f"{member.node}: {why}"))
         if not apart:
-            return _planned(rails, agreed, [it for it, _ in made], notes)
+            return _planned(rails, agreed, made, notes)
         if required:
             return Refused(tuple(apart))
         notes.append(apart[0].text)
-        agreed = _of_one_index(rails, agreed, members)
+        agreed = _of_one_index(rails, agreed)
     first = notes[0] if notes else "its nodes have no rail in common"
     return _tcp(f"TCP: {first}", _bounded(notes[1:]))
 
@@ -222,11 +227,12 @@ def _planned(
     kinds: list[NodePlan] = []
     nodes = []
     for mine in made:
-        key = mine.hcas, mine.netdevs, tuple(mine.env.items()), mine.nccl
-        if key not in places:
-            places[key] = len(kinds)
+        place = places.setdefault(
+            (mine.hcas, mine.netdevs, tuple(mine.env.items()), mine.nccl), len(kinds)
+        )
+        if place == len(kinds):
             kinds.append(mine)
-        nodes.append(places[key])
+        nodes.append(place)
     common = tuple(rails.common[rail] for rail in agreed)
     return FabricPlan(
         Transport.RDMA,
@@ -266,9 +272,9 @@ def _bounded(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _made(
-    rails: Rails, agreed: Sequence[int], at: int, member: Member, wish: Wish
+    rails: Rails, agreed: Sequence[int], kind: int, member: Member, wish: Wish
 ) -> tuple[NodePlan, str | None]:
-    ports = [port for rail in agreed if (port := rails.ports[rail][at]) is not None]
+    ports = [port for rail in agreed if (port := rails.ports[rail][kind]) is not None]
     return _node_plan(member, ports, rails.family, wish)
 
 
@@ -308,11 +314,11 @@ def _for_environment(port: FabricPort, family: Family) -> env.Port:
     )
 
 
-def _of_one_index(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[int]:
+def _of_one_index(rails: Rails, agreed: Sequence[int]) -> list[int]:
     """For an NCCL that takes one GID index for all ports: fewer of the rails, those on which each
     node has the index that most of its ports need. None of them, where that changes nothing."""
     left = list(agreed)
-    for at in range(len(members)):
+    for at in sorted(set(rails.kinds)):
         wanted: dict[int, int | None] = {}
         for rail in left:
             port = rails.ports[rail][at]

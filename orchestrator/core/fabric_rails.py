@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from muster.fabric.gids import Family
@@ -44,10 +45,12 @@ class Difference:
 
 @dataclass(slots=True)
 class Rails:
-    """`ports` has for each rail the port of every member, in their order, None where it has none.
+    """`kinds` has the kind of every member, in their order: those of one kind differ in their names
+    and addresses only. `ports` has for each rail the port of each kind, None where it has none.
     `agreed` are the places of the rails that all share. `fewer`: rails that only a node with fewer
     GPUs lacks."""
 
+    kinds: list[int]
     common: list[Rail]
     ports: list[list[FabricPort | None]]
     agreed: list[int]
@@ -56,40 +59,93 @@ class Rails:
     fewer: bool = False
 
 
+@dataclass(slots=True)
+class _Kind:
+    """Nodes that are alike: the first of them, how many there are, and the members of the gang."""
+
+    first: Member
+    count: int = 0
+    members: list[Member] = field(default_factory=list)
+
+
 Layout = tuple[str, ...]
 
 
 def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rails:
     """Match the ports of `members`, each of which has at least one. `witnesses` are nodes that the
     job has met before: between two that differ they say which one is unusual."""
-    everyone = [*members, *witnesses]
-    layout, sample = _reference(everyone)
-    aligned = [align(member, layout, sample) for member in everyone]
-    family = _family(everyone)
-    found = Rails([], [], [], family)
+    places: dict[object, int] = {}
+    kinds: list[_Kind] = []
+    of_members = []
+    for at, member in enumerate((*members, *witnesses)):
+        place = places.setdefault(_signature(member), len(kinds))
+        if place == len(kinds):
+            kinds.append(_Kind(member))
+        kinds[place].count += 1
+        if at < len(members):
+            kinds[place].members.append(member)
+            of_members.append(place)
+    layout, sample = _reference(kinds)
+    aligned = [align(kind.first, layout, sample) for kind in kinds]
+    family = _family(kinds)
+    found = Rails(of_members, [], [], [], family)
     bad: set[int] = set()
     for rail in range(len(layout)):
         ports = [mine[rail] for mine in aligned]
-        common, differing = _compared(rail, members, ports, family)
+        common, differing = _compared(rail, kinds, ports, family)
         found.common.append(common)
-        found.ports.append(ports[: len(members)])
+        found.ports.append(ports)
         found.differences += differing
         if differing:
             bad.add(rail)
-    gpus = max((member.gpus for member in members), default=0)
+    ours = [at for at, kind in enumerate(kinds) if kind.members]
     # What nobody has is not cabled, or not for jobs: in that they do not differ.
-    dark = {rail for rail, ports in enumerate(found.ports) if not any(ports)}
+    dark = {rail for rail, ports in enumerate(found.ports) if not any(ports[at] for at in ours)}
     bad |= dark
-    for at, member in enumerate(members):
+    gpus = max((member.gpus for member in members), default=0)
+    for at in ours:
         lacking = [rail for rail in range(len(layout)) if aligned[at][rail] is None]
         bad |= set(lacking)
         lacking = [rail for rail in lacking if rail not in dark]
         if lacking:
-            told = _lacking(member, members, layout, lacking, gpus)
-            found.differences += [] if told is None else [told]
-            found.fewer |= told is None
+            texts = [_lacking(it, members, layout, lacking, gpus) for it in kinds[at].members]
+            found.differences += [it for it in texts if it is not None]
+            found.fewer |= None in texts
     found.agreed = [rail for rail in range(len(layout)) if rail not in bad]
     return found
+
+
+_PORT: Final = attrgetter(
+    "name",
+    "port",
+    "pci",
+    "link_layer",
+    "model",
+    "rate_gbps",
+    "sm_lid",
+    "prefix",
+    "netdev",
+    "mtu",
+    "table",
+    "sparse",
+    "fourth",
+    "sixth",
+)
+
+
+def _signature(member: Member) -> object:
+    """Of two nodes for which it is equal the same is decided."""
+    fabric = member.fabric
+    return (
+        tuple(map(_PORT, member.ports)),
+        len(fabric.ports),
+        fabric.missing,
+        fabric.group,
+        fabric.range,
+        tuple(fabric.nccl_conf.items()),
+        member.gpus,
+        member.nccl,
+    )
 
 
 def align(member: Member, layout: Layout, sample: Sequence[FabricPort]) -> list[FabricPort | None]:
@@ -168,12 +224,15 @@ def told(name: str, value: object) -> str:
 _FIELDS: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
 
 
-def _reference(everyone: Sequence[Member]) -> tuple[Layout, tuple[FabricPort, ...]]:
+def _reference(kinds: Sequence[_Kind]) -> tuple[Layout, tuple[FabricPort, ...]]:
     """The layout that most have; of several, the one with most ports."""
-    counted = Counter(layout_of(member) for member in everyone)
-    layout = max(counted, key=lambda it: (counted[it], len(it)))
-    having = [member.ports for member in everyone if layout_of(member) == layout]
-    return layout, max(having, key=len)
+    layouts = [layout_of(kind.first) for kind in kinds]
+    counted: Counter[Layout] = Counter()
+    for layout, kind in zip(layouts, kinds, strict=True):
+        counted[layout] += kind.count
+    usual = max(counted, key=lambda it: (counted[it], len(it)))
+    having = [kind.first.ports for kind, it in zip(kinds, layouts, strict=True) if it == usual]
+    return usual, max(having, key=len)
 
 
 def _places(few: Sequence[FabricPort], many: Sequence[FabricPort], count: int) -> list[int]:
@@ -190,23 +249,22 @@ def _places(few: Sequence[FabricPort], many: Sequence[FabricPort], count: int) -
     return places if len(places) == count else list(range(count))
 
 
-def _family(everyone: Sequence[Member]) -> Family:
+def _family(kinds: Sequence[_Kind]) -> Family:
     """That of which fewer ports have no address; IPv4 before IPv6."""
-    ports = [port for member in everyone for port in member.ports]
-    sixth = sum(lacks(port, "AF_INET6") for port in ports)
-    return "AF_INET6" if sixth < sum(lacks(port, "AF_INET") for port in ports) else "AF_INET"
+    fourth = sixth = 0
+    for kind in kinds:
+        fourth += kind.count * sum(lacks(port, "AF_INET") for port in kind.first.ports)
+        sixth += kind.count * sum(lacks(port, "AF_INET6") for port in kind.first.ports)
+    return "AF_INET6" if sixth < fourth else "AF_INET"
 
 
 def _compared(
-    rail: int,
-    members: Sequence[Member],
-    ports: Sequence[FabricPort | None],
-    family: Family,
+    rail: int, kinds: Sequence[_Kind], ports: Sequence[FabricPort | None], family: Family
 ) -> tuple[Rail, list[Difference]]:
-    """What the ports of a rail have in common, and who differs. Only `members` are told of."""
+    """What the ports of a rail have in common, and who of the gang differs."""
     here = [(at, port) for at, port in enumerate(ports) if port is not None]
     common: dict[str, object] = {}
-    differing: dict[int, Difference] = {}
+    differing: dict[int, list[Difference]] = {}
     for name in _FIELDS:
         known = [
             (at, value)
@@ -214,7 +272,9 @@ def _compared(
             if (value := getattr(port, name)) not in (None, "")
             and (name != "mtu" or port.link_layer == ETHERNET)
         ]
-        counted = Counter(value for _, value in known)
+        counted: Counter[object] = Counter()
+        for at, value in known:
+            counted[value] += kinds[at].count
         if not counted:
             continue
         right = _usual(name, counted, known[0][1])
@@ -222,16 +282,23 @@ def _compared(
         if len(counted) == 1:
             continue
         for at, value in known:
-            if value != right and at < len(members) and at not in differing:
-                differing[at] = _difference(rail, at, members, ports, name, right)
+            if value != right and at not in differing:
+                differing[at] = [
+                    _difference(rail, member, at, kinds, ports, name, right)
+                    for member in kinds[at].members
+                ]
     for at, port in here:
-        if at < len(members) and at not in differing and lacks(port, family):
-            text = f"{members[at].node}: {no_address(port, family)}, as the others have"
-            differing[at] = Difference(members[at].node, text, port.key)
+        if at not in differing and lacks(port, family):
+            text = f"{no_address(port, family)}, as the others have"
+            differing[at] = [
+                Difference(member.node, f"{member.node}: {text}", port.key)
+                for member in kinds[at].members
+            ]
     slots = {port.pci for _, port in here}
     if len(slots) == 1:
         common["pci"] = slots.pop()
-    return Rail(**common), list(differing.values())  # type: ignore[arg-type]
+    found = [it for some in differing.values() for it in some]
+    return Rail(**common), found  # type: ignore[arg-type]
 
 
 def _usual(name: str, counted: Counter[object], first: object) -> object:
@@ -247,30 +314,32 @@ def _usual(name: str, counted: Counter[object], first: object) -> object:
 
 def _difference(
     rail: int,
+    member: Member,
     at: int,
-    members: Sequence[Member],
+    kinds: Sequence[_Kind],
     ports: Sequence[FabricPort | None],
     name: str,
     right: object,
 ) -> Difference:
-    member, port = members[at], ports[at]
+    port = ports[at]
     assert port is not None
     mine = f"{port.key} {told(name, getattr(port, name))}"
     agreeing = [
-        (other, its)
-        for other, its in zip(members, ports, strict=False)
+        (kind.members, its)
+        for kind, its in zip(kinds, ports, strict=True)
         if its is not None and getattr(its, name) == right
     ]
-    if len(agreeing) == 1:
-        other, its = agreeing[0]
-        theirs = f"{its.key} of {other.node} {told(name, right)}"
+    count = sum(len(nodes) for nodes, _ in agreeing)
+    verb = told(name, right)
+    if count == 1:
+        other, its = next((nodes[0], its) for nodes, its in agreeing if nodes)
+        theirs = f"{its.key} of {other.node} {verb}"
     else:
-        count = f"{len(agreeing)} others" if agreeing else "nodes tried before"
-        verb = told(name, right)
+        whose = f"{count} others" if count else "nodes tried before"
         for one, many in (("is ", "are "), ("runs ", "run "), ("has ", "have ")):
             verb = f"{many}{verb.removeprefix(one)}" if verb.startswith(one) else verb
-        theirs = f"those of {count} {verb}"
-    where = "" if len(members[at].ports) == 1 else f" (rail {rail})"
+        theirs = f"those of {whose} {verb}"
+    where = "" if len(member.ports) == 1 else f" (rail {rail})"
     return Difference(member.node, f"{member.node}: {mine}{where}, {theirs}", port.key)
 
 

@@ -94,11 +94,10 @@ def _node(job: Job, attempt: Attempt, plan: FabricPlan, task: Task) -> NodeFabri
 
 
 def _ports(fabric: NodeFabric, mine: NodePlan, family: Family) -> tuple[PlannedPort, ...]:
-    by_key = {port.key: (at, port) for at, port in enumerate(fabric.ports)}
-    near = _near(fabric)
+    by_key = {port.key: port for port in fabric.ports}
     made = []
     for rail, key in enumerate(mine.hcas):
-        at, port = by_key.get(key, (-1, FabricPort(key.rpartition(":")[0], 1)))
+        port = by_key.get(key) or FabricPort(key.rpartition(":")[0], 1)
         found = gids(port, family) if port.link_layer == ETHERNET else None
         forced = mine.env.get("NCCL_IB_GID_INDEX")
         index = None if found is None else found.index
@@ -112,21 +111,10 @@ def _ports(fabric: NodeFabric, mine: NodePlan, family: Family) -> tuple[PlannedP
                 port.netdev or None,
                 port.addresses,
                 int(forced) if forced is not None and index is not None else index,
-                near.get(at, ()),
+                port.near,
             )
         )
     return tuple(made)
-
-
-def _near(fabric: NodeFabric) -> dict[int, tuple[str, ...]]:
-    """By the place of a port: the GPUs that have none nearer."""
-    found: dict[int, tuple[str, ...]] = {}
-    for gpu in fabric.gpus:
-        known = [way for way in gpu.ways if way >= 0]
-        for at, way in enumerate(gpu.ways):
-            if known and way == min(known):
-                found[at] = (*found.get(at, ()), gpu.pci)
-    return found
 
 
 def _settings(

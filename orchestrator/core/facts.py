@@ -23,6 +23,7 @@ from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core import link_facts as of_link
 from orchestrator.core.fabric_plan import FabricPlan
+from orchestrator.core.service_facts import DrainTimed, NodeTrusted, OfService
 
 SCHEMA: Final = 1
 
@@ -292,13 +293,14 @@ class TaskJoined(_Fact, frozen=True):
 
 
 class TaskLeft(_Fact, frozen=True):
-    """An elastic gang goes on without this task, which is to end if it has not; its node is free
-    when it has."""
+    """An elastic gang goes on without this task, which is to end if it has not, at once with
+    `force`; its node is free when it has."""
 
     job: JobId
     attempt: int
     rank: int
     reason: str
+    force: bool = False
 
 
 class TrafficJudged(_Fact, frozen=True):
@@ -381,6 +383,7 @@ Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 Durable = (
     EpochStarted
     | NodeRegistered
+    | OfService
     | JobSubmitted
     | JobHeld
     | JobReleased
@@ -422,6 +425,8 @@ _LAZY: Final = (
     TaskStarted,
     TrafficJudged,
     JobRequeued,
+    DrainTimed,
+    NodeTrusted,
 )
 _EPHEMERAL: Final = (
     NodeConnected,

@@ -16,10 +16,12 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
+from orchestrator.core.drains import follow_service
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
@@ -28,6 +30,7 @@ from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
@@ -59,6 +62,16 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
+        case sf.NodeBlamed(name):
+            return Decision(quarantined(state, state.nodes[name], limits))
+        case (
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+        ):
+            return follow_service(state, fact, now)
         case f.NodeSynced(name, held):
             return _synced(state, name, held, limits)
         case f.FailureSuspected(_, task):
@@ -86,7 +99,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             attempt = job.attempts[number - 1]
             return Decision([], _tell(state, job, attempt, attempt.tasks[rank], None, limits))
         case f.AttemptClosed(job_id, number):
-            return Decision([_after(state, state.jobs[job_id], number)])
+            return Decision(_after(state, state.jobs[job_id], number, limits))
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -129,7 +142,8 @@ def _phase_begun(
     limits: Limits,
 ) -> Decision:
     job, attempt = _of(state, fact)
-    decision = Decision([], phase_timers(attempt, now, limits))
+    ready = ready_elsewhere(state, job, limits) if isinstance(fact, f.AttemptStarted) else []
+    decision = Decision(ready, phase_timers(attempt, now, limits))
     gang = gang_of(job, attempt) if attempt.phase is AttemptPhase.ARRANGING else None
     for task in attempt.tasks:
         on_node = None if task.state is TaskState.ASSIGNED else task.state
@@ -137,11 +151,14 @@ def _phase_begun(
     return decision
 
 
-def _after(state: State, job: Job, number: int) -> f.Fact:
+def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
     attempt = job.attempts[number - 1]
     guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
     spare = can_do_without(state, job.spec, job.avoid | guilty)
-    return after_attempt(job, attempt, spare=spare)
+    return [
+        after_attempt(job, attempt, spare=spare),
+        *judged(state, job, attempt, limits, spare=spare),
+    ]
 
 
 def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:

@@ -93,13 +93,20 @@ def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
 def _unknown(trial: State, waiting: Job, job: Job) -> str:
     """Why `waiting`, before `job` or itself, cannot be placed however long one waits."""
     fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
-    holders = sorted({name for node in fitting for name, _ in node.holders})
+    used = [node for node in fitting if node.in_service]
+    holders = sorted({name for node in used for name, _ in node.holders})
     who = "" if waiting is job else f"job {waiting.id}, which is before it, "
     if holders:
         names = ", ".join(str(name) for name in holders[:4])
         more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
         jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names}{more} have"
         return f"unknown: {who and who + 'waits, and '}{jobs} no time limit"
+    drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
+    if drained:
+        more = f" and {len(drained) - 4} more" if len(drained) > 4 else ""
+        return (
+            f"unknown: {who}waits for a drained node to be resumed: {', '.join(drained[:4])}{more}"
+        )
     away = len([node for node in fitting if node.session is None])
     if away:
         return f"unknown: {who}waits for {count(away, 'node')} to come back"

@@ -136,10 +136,27 @@ def _nodes(state: State) -> Iterator[str]:
             if task.gpus and len(task.gpus) != (job.spec.resources.gpu or len(task.gpus)):
                 yield f"task {task.id} wants {job.spec.resources.gpu} GPUs and has {task.gpus}"
     for name, node in state.nodes.items():
+        if node.drain is not None:
+            yield from _drained(state, node)
         if node.holders != owners.get(name, {}):
             yield f"{name} is held by {node.holders} and has tasks of {owners.get(name)}"
         yield from _shares(node)
     yield from _gpus(state)
+
+
+def _drained(state: State, node: Node) -> Iterator[str]:
+    """Nothing begins there any more; after its deadline, nothing runs that was not told to end."""
+    over = node.drain is not None and node.drain.left_s == 0
+    for number, count in node.holders:
+        attempt = state.jobs[number].attempts[count - 1]
+        # Of one that has refused, what comes of that has been decided.
+        if not any(t.node == node.name and t.state not in OVER for t in attempt.present):
+            continue
+        name = f"attempt {number}.{count} is {attempt.phase.value} on {node.name}"
+        if attempt.phase in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
+            yield f"{name}, which is drained"
+        if over and attempt.phase is AttemptPhase.RUNNING:
+            yield f"{name} beyond the deadline of its drain"
 
 
 def _shares(node: Node) -> Iterator[str]:

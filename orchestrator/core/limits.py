@@ -6,6 +6,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
+    never), none of which is forgotten. A fault is once `forgiven_after` attempts have ended well on
+    the node. Never more than `pool_share` of the nodes of a pool are.
+    """
+
+    jobs: int = 3
+    forgiven_after: int = 10
+    pool_share: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a
     node lost:
@@ -28,3 +40,4 @@ class Limits:
     traffic_wait_s: float = 10.0
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
+    quarantine: Quarantine = Quarantine()

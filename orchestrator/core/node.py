@@ -1,10 +1,13 @@
-"""A node's link, as the coordinator sees it; what an operator and health say of it are separate
-fields."""
+"""A node's link, as the coordinator sees it, and beside that whether it is in service: that an
+operator or a quarantine has taken it out is true whether it is connected or not."""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 from typing import Final
+
+from muster.protocol.ids import JobId
 
 
 class LinkState(enum.Enum):
@@ -23,3 +26,41 @@ LINK_TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
     LinkState.SUSPECT: frozenset({LinkState.CONNECTED, LinkState.LOST}),
     LinkState.LOST: frozenset({LinkState.CONNECTED}),
 }
+
+
+class AdminState(enum.Enum):
+    """Derived: DRAINING gets no job any more and still has one, DRAINED has none."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Out of service, by `user`, since `at` (UTC seconds, only ever shown).
+
+    Of a deadline `left_s` seconds were left when that was last written down, at `left_at`; None:
+    what runs there may end by itself. `jobs`: those for whose failures the coordinator itself has
+    quarantined the node. `number` tells the drains of a node apart.
+    """
+
+    user: str
+    reason: str
+    at: float
+    number: int = 1
+    deadline_s: float | None = None
+    left_s: float | None = None
+    left_at: float = 0.0
+    jobs: tuple[JobId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A job of which an attempt failed by this node's fault. Since then `since` attempts ended well
+    there."""
+
+    job: JobId
+    attempt: int
+    text: str
+    since: int = 0

@@ -14,15 +14,19 @@ _CLAIM_SHOWN_S: Final = 90.0
 
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
     """Sentences about a node, as it is known now."""
-    found = [clock_warning(node)]
-    if node.claimed is not None and now.mono - node.claimed[1] < _CLAIM_SHOWN_S:
-        peer, at = node.claimed
-        found.append(
-            f"another agent at {peer} calls itself {node.name} too, and was refused "
-            f"{max(now.mono - at, 0.0):.0f} s ago"
-        )
-    found += [port.text for port in node.ports]
-    return tuple(filter(None, found))
+    found = (clock_warning(node), claim_warning(node, now), node.spared)
+    return tuple(filter(None, (*found, *(port.text for port in node.ports))))
+
+
+def claim_warning(node: Node, now: Instant) -> str:
+    """A sentence where another agent of that name has dialled lately, else ""."""
+    if node.claimed is None or now.mono - node.claimed[1] >= _CLAIM_SHOWN_S:
+        return ""
+    peer, at = node.claimed
+    return (
+        f"another agent at {peer} calls itself {node.name} too, and was refused "
+        f"{max(now.mono - at, 0.0):.0f} s ago"
+    )
 
 
 def clock_warning(node: Node) -> str:

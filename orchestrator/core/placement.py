@@ -23,6 +23,7 @@ from orchestrator.core.gpus import (
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
+from orchestrator.core.service import drained_by
 from orchestrator.core.state import Job, Node, State
 
 
@@ -95,9 +96,18 @@ class Considered:
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
 _SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
 _FOR_NOW: Final = frozenset(
-    {"busy", "gpus_busy", "cpu_busy", "memory_busy", "same_gpus", "not_connected", "network"}
+    {
+        "busy",
+        "gpus_busy",
+        "cpu_busy",
+        "memory_busy",
+        "same_gpus",
+        "not_connected",
+        "network",
+        "drained",
+    }
 )
-"""What may pass without anybody's doing."""
+"""What may pass, and leaves the node one that fits."""
 
 
 def unfit(spec: JobSpec, node: Node) -> Lack | None:
@@ -155,6 +165,8 @@ def _without_label(placement: Placement, node: Node) -> Lack | None:
 def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
     """Why a node that fits cannot be taken now, or the part of it that a job wants; None if it
     can."""
+    if node.drain is not None:
+        return Lack("drained", f"is {drained_by(node.drain)}")
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Lack("not_connected", "is not connected", holders)
@@ -313,9 +325,9 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
 
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
-    # One that has been lost may never come back: it is no reason to wait.
+    # One that has been lost or drained may never come back: it is no reason to wait.
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    return [node for node in fitting if node.link in there and node.name not in avoid]
+    return [n for n in fitting if n.link in there and n.in_service and n.name not in avoid]
 
 
 def _gang(

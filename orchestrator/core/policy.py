@@ -41,7 +41,7 @@ def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | Retr
     cause = attempt.cause
     if cause is None:
         raise AssertionError(f"attempt {job.id}.{attempt.number} closed without a cause")
-    cause = _settled(job, attempt, cause, spare=spare)
+    cause = settled(job, attempt, cause, spare=spare)
     retry = _retry(job, attempt, cause, spare=spare)
     if retry is None:
         return JobEnded(job.id, _with_the_others(job, cause))
@@ -55,7 +55,7 @@ def cancelled(user: str, reason: str) -> Cause:
     return Cause(CauseCode.CANCELLED, Outcome.CANCELLED, text)
 
 
-def _settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
+def settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
     """What was not known before all of the attempt was over: whose fault it was."""
     if is_consequence(cause):
         lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
@@ -123,6 +123,9 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             if cause.code is CauseCode.RDMA_NOT_USED and not cause.node_fault:
                 # It would be the same everywhere: no node is to blame.
                 return None
+            if cause.code is CauseCode.DRAINED:
+                # It was asked to leave.
+                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if cause.refusal == PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
                 # The next attempt gets another port.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.gpus import given, shares
 from orchestrator.core.node import LinkState
@@ -40,6 +41,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.AttemptPlaced()
             | f.AttemptClosed()
             | f.TaskLeft()
+            | sf.NodeDrained()
+            | sf.NodeResumed()
         ):
             return True
         case f.TaskCleaned() | f.TaskLost():
@@ -72,6 +75,10 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskStarted()
             | f.TaskExited()
             | f.JobForgotten()
+            | sf.DrainTimed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
         ):
             return False
         case _:
@@ -104,7 +111,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
     node, nothing else need be asked."""
     free = 0
     for node in state.nodes.values():
-        if node.link is not LinkState.CONNECTED:
+        if node.link is not LinkState.CONNECTED or not node.in_service:
             continue
         if not node.holders or (spec.resources.gpu and shares(spec, node.inventory)):
             free += 1

@@ -20,7 +20,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
-from orchestrator.core.node import LinkState
+from orchestrator.core.node import AdminState, Drain, Fault, LinkState
 
 
 class Share(NamedTuple):
@@ -43,6 +43,10 @@ class Node:
     inventory: Inventory
     # The attempts that have it or a part of it, until they are closed.
     holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
+    drain: Drain | None = None  # while it is out of service
+    drains: int = 0  # how many there have been
+    faults: tuple[Fault, ...] = ()  # one a job, the oldest first; until it is resumed
+    spared: str = ""  # why it was not quarantined, when it was to be
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
@@ -55,6 +59,17 @@ class Node:
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     protocol: int = 1  # that we speak with its agent
+
+    @property
+    def in_service(self) -> bool:
+        """Whether jobs may be given it, were it connected and free."""
+        return self.drain is None
+
+    @property
+    def admin(self) -> AdminState:
+        if self.drain is None:
+            return AdminState.ACTIVE
+        return AdminState.DRAINING if self.holders else AdminState.DRAINED
 
 
 @dataclass(slots=True)
@@ -76,6 +91,7 @@ class Task:
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
+    left_force: bool = False  # then it is not asked to end, but killed
     gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
-from muster.protocol.ids import JobId, SessionId
+from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.messages import Heartbeat, Hello, TaskReport
 from muster.spec.types import JobSpec
 from orchestrator.core.actions import RequestId, Timer
@@ -80,6 +80,27 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainReceived:
+    """`deadline_s` as in NodeDrained."""
+
+    request: RequestId
+    node: NodeName
+    user: str
+    reason: str
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReceived:
+    """`check`: only if nothing is found that speaks against it."""
+
+    request: RequestId
+    node: NodeName
+    user: str
+    check: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class HelloReceived:
     """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
 
@@ -124,6 +145,8 @@ Stimulus = (
     | CancelReceived
     | ChangeReceived
     | SignalReceived
+    | DrainReceived
+    | ResumeReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

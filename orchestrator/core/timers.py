@@ -13,6 +13,7 @@ from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
+from orchestrator.core.drains import drain_timer, drain_timer_fired
 from orchestrator.core.faults import from_record
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
@@ -30,6 +31,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
     match timer.kind:
         case a.TimerKind.NODE:
             return _node(state, timer, now, limits)
+        case a.TimerKind.DRAIN:
+            return drain_timer_fired(state, timer)
         case a.TimerKind.RETRY:
             job = state.jobs.get(timer.job)
             if job is None or job.phase is not JobPhase.BACKOFF:
@@ -101,6 +104,8 @@ def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
     """The timers of a new process. Times on which nothing of ours was running begin anew."""
     found: list[a.Action] = []
+    for node in state.nodes.values():
+        found += drain_timer(node, now)
     for job in state.jobs.values():
         if job.phase is JobPhase.BACKOFF:
             timer = a.Timer(a.TimerKind.RETRY, job=job.id)
@@ -210,7 +215,7 @@ def _overdue(
                 return None
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
-        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN:
+        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN | a.TimerKind.DRAIN:
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:
             assert_never(kind)

@@ -6,15 +6,15 @@ What is asked of it is read on connections of their own, beside the writer.
 import sqlite3
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import COLUMNS, Recorded, from_row
 
-# A list looks at so many jobs, or at ten or a hundred times as many where it must.
-_LOOKED_AT: Final = (1_000, 10_000, 100_000)
+# For each of the states that are asked for, a list looks at so many jobs, or at more where it must.
+_LOOKED_AT: Final = (1_000, 10_000)
 _ROW: Final = "job, user, name, pool, state, ended_at, key, digest, summary"
 _NAMES_MAX: Final = 500  # in one statement
 
@@ -28,8 +28,7 @@ ON CONFLICT (name) DO UPDATE SET value = max(value, :next)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
+class Archived(NamedTuple):
     """A job that has ended: what lists ask for, its idempotency key with the digest of what came
     with it (empty where there was none), and `summary`, the line of it that lists show, as JSON."""
 
@@ -71,8 +70,7 @@ def move(database: sqlite3.Connection, jobs: Sequence[Archived]) -> int:
     facts those were."""
     moved = 0
     for row in jobs:
-        values = astuple(row)
-        database.execute(_INSERT, (*values, _crc(values)))
+        database.execute(_INSERT, (*row, _crc(*row)))
         database.execute(_TALLY, (row.state,))
         given = (row.job,)
         database.execute("INSERT INTO history SELECT * FROM fact WHERE job = ?", given)
@@ -115,20 +113,18 @@ def ended_at(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[int, flo
 
 def search(database: sqlite3.Connection, asked: Asked) -> Found:
     """As many of the jobs that are asked for as can be found without looking at very many."""
-    states = None if asked.states is None else sorted(asked.states)
-    equal = {
-        column: value
-        for column, value in (("name", asked.name), ("user", asked.user), ("pool", asked.pool))
-        if value is not None
-    }
-    if states is not None and not equal:
-        # Each of them has its own stretch of an index, in order.
-        return _merged([_plain(database, asked, {"state": state}) for state in states], asked.limit)
-    if states is not None and len(states) == 1:
-        equal["state"], states = states[0], None
-    if states is None and len(equal) <= 1:
-        return _plain(database, asked, equal)
-    return _sifted(database, asked, equal, states)
+    columns = (("name", asked.name), ("user", asked.user), ("pool", asked.pool))
+    equal = {column: value for column, value in columns if value is not None}
+    if asked.states is None:
+        return _search(database, asked, equal)
+    # Each state has its own stretch of an index, in order.
+    found = [_search(database, asked, {**equal, "state": state}) for state in asked.states]
+    return _merged(found, asked.limit)
+
+
+def _search(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
+    look = _plain if len(equal) <= 1 else _sifted
+    return look(database, asked, equal)
 
 
 def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
@@ -144,15 +140,10 @@ def _plain(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) ->
     return Found(jobs, jobs[-1].job if len(jobs) == asked.limit else 0)
 
 
-def _sifted(
-    database: sqlite3.Connection, asked: Asked, equal: dict[str, str], states: list[str] | None
-) -> Found:
+def _sifted(database: sqlite3.Connection, asked: Asked, equal: dict[str, str]) -> Found:
     """Look along the index that gets furthest down with so many jobs looked at."""
     given: dict[str, Any] = {"before": asked.before, "limit": asked.limit, **equal}
     where = "".join(f" AND {column} = :{column}" for column in equal)
-    if states is not None:
-        given |= {f"state{place}": state for place, state in enumerate(states)}
-        where += f" AND state IN ({', '.join(f':state{place}' for place in range(len(states)))})"
     numbers: list[int] = []
     floor = 0
     for looked_at in _LOOKED_AT:
@@ -225,7 +216,7 @@ def check_archive(database: sqlite3.Connection, path: Path) -> int:
 
 def _checked(row: tuple[Any, ...]) -> Archived:
     *values, crc = row
-    if crc != _crc(tuple(values)):
+    if crc != _crc(*values):
         raise CorruptJournalError(
             f"job {row[0]} in the archive of the journal is not as it was written (its checksum "
             "differs)"
@@ -233,9 +224,12 @@ def _checked(row: tuple[Any, ...]) -> Archived:
     return Archived(*values)
 
 
-def _crc(values: tuple[Any, ...]) -> int:
+def _crc(
+    job: Any, user: Any, name: Any, pool: Any, state: Any, ended_at: Any, key: Any, digest: Any,
+    summary: Any,
+) -> int:  # fmt: skip
     """Of all columns; -1, which no row has, where the last of them is not even bytes."""
-    *columns, summary = values
     if not isinstance(summary, bytes):
         return -1
-    return zlib.crc32(summary, zlib.crc32(repr(columns).encode(errors="surrogatepass")))
+    columns = f"{job}\0{user}\0{name}\0{pool}\0{state}\0{ended_at!r}\0{key}\0{digest}"
+    return zlib.crc32(summary, zlib.crc32(columns.encode(errors="surrogatepass")))

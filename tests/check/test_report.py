@@ -10,10 +10,12 @@ from muster.check.report import (
     Severity,
     between,
     differences,
+    fabric,
     names_and_clocks,
     networks_found,
     worst_first,
 )
+from muster.protocol.fabric_view import NodeFabricView, PlanView
 
 NET = "10.0.0.0/24"
 UNKNOWN = (
@@ -157,6 +159,22 @@ def test_names_and_clocks() -> None:
         UNKNOWN,
         "warning: the clock of c is 60 s behind the others'",
     ]
+
+
+def test_what_the_fabric_plan_says() -> None:
+    node = NodeFabricView(
+        "a", 0, (), ("mlx5_3:1 is DOWN",), None, "10.0.0.1", None, None, {}, None, ()
+    )
+    plan = PlanView("rdma", "RDMA over 7 rails", (), (node,), ("b has MTU 1500",), None)
+    assert texts(fabric(plan)) == [
+        "note: RDMA over 7 rails",
+        "warning: b has MTU 1500",
+        "warning: a: mlx5_3:1 is DOWN",
+    ]
+    tcp = PlanView("tcp", "TCP: b has no RDMA device that jobs can use", (), (), (), None)
+    assert texts(fabric(tcp)) == ["warning: TCP: b has no RDMA device that jobs can use"]
+    assert fabric(PlanView("open", "TCP: no node has any", (), (), (), None)) == []
+    assert fabric(None) == []
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,13 @@ NODE = api.NodeView(
     ),
     peer="10.0.0.9",
     connected_s=3700.0,
+    jobs=(42,),
+    gpus_used=4,
+    devices=(
+        api.GpuView(0, "0000:18:00.0", "GPU-1", "H100", 80 << 30, 0, None, 42, 2),
+        api.GpuView(1, "0000:2a:00.0", "GPU-2", "H100", None, None, None, None, None),
+        api.GpuView(2, "0000:3a:00.0", None, "", None, 1, "does not answer", None, None),
+    ),
 )
 
 
@@ -59,10 +66,13 @@ def test_a_node_is_shown_with_all_that_is_known(run: Run, fake: FakeCoordinator)
         "  link      connected for 1h01m, last heard of 2s ago",
         "  host name worker-17",
         "  address   10.0.0.1, calls from 10.0.0.9",
-        "  GPUs      8 H100",
+        "  GPUs      4/8 H100",
         "  memory    1024GiB",
         "  labels    rack=r7",
         "  job       42 (train) of alice, RUNNING, attempt 2, worker (node rank 1)",
+        "0000:18:00.0  H100    80GiB     0  GPU-1  42",
+        "0000:2a:00.0  H100        -     -  GPU-2  free",
+        "0000:3a:00.0  -           -     1  -      does not answer",
         "ib0        infiniband       400G  yes   10.1.0.1/24",
         "eth0       ethernet, down      -  -     10.0.0.1/24, fd00::1/64",
     ):

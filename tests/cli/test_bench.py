@@ -7,6 +7,7 @@ import pytest
 from muster.bench.results import Run
 from muster.cli.bench import NO_PROOF
 from muster.protocol.fabric_view import FabricView, NodeFabricView, PlannedPort, PlanView
+from muster.protocol.proof import Carrier, JobProof
 from muster.protocol.states import JobState
 from tests.cli.conftest import Run as Muster
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
@@ -18,7 +19,7 @@ def row(size: int, busbw: float, wrong: int = 0) -> str:
     return f" {size} {size // 4} float sum 20 1000.0 990.0 900.0 {busbw / 1.875} {busbw} {wrong}\n"
 
 
-def fabric(job: int, rdma: str) -> FabricView:
+def fabric(job: int, rdma: str, proof: JobProof | None = None) -> FabricView:
     """Two nodes with two HCAs of 400 Gbit/s each, which are used where RDMA is."""
     ports = tuple(
         PlannedPort(rail, f"mlx5_{rail}:1", None, None, 400.0, None, (), None, ())
@@ -30,7 +31,7 @@ def fabric(job: int, rdma: str) -> FabricView:
         for rank, name in enumerate(("a", "b"))
     )
     plan = PlanView("rdma" if used else "tcp", "as planned", (), nodes, (), None)
-    return FabricView(job, 1, rdma, plan)
+    return FabricView(job, 1, rdma, plan, proof)
 
 
 def ran(fake: FakeCoordinator, *lines: str, runs: int = 1, code: int = 0) -> None:
@@ -57,6 +58,30 @@ def test_the_line_decides_the_code(
     assert f"{said} GB/s, and 80.0 GB/s is the line: 80% of the 800 Gbit/s" in text
     assert "planned:   as planned" in text
     assert f"transport: {NO_PROOF}" in text
+
+
+def proof(verdict: Carrier, text: str) -> JobProof:
+    return JobProof(verdict=verdict, text=text, nodes=())
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (proof(Carrier.PROVED, "RDMA proved: 2/2 HCAs"), 0),
+        (proof(Carrier.TCP, "TCP: NCCL used NET/Socket on b"), 1),
+        (proof(Carrier.UNKNOWN, "unknown: no counters"), 0),
+    ],
+)
+def test_the_verdict_stands_beside_the_numbers_and_tcp_never_passes(
+    fake: FakeCoordinator, run: Muster, said: JobProof, code: int
+) -> None:
+    ran(fake, ABOUT, row(1 << 30, 90.0), runs=2)
+    fake.script.fabrics = {job: fabric(job, "preferred", said) for job in (42, 43)}
+    done = run("bench", "allreduce")
+    assert done.returncode == code
+    assert f"transport: {said.text}\n" in done.stdout.decode()
+    (only,) = json.loads(run("bench", "allreduce", "--json").stdout)["runs"]
+    assert (only["verdict"], only["transport"]) == (said.verdict.value, said.text)
 
 
 def test_a_wrong_sum_is_a_failure(fake: FakeCoordinator, run: Muster) -> None:

@@ -13,6 +13,7 @@ from muster.cli.bench_view import (
     row_printer,
     time_text,
 )
+from muster.protocol.proof import Carrier
 
 ABOUT = About(16, 2, "nccl", "NVIDIA H100 80GB HBM3", "2.9.0", nccl="2.27.5")
 NO_LINE = Line(None, None, "no pass line: nothing was measured")
@@ -23,7 +24,9 @@ def row(size: int, busbw: float, wrong: int = 0) -> Row:
 
 
 def run(rdma: str, *rows: Row, line: Line = NO_LINE) -> Run:
-    return Run(7, rdma, ("a", "b"), ABOUT, rows, "RDMA over 8 HCAs", "unknown", line)
+    return Run(
+        7, rdma, ("a", "b"), ABOUT, rows, "RDMA over 8 HCAs", Carrier.UNKNOWN, "unknown", line
+    )
 
 
 @pytest.fixture(params=[80, 50])

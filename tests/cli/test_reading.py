@@ -110,11 +110,11 @@ def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
 
 def test_ps_lists_what_waits_and_runs(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view(1, state=JobState.SUCCEEDED, name="old"))
-    fake.put(job_view(2, name="new"))
+    fake.put(job_view(2, name="new", gpus=16))
     done = run("ps")
     heading, line = done.stdout.decode().splitlines()
-    assert heading.split() == ["ID", "NAME", "USER", "STATE", "NODES", "TIME", "REASON"]
-    assert line.split() == ["2", "new", "alice", "RUNNING", "2", "2m00s", "2", "nodes", "run"]
+    assert heading.split() == ["ID", "NAME", "USER", "STATE", "NODES", "GPUS", "TIME", "REASON"]
+    assert line.split() == ["2", "new", "alice", "RUNNING", "2", "16", "2m00s", "2", "nodes", "run"]
     assert done.stderr == b""
 
 
@@ -205,7 +205,7 @@ def test_nodes_are_listed(run: Run, fake: FakeCoordinator) -> None:
     assert (empty.returncode, empty.stdout) == (0, b"")
     assert b"muster agent" in empty.stderr
     fake.script.nodes = (node("gpu-01"),)
-    assert "8 H100    96  1024GiB" in run("nodes").stdout.decode()
+    assert "0/8 H100    96  1024GiB" in run("nodes").stdout.decode()
 
 
 def test_version_tells_of_both_sides(run: Run, fake: FakeCoordinator) -> None:

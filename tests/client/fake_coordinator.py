@@ -86,6 +86,7 @@ class Script:
     jobs: dict[int, api.JobView] = field(default_factory=dict)
     fabrics: dict[int, FabricView] = field(default_factory=dict)
     nodes: tuple[api.NodeView, ...] = ()
+    environments: dict[int, api.EnvironmentView] = field(default_factory=dict)
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
     logs: list[api.LogRecord] = field(default_factory=list)
@@ -232,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(script.jobs[int(number)])
             case "GET", ["jobs", number, "fabric"] if int(number) in script.fabrics:
                 self._reply(script.fabrics[int(number)])
+            case "GET", ["jobs", number, "env"]:
+                self._reply(script.environments[int(number)])
             case "GET", ["jobs", number, "wait"]:
                 self._wait(int(number))
             case "GET", ["jobs", number, "events"] if "follow" in self.query:

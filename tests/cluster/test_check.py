@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,31 @@ def test_a_busy_node_is_waited_for(cluster: LocalCluster, tmp_path: Path) -> Non
         (tmp_path / "go").touch()
     said, _ = waiting.communicate(timeout=60)
     assert json.loads(said)["nodes"] == ["node-1", "node-2", "node-3"]
+
+
+def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = "touch up; until [ -e go ]; do sleep 0.05; done"
+    blocker = submit(cluster, tmp_path, nodes=1, run=run)
+    until((tmp_path / "up").exists, "a node is busy")
+    checking = subprocess.Popen(
+        cluster.command("check", "--wait"),
+        env=cluster.base_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert checking.stderr is not None
+    try:
+        assert "checks 3 nodes; Ctrl-C cancels it" in checking.stderr.readline()
+        checking.send_signal(signal.SIGINT)
+        _, said = checking.communicate(timeout=60)
+    finally:
+        (tmp_path / "go").touch()
+    job = cluster.client().job(cluster.client().find_job("check"))
+    assert checking.returncode == 130
+    assert f"interrupted; job {job.id} is cancelled" in said
+    assert job.state.value == "CANCELLED"
+    cluster.muster("wait", blocker)
 
 
 def test_in_words_and_eighty_columns(cluster: LocalCluster) -> None:

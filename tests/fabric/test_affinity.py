@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from muster.fabric.affinity import (
@@ -12,11 +9,11 @@ from muster.fabric.affinity import (
     is_flat,
     is_function,
     nearest,
-    nearest_hcas,
     pairs,
     path_of,
+    way,
 )
-from muster.fabric.types import AffinityClass, Gpu, Hca, Probe
+from muster.fabric.types import AffinityClass, Gpu
 
 PIX, PXB, PHB = AffinityClass.PIX, AffinityClass.PXB, AffinityClass.PHB
 NODE, SYS, UNKNOWN = AffinityClass.NODE, AffinityClass.SYS, AffinityClass.UNKNOWN
@@ -182,32 +179,11 @@ def test_the_nearest_hcas_of_some_gpus(ways: list[list[int]], meant: tuple[int, 
     assert nearest(ways) == meant
 
 
-def hca(number: int, switch: int, **more: Any) -> Hca:
-    path = path_of(f"sys/devices/{whole(f'pci0000:0{switch}/0{switch}:01.0/0{switch}:02.0')}")
-    return Hca(name=f"mlx5_{number}", port=1, pci_path=path, use=True, rail=number, **more)
-
-
-def test_the_nearest_hcas_by_a_probe() -> None:
-    gpus = [
-        Gpu(
-            index=at,
-            pci=f"0000:0{at}:03.0",
-            uuid=f"GPU-{at}",
-            numa_node=at // 2,
-            pci_path=path_of(f"sys/devices/{whole(f'pci0000:0{at}/0{at}:01.0/0{at}:03.0')}"),
-        )
-        for at in range(4)
+def test_a_way_is_its_rank_as_one_number() -> None:
+    gpus = [Gpu(index=0, pci="0000:01:00.0", numa_node=0, pci_path=("pci0000:00", "0000:01:00.0"))]
+    ends = [
+        ("near", gpus[0].pci_path, 0),
+        ("far", ("pci0000:80", "0000:80:01.0", "0000:80:02.0", "0000:81:00.0"), 1),
     ]
-    # Listed in another order than that of their rails; one is for storage.
-    hcas = [hca(at, at, numa_node=at // 2) for at in (3, 1, 0, 2)]
-    hcas.append(msgspec.structs.replace(hca(4, 0), use=False, rail=None))
-    ends = [(one.name, one.pci_path, one.numa_node) for one in hcas]
-    found = Probe(
-        hostname="n", hcas=tuple(hcas), gpus=tuple(gpus), affinity=tuple(pairs(gpus, ends))
-    )
-    assert nearest_hcas(found, ("GPU-2",)) == ("mlx5_2:1",)
-    assert nearest_hcas(found, ("GPU-3", "GPU-0")) == ("mlx5_0:1", "mlx5_3:1")
-    everything = tuple(f"mlx5_{at}:1" for at in range(4))
-    assert nearest_hcas(found, ()) == everything
-    assert nearest_hcas(found, ("GPU-0", "GPU-9")) == everything
-    assert nearest_hcas(Probe(hostname="n"), ("GPU-0",)) == ()
+    found = {pair.hca: way(pair) for pair in pairs(gpus, [*ends, ("hidden", (), None)])}
+    assert found == {"near": 0, "far": 404, "hidden": -1}

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from muster.protocol.ids import TaskId
 from muster.protocol.logs import (
     EndStream,
@@ -210,6 +212,32 @@ def test_all_that_is_asked_has_the_answer_it_had(tmp_path: Path) -> None:
         asyncio.run(main(process))
 
 
+def test_a_job_that_cannot_be_read_is_a_problem_of_its_own(tmp_path: Path) -> None:
+    async def main(process: CoordinatorProcess) -> None:
+        async with cluster(process) as (user, agent):
+            await three(user, agent)
+            await archived(process, 3)
+        process.terminate()
+        with closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
+            database.execute("UPDATE history SET at = 7.5 WHERE job = 2")
+            database.execute("UPDATE archived SET pool = 'b' WHERE job = 2")
+            database.commit()
+        process.start()
+        async with user_of(process) as user:
+            for path in ("/v1/jobs/2", "/v1/jobs", "/v1/jobs/2/events"):
+                status, problem = await ask(user, "GET", path)
+                assert (status, problem["code"]) == (503, "journal_unreadable"), path
+                assert "--check" in problem["hint"]
+            assert (await user.get("/v1/jobs/1"))["state"] == "SUCCEEDED"
+            assert [job["id"] for job in (await user.get("/v1/jobs?state=CANCELLED"))["jobs"]] == [
+                3
+            ]
+
+    with CoordinatorProcess(tmp_path).start() as process:
+        asyncio.run(main(process))
+
+
+@pytest.mark.long
 def test_a_coordinator_killed_as_jobs_move_loses_and_doubles_none(tmp_path: Path) -> None:
     """Killed at whatever moment it comes to, again and again."""
     jobs = 0

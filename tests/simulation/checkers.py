@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from agent.core.shim import ShimPhase
+from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.states import TaskState
-from muster.spec.types import JobSpec, Launcher
+from muster.spec.types import JobSpec, Launcher, Rdma
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.elastic import next_join
@@ -32,6 +34,7 @@ from orchestrator.core.state import Attempt, Node, State
 from orchestrator.core.task import OVER
 from tests.simulation.disk import Disk
 from tests.simulation.machine import Machine
+from tests.simulation.rails import agree
 from tests.simulation.shim import Shim
 from tests.simulation.world import Violation, World
 
@@ -58,6 +61,7 @@ class Checkers:
     holds: set[JobId] = field(default_factory=set)  # acknowledged, and no release asked for since
     settings: dict[JobId, dict[str, float]] = field(default_factory=dict)  # acknowledged
     wiring: dict[NodeName, Machine] = field(default_factory=dict)
+    fabrics: dict[TaskId, TaskFabric] = field(default_factory=dict)  # as its node was told
     began: dict[TaskId, float] = field(default_factory=dict)  # when its node made ready for it
     ready: set[TaskId] = field(default_factory=set)
     arranged: set[TaskId] = field(default_factory=set)
@@ -72,6 +76,9 @@ class Checkers:
     peace_at: float = math.inf
     commits: int = 0
     retraced: set[JobId] = field(default_factory=set)
+
+    watchers: list[Callable[[State, list[f.Fact]], None]] = field(default_factory=list)
+    promises: list[Callable[[State], None]] = field(default_factory=list)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -125,10 +132,11 @@ class Checkers:
             self.fail(f"I1: {node} prepares {task}, of which nothing is on disk")
         self.began[task] = self.world.now
 
-    def plan_taken(self, node: NodeName, task: TaskId) -> None:
+    def plan_taken(self, node: NodeName, task: TaskId, fabric: TaskFabric | None) -> None:
         if task not in self.ready:
             self.fail(f"gang: {node} is given a plan for {task}, which is not ready there")
         self.arranged.add(task)
+        self.fabrics[task] = fabric or TaskFabric()
 
     def prepared(self, shim: Shim) -> None:
         self.ready.add(shim.task)
@@ -171,6 +179,7 @@ class Checkers:
         job = self.durable.jobs[shim.job]
         if job.phase is JobPhase.ENDED:
             self.fail(f"I4: {shim.task} runs although its job has ended")
+        self._check_rails(shim, attempt, job.spec)
         match job.spec.launcher:
             case Launcher.TORCHRUN | Launcher.ACCELERATE | Launcher.DEEPSPEED:
                 self._check_meeting(shim, attempt)
@@ -178,6 +187,22 @@ class Checkers:
                 self._check_ranks(shim, job.spec)
             case Launcher.NONE:
                 pass
+
+    def _check_rails(self, shim: Shim, attempt: Attempt, spec: JobSpec) -> None:
+        """All nodes of a gang use ports that go together; where RDMA is required they use some."""
+        gang = [task for task in attempt.present if task.id in self.fabrics]
+        used = [(self.wiring[task.node].fabric, self.fabrics[task.id].hcas) for task in gang]
+        wrong = agree(used)
+        if wrong is not None:
+            self.fail(f"rails: {shim.task} runs, and {wrong}")
+        if len(gang) > 1 and used[0][1]:
+            self.world.met["rdma_gang"] += 1
+        if spec.rdma is Rdma.OFF and used[0][1]:
+            self.fail(f"rails: {shim.task} is to use TCP and gets {used[0][1]}")
+        if len(gang) > 1 and spec.rdma is Rdma.REQUIRED:
+            self.world.met["rdma_required"] += 1
+            if not used[0][1]:
+                self.fail(f"rails: {shim.task} runs without RDMA, which its job requires")
 
     def _check_ranks(self, shim: Shim, spec: JobSpec) -> None:
         """Ranks count on from node to node, without a gap, whatever each node has of them."""
@@ -243,6 +268,8 @@ class Checkers:
                 self.world.met["joined" if isinstance(fact, f.TaskJoined) else "left"] += 1
         if not loud:
             return
+        for watch in self.watchers:
+            watch(state, facts)
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
@@ -380,6 +407,8 @@ class Checkers:
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
+        for promised in self.promises:
+            promised(state)
         for name, job in self.submits.items():
             if job not in state.jobs or state.jobs[job].as_submitted.name != name:
                 self.fail(f"I1: {name} was acknowledged as job {job}, and that is lost")
@@ -416,7 +445,7 @@ class Checkers:
             case a.Signalled(job, _, _):
                 if not any(attempt.signals for attempt in self.durable.jobs[job].attempts):
                     self.fail(f"I1: the signal to job {job} is acknowledged and not on disk")
-            case a.Declined():
+            case a.Serviced() | a.Declined():
                 pass
 
     def greeted(self, epoch: int) -> None:
@@ -473,9 +502,10 @@ def _fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
         if node.inventory.pool == spec.pool and node.inventory.gpus >= (spec.resources.gpu or 0)
     ]
     there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    liked = [node for node in able if node.name not in avoid and node.link in there]
+    serving = [node for node in able if node.drain is None]
+    liked = [node for node in serving if node.name not in avoid and node.link in there]
     if _in_one_network(liked) < spec.nodes:
-        liked = able
+        liked = serving
     free = [n for n in liked if _is_free(state, spec, n)]
     return _in_one_network(free) >= spec.nodes
 
@@ -513,6 +543,6 @@ def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
 def _lasting(state: State) -> list[tuple[object, ...]]:
     """Of the nodes, what is in the journal."""
     return [
-        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders)
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders, n.drains, n.faults)
         for n in state.nodes.values()
     ]

@@ -14,6 +14,7 @@ from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.disk import Disk
+from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
 from tests.simulation.machine import Machine
@@ -49,6 +50,7 @@ class Cluster:
             prepare_timeout_s=120.0,
             arrange_timeout_s=30.0,
             start_timeout_s=60.0,
+            quarantine=quarantine_of(seed),
         )
         self.disk = Disk()
         self.coordinator = Coordinator(
@@ -65,6 +67,12 @@ class Cluster:
             Steering(self.world, self.coordinator, self.checkers, self.clients) if steered else None
         )
         self.swarm = Swarm(self)
+        names = [node.name for node in self.nodes]
+        self.draining = (
+            Draining(self.world, self.coordinator, self.checkers, names)
+            if seed >= FIRST_DRAINED
+            else None
+        )
         self.cards = Cards(self.world, self.nodes)
 
     def run(self) -> World:
@@ -169,6 +177,8 @@ class Cluster:
                 node.start()
         if self.steering is not None:
             self.steering.make_peace(self.clients)
+        if self.draining is not None:
+            self.draining.make_peace()
         for client in self.clients:
             client.peace = True
             program = self.programs.by_name[client.spec.name]

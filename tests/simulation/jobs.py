@@ -22,6 +22,7 @@ from muster.spec.types import (
 )
 from tests.simulation.cards import with_part
 from tests.simulation.programs import Program, Programs
+from tests.simulation.rails import with_wish
 from tests.simulation.world import World
 
 FIRST_VARIED = 100
@@ -89,7 +90,7 @@ def make_job(
         priority=rng.choice((50, 50, 50, 10, 90)),
         pool=pool,
     )
-    return with_part(world, number, _varied(world, number, spec))
+    return with_wish(world, number, with_part(world, number, _varied(world, number, spec)))
 
 
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:

@@ -10,11 +10,13 @@ import msgspec
 
 from agent.core.shim import ShimPhase, ShimStatus
 from agent.core.stimuli import TaskFound, TaskPaths
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import Inventory, PrepareTask, with_devices
 from tests.simulation.programs import Programs
+from tests.simulation.rails import fabric_of
 from tests.simulation.shim import Shim, Truth
 from tests.simulation.world import World
 
@@ -67,6 +69,10 @@ class Machine:
             Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
             Interface("eth0", InterfaceKind.ETHERNET, (f"{address}/24",)),
         )
+
+    @property
+    def fabric(self) -> NodeFabric:
+        return fabric_of(self.world, self.node)
 
     def described(self) -> Inventory:
         seen = msgspec.structs.replace(self.inventory, interfaces=self.interfaces())
@@ -130,7 +136,11 @@ class Machine:
                 shim.company()
             status = folder.record if shim is None or shim.dead else shim.document()
             assert status is not None
-            found.append(TaskFound(task, status, folder.paths, folder.ports, gpus=folder.gpus))
+            found.append(
+                TaskFound(
+                    task, status, folder.paths, folder.ports, fabric=self.fabric, gpus=folder.gpus
+                )
+            )
         return found
 
     def detach(self) -> None:

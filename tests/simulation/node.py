@@ -195,7 +195,10 @@ class Node:
             case a.TellShim(task, command):
                 self._tell_shim(task, command)
             case a.WriteHostfile(task, _):
-                self.checkers.plan_taken(self.name, task)
+                held = self.state.tasks[task] if self.state is not None else None
+                assert held is not None
+                assert held.arrange is not None
+                self.checkers.plan_taken(self.name, task, held.arrange.fabric)
             case a.ArrangeNetwork(task, _):
                 number = self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._arrange, task, number))
@@ -236,7 +239,12 @@ class Node:
             return
         folder = self.machine.make_folder(prepare)
         interfaces = self.machine.interfaces()
-        self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces))
+        fabric = self.machine.fabric
+        probes = bool(fabric.ports)
+        known = None if probes else fabric
+        self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces, known))
+        if probes:
+            self._later(self._pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
         self._later(self._pause(0.01), partial(self._start_shim, task))
 
     def look_at_gpus(self) -> None:

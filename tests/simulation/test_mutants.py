@@ -8,6 +8,7 @@ from tests.simulation.cards import FIRST_SHARED
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
+from tests.simulation.rails import FIRST_RAILED
 from tests.simulation.steering import FIRST_STEERED
 
 SEEDS = range(40)
@@ -23,12 +24,25 @@ STEERED = range(FIRST_STEERED, FIRST_STEERED + 40)
 SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
 """As SEEDS, for bugs that need jobs that share nodes."""
 
+RAILED = range(FIRST_RAILED, FIRST_RAILED + 40)
+"""As SEEDS, for bugs that need machines with HCAs."""
+
 
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
-    shared = mutant.seed >= FIRST_SHARED
-    order = SHARED if shared else STEERED if steered else VARIED if varied else SEEDS
+    shared, railed = mutant.seed >= FIRST_SHARED, mutant.seed >= FIRST_RAILED
+    order = (
+        RAILED
+        if railed
+        else SHARED
+        if shared
+        else STEERED
+        if steered
+        else VARIED
+        if varied
+        else SEEDS
+    )
     found = hunt(mutant, order)
     assert found is not None, "no seed has found it"
     assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"

@@ -52,6 +52,8 @@ WANTED = {
     "rewired": 100,
     "node_shared": 100,
     "gpu_gone": 10,
+    "rdma_gang": 20,
+    "rdma_required": 10,
     "shim_abandoned": 1,
     "unkillable": 1,
     "program_started": 2_000,

@@ -29,7 +29,7 @@ from agent.core.state import Identity, State
 from agent.core.turn import turn
 from muster.protocol import messages as m
 from muster.protocol.codec import ReportFrame, encode
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import FabricGpu, NodeFabric
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -421,6 +421,20 @@ def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
         assert said.state is TaskState.PREPARED
         assert said.prepared is not None
         assert said.prepared.fabric == seen
+
+
+def test_of_whole_nodes_no_gpus_are_told() -> None:
+    """A gang of a thousand nodes writes what every node says into the journal."""
+    seen = NodeFabric(gpus=(FabricGpu("0000:1b:00.0", "GPU-1", (2,)),))
+    for gpus, told in (((), ()), (("GPU-1",), seen.gpus)):
+        agent = Agent()
+        agent.connect()
+        agent.hear(msgspec.structs.replace(PREPARE, gpus=gpus))
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, seen))
+        (said,) = reports(agent.shim(ShimPhase.PREPARED))
+        assert said.prepared is not None
+        assert said.prepared.fabric is not None
+        assert said.prepared.fabric.gpus == told
 
 
 def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:

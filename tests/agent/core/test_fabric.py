@@ -157,6 +157,7 @@ def test_how_far_each_gpu_is_from_each_port() -> None:
         gpu=gpu.pci, gpu_index=0, hca="mlx5_1", distance=AffinityClass.UNKNOWN, hops=None
     )
     probe = Probe(hostname="n1", hcas=hcas, gpus=(gpu,), affinity=(near, unknown))
+    assert [port.near for port in node_fabric(probe).ports] == [(0,), ()]
     assert node_fabric(probe).gpus == (FabricGpu("0000:1b:00.0", "GPU-1", (104, -1)),)
 
 

@@ -17,6 +17,7 @@ from orchestrator.api import job_list
 from orchestrator.api.about import QUERY
 from orchestrator.api.parameters import JobsQuery
 from orchestrator.core import facts as f
+from orchestrator.core.display import job_summary
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
 from orchestrator.shell.archive import Page
@@ -216,3 +217,45 @@ def test_a_page_that_has_looked_far_enough_ends_with_a_cursor(
                 return pages
 
     assert asyncio.run(main()) == [[], [17], [], [3], []]
+
+
+def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
+    """It is in both for a moment; and pages end where one of the two has not been looked at."""
+    state = State()
+    for number in (3, 5, 6, 8):
+        apply(state, f.JobSubmitted(JobId(number), parse_mapping(JOB), "alice"), 0.0)
+    known = {name: job_summary(state, job, Instant(0.0, 0.0)) for name, job in state.jobs.items()}
+    there = [msgspec.structs.replace(known[JobId(3)], id=number) for number in (7, 6, 5, 4, 2, 1)]
+
+    class Archive:
+        async def page(self, before: int, limit: int, **_: object) -> Page:
+            found = [job for job in there if job.id < before][: min(limit, 4)]
+            return Page(found, found[-1].id if len(found) == min(limit, 4) else 0)
+
+    class Owner:
+        index = JobIndex(state)
+        archive = Archive()
+
+        async def settled(self) -> State:
+            return state
+
+        def now(self) -> Instant:
+            return Instant(0.0, 0.0)
+
+    async def pages(limit: int) -> list[list[int]]:
+        found, cursor = [], None
+        while True:
+            request = make_mocked_request("GET", "/v1/jobs")
+            request[QUERY] = JobsQuery(limit=limit, cursor=cursor)
+            answer = await job_list.JobListApi(Owner()).list(request)  # type: ignore[arg-type]
+            assert isinstance(answer.body, bytes)
+            page = json.loads(answer.body)
+            found.append([job["id"] for job in page["jobs"]])
+            cursor = page["cursor"]
+            if cursor is None:
+                return found
+
+    for limit in range(1, 10):
+        found = asyncio.run(pages(limit))
+        assert [job for page in found for job in page] == [8, 7, 6, 5, 4, 3, 2, 1], limit
+        assert all(len(page) <= limit for page in found)

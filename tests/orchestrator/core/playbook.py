@@ -28,7 +28,7 @@ from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_state
 from orchestrator.core.facts import Fact
 from orchestrator.core.limits import Limits
-from orchestrator.core.state import Job, State
+from orchestrator.core.state import Job, Node, State
 from orchestrator.core.turn import Turn, turn
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
@@ -127,6 +127,21 @@ class Cluster:
         request = a.RequestId(self.requests)
         self.turn(s.ChangeReceived(request, JobId(job), user, **more))
         return self.answers[request]
+
+    def drain(self, node: str, reason: str = "bad DIMM", **more: Any) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.DrainReceived(request, NodeName(node), "ana", reason, **more))
+        return self.answers[request]
+
+    def resume(self, node: str, **more: Any) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.ResumeReceived(request, NodeName(node), "ana", **more))
+        return self.answers[request]
+
+    def node(self, name: str) -> Node:
+        return self.state.nodes[NodeName(name)]
 
     def report(self, task: TaskId, state: TaskState, **more: Any) -> Turn:
         found = self.state.task(task)

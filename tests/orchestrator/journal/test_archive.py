@@ -4,7 +4,6 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def facts(*jobs: int) -> list[tuple[f.Durable, float]]:
 
 
 def rows(*jobs: int) -> list[Archived]:
-    return [replace(ROW, job=n, key=f"key-{n}", digest="digest") for n in jobs]
+    return [ROW._replace(job=n, key=f"key-{n}", digest="digest") for n in jobs]
 
 
 def seqs(folder: Path, job: int | None = None, after: int = 0, limit: int = 1000) -> list[int]:
@@ -250,7 +249,7 @@ def test_page_after_page_has_each_job_once(
 ) -> None:
     monkeypatch.setattr(archive, "_LOOKED_AT", (looked_at, 2 * looked_at))
     there = [
-        replace(ROW, job=number, user=u, name=n, pool=p, state=s)
+        ROW._replace(job=number, user=u, name=n, pool=p, state=s)
         for number, (u, n, p, s, here) in enumerate(jobs, 1)
         if here
     ]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.simulation.mutants import books, gpus, hosts, links, networks, ours, steered, stops
+from tests.simulation.mutants import (
+    books,
+    gpus,
+    hosts,
+    links,
+    networks,
+    ours,
+    rails,
+    steered,
+    stops,
+)
 
 EVERY = (
     *books.MUTANTS,
@@ -11,6 +21,7 @@ EVERY = (
     *links.MUTANTS,
     *networks.MUTANTS,
     *ours.MUTANTS,
+    *rails.MUTANTS,
     *steered.MUTANTS,
     *stops.MUTANTS,
 )

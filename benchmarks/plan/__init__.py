@@ -1,0 +1,1 @@
+"""What the fabric plan of a large gang costs."""

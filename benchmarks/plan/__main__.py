@@ -1,0 +1,127 @@
+"""The fabric plan of a gang of 1,024 nodes, each with 8 or 12 HCAs: rails matched, compared
+and set.
+
+`alike` are nodes as a provider delivers them, whose addresses differ and nothing else; `apart` has
+a RoCE port slower, another one down and a GID elsewhere, on a node in sixteen each. The size of the
+fact is what the journal and each frame have to carry of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from benchmarks.launch.report import machine, table, write_json
+from benchmarks.launch.samples import Aim, Row
+from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.spec.types import Rdma
+from orchestrator.core.fabric import Refused, Wish, plan
+from orchestrator.core.fabric_plan import FabricPlan
+from orchestrator.core.fabric_rails import Member
+
+NODES = 1024
+AIM_MS = 200
+KIB_AIM = 256
+GPUS = 8
+NCCL = (2, 22)
+"""Of a version to which the GID index has to be told for each node."""
+
+
+def main() -> int:
+    args = _arguments()
+    where = machine()
+    rows = []
+    for hcas in (8, 12):
+        rows += times(hcas, args.rounds)
+    print(table(where, rows, []))
+    if args.json is not None:
+        write_json(args.json, where, rows, [])
+    return 0
+
+
+def times(hcas: int, rounds: int) -> list[Row]:
+    """A gang whose nodes are alike, and one whose are not, in turn."""
+    alike = [member(number, hcas) for number in range(NODES)]
+    apart = [spoilt(number, hcas) for number in range(NODES)]
+    name = f"{NODES} nodes x {hcas} HCAs"
+    first = Row("plan", f"{name}, alike", "ours", aim=Aim(AIM_MS))
+    second = Row("plan", f"{name}, some differ, preferred", "ours", aim=Aim(AIM_MS))
+    third = Row("plan", f"{name}, some differ, required", "ours", aim=Aim(AIM_MS))
+    size = Row("fact", f"{name}, alike", "ours", "KiB", aim=Aim(KIB_AIM))
+    other = Row("fact", f"{name}, some differ", "ours", "KiB", aim=Aim(KIB_AIM))
+    for _ in range(rounds):
+        first.add(_took(lambda: plan(alike, Wish(Rdma.REQUIRED))))
+        second.add(_took(lambda: plan(apart, Wish())))
+        third.add(_took(lambda: plan(apart, Wish(Rdma.REQUIRED))))
+    size.add(_kib(plan(alike, Wish(Rdma.REQUIRED))))
+    other.add(_kib(plan(apart, Wish())))
+    reported = Row("report", f"one node of {hcas} HCAs", "ours", "KiB")
+    reported.add(len(msgspec.json.encode(alike[0].fabric)) / 1024)
+    return [first, second, third, size, other, reported]
+
+
+def member(number: int, hcas: int, gid: int = 3) -> Member:
+    """One node of the gang."""
+    ports = tuple(
+        FabricPort(
+            f"mlx5_{at}",
+            1,
+            f"0000:{16 * at + 8:02x}:00.0",
+            "Ethernet",
+            "MT4129",
+            400.0,
+            at // 6,
+            netdev=f"eth{at}",
+            mtu=9000,
+            addresses=(f"10.{at}.{number // 256}.{number % 256}",),
+            table=True,
+            sparse=True,
+            fourth=PortGids(gid, (gid,)),
+            near=(at,) if at < GPUS else (),
+        )
+        for at in range(hcas)
+    )
+    fabric = NodeFabric(group="Ethernet MT4129", ports=ports, fingerprint=f"{number:016x}")
+    return Member(f"gpu-{number:04d}", fabric, ports, GPUS, NCCL)
+
+
+def spoilt(number: int, hcas: int) -> Member:
+    """One node of a gang that is not in order."""
+    found = member(number, hcas, gid=3 + 2 * (number % 16 == 3))
+    ports = list(found.ports)
+    fabric = found.fabric
+    if number % 16 == 5:
+        ports[1] = replace(ports[1], rate_gbps=200.0)
+    if number % 16 == 7:
+        down = ports.pop(2)
+        fabric = replace(fabric, missing=(MissingPort(down.key, down.pci, "port DOWN, Polling"),))
+    fabric = replace(fabric, ports=tuple(ports))
+    return Member(found.node, fabric, tuple(ports), GPUS, NCCL)
+
+
+def _kib(found: FabricPlan | Refused | None) -> float:
+    assert isinstance(found, FabricPlan)
+    return len(msgspec.json.encode(found)) / 1024
+
+
+def _took(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench plan", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

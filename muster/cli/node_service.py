@@ -1,0 +1,125 @@
+"""`muster node drain` and `muster node resume`: nodes out of service, and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+from muster.cli.arguments import DURATION
+from muster.cli.complaints import EXIT_USAGE, complain
+from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import json_option, print_json
+from muster.cli.reference import NODE
+from muster.cli.text import note, safe
+from muster.client import Client, ClientError
+from muster.protocol.http import NodeList, NodeView
+from muster.protocol.node_verbs import NodeAnswer
+from muster.protocol.outcome import EXIT_CLIENT
+
+
+@click.command("drain", short_help="Take nodes out of service.")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
+@click.option("--reason", required=True, metavar="TEXT", help="Why; shown by `muster nodes`.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Ask what still runs there in so long (2h) to end.",
+)
+@click.option("--now", is_flag=True, help="End what runs there at once.")
+@click.option(
+    "--after-checkpoint",
+    is_flag=True,
+    help="End jobs once they have written a checkpoint. Not supported yet.",
+)
+@click.option("-y", "--yes", is_flag=True, help="With --now: do not ask.")
+@json_option
+@connection_options
+def drain(
+    *,
+    nodes: tuple[str, ...],
+    reason: str,
+    deadline_s: float | None,
+    now: bool,
+    after_checkpoint: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Take nodes out of service: they get no job until `muster node resume`.
+
+    What runs there goes on to its end, unless --deadline or --now say otherwise; a job that has to
+    leave is tried again elsewhere, and it costs none of its retries. Said again, the new reason and
+    deadline take the place of those before. A node stays drained through restarts and reboots.
+    """
+    if after_checkpoint:
+        raise click.UsageError(
+            "--after-checkpoint is not supported yet by this release, in which no job says where "
+            "its checkpoints are: give --deadline, or let what runs go on to its end"
+        )
+    if now and deadline_s is not None:
+        raise click.UsageError("--now and --deadline cannot go together: give one of them")
+    if not reason.strip():
+        raise click.UsageError("--reason is empty: say why, for whoever finds the node drained")
+    client = connect()
+    names = list(dict.fromkeys(nodes))
+    if now and not yes and sys.stdin.isatty() and not _sure(client, names):
+        note("nothing was drained")
+        return EXIT_CLIENT
+
+    def one(name: str) -> NodeView:
+        answer = client.drain(name, reason, deadline_s=deadline_s, now=now)
+        note(_said(answer, "was so already"))
+        return answer.node
+
+    return _each(names, one, as_json=as_json)
+
+
+@click.command("resume", short_help="Take nodes back into service.")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
+@click.option("--no-check", is_flag=True, help="Whatever may still be wrong with them.")
+@json_option
+@connection_options
+def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
+    """Take nodes back into service, each once it is checked; what is found is told, and then the
+    node stays as it is. The failures for which one was quarantined are forgotten.
+    """
+    client = connect()
+
+    def one(name: str) -> NodeView:
+        answer = client.resume(name, check=not no_check)
+        note(_said(answer, "was in service"))
+        return answer.node
+
+    return _each(list(dict.fromkeys(nodes)), one, as_json=as_json)
+
+
+def _said(answer: NodeAnswer, unchanged: str) -> str:
+    view = answer.node
+    before = "" if answer.changed else f" ({unchanged})"
+    return f"{safe(view.name)} {view.admin}{before}: {safe(view.state.text)}"
+
+
+def _sure(client: Client, names: list[str]) -> bool:
+    """Ask, with what runs there; on stderr, as stdout is for programs."""
+    for name in names:
+        note(f"{safe(name)}: {safe(client.node(name).state.text)}")
+    return click.confirm("end what runs there now?", default=False, err=True)
+
+
+def _each(names: Sequence[str], do: Callable[[str], NodeView], *, as_json: bool) -> int:
+    """As `for_each` does for jobs: what cannot be done to one does not keep the rest."""
+    codes: list[int] = []
+    done: list[NodeView] = []
+    for name in names:
+        try:
+            done.append(do(name))
+        except ClientError as error:
+            complaint = complain(error)
+            note(complaint.text)
+            codes.append(complaint.code)
+    if as_json:
+        print_json(NodeList(tuple(done)))
+    return next((code for code in codes if code != EXIT_USAGE), codes[0] if codes else 0)

@@ -1,0 +1,65 @@
+"""What operators do to a node: take it out of service, and back."""
+
+from aiohttp import web
+
+from muster.protocol.ids import NodeName
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer, ResumeRequest
+from orchestrator.api.access import TOKEN
+from orchestrator.api.cluster import unknown_node
+from orchestrator.api.problems import ApiError, bad_field
+from orchestrator.api.reading import struct_body
+from orchestrator.api.responses import reply
+from orchestrator.core.actions import UNKNOWN_NODE, Declined, Result, Serviced
+from orchestrator.core.display import node_view
+from orchestrator.core.stimuli import DrainReceived, ResumeReceived
+from orchestrator.shell.coordinator import Coordinator
+
+
+class NodeVerbsApi:
+    """The routes below /v1/nodes/{id} that change a node."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """`{"reason": "bad DIMM", "deadline_s": 7200}`."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        asked = await struct_body(request, DrainRequest)
+        reason = " ".join(asked.reason.split())
+        if not reason:
+            raise bad_field("reason", "is empty: say why, for whoever finds the node drained")
+        if asked.after_checkpoint:
+            raise bad_field(
+                "after_checkpoint",
+                "is not supported yet by this release: no job says where its checkpoints are; "
+                "give a deadline, or let what runs go on to its end",
+            )
+        if asked.now and asked.deadline_s is not None:
+            raise bad_field("now", "and deadline_s are two answers to one question: give one")
+        deadline_s = 0.0 if asked.now else asked.deadline_s
+        result = await self._coordinator.request(
+            lambda rid: DrainReceived(rid, name, user, reason, deadline_s)
+        )
+        return await self._answer(name, result)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """`{"check": false}` takes the node as it is."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        asked = await struct_body(request, ResumeRequest)
+        result = await self._coordinator.request(
+            lambda rid: ResumeReceived(rid, name, user, asked.check)
+        )
+        return await self._answer(name, result)
+
+    async def _answer(self, name: NodeName, result: Result) -> web.Response:
+        match result:
+            case Serviced(anything=anything):
+                state = await self._coordinator.settled()
+                view = node_view(state.nodes[name], self._coordinator.now())
+                return reply(NodeAnswer(view, anything))
+            case Declined(code=code) if code == UNKNOWN_NODE:
+                raise unknown_node(name)
+            case Declined():
+                raise ApiError(409, result.code, result.text, result.hint)
+            case _:
+                raise AssertionError(f"a verb of a node was answered with {result}")

@@ -1,0 +1,165 @@
+"""Taking nodes out of service and back: what users ask, and what comes of it for the jobs there.
+
+A drained node gets no job. What was being made ready there is rolled back; what runs goes on, to
+its own end or to the deadline of the drain. Whoever has to leave is tried again elsewhere, and it
+costs none of its retries.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
+from orchestrator.core import stimuli as s
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import tasks_on
+from orchestrator.core.decision import Decision
+from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.node import Drain, LinkState
+from orchestrator.core.node_warnings import claim_warning, clock_warning
+from orchestrator.core.service import drained_by
+from orchestrator.core.state import Node, State, Task
+from orchestrator.core.task import reached
+
+_PARTS: Final = 16
+_LEAST_S: Final = 1.0
+"""What is left of a deadline is written down so many times, but not more often than that."""
+
+
+def drain(state: State, asked: s.DrainReceived) -> Decision:
+    """Said again it takes the place of what was said before; where that is the same, nothing is."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    before, fact = node.drain, sf.NodeDrained(node.name, asked.user, asked.reason, asked.deadline_s)
+    # A deadline is counted anew.
+    same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
+    return Decision(
+        [] if same else [fact], [a.Answer(asked.request, a.Serviced(node.name, not same))]
+    )
+
+
+def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
+    """Back into service, where nothing speaks against it."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    if node.in_service and not node.faults:
+        return _answer(asked.request, a.Serviced(node.name, anything=False))
+    found = resume_problems(node, now) if asked.check else ()
+    if found:
+        return _answer(asked.request, unfit_to_resume(node, found))
+    fact = sf.NodeResumed(node.name, asked.user)
+    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+
+
+def resume_problems(node: Node, now: Instant) -> tuple[str, ...]:
+    """What the coordinator knows that speaks against jobs on a node, in sentences."""
+    if node.link is not LinkState.CONNECTED:
+        return (f"{node.name} is not connected: see that its agent runs",)
+    return tuple(filter(None, (clock_warning(node), claim_warning(node, now))))
+
+
+def unfit_to_resume(node: Node, found: tuple[str, ...]) -> a.Declined:
+    return a.Declined(
+        "check_failed",
+        f"{node.name} stays out of service: {'; '.join(found)}",
+        f"mend that and resume it again, or take it as it is: "
+        f"muster node resume {node.name} --no-check",
+    )
+
+
+def unknown_node(name: NodeName) -> a.Declined:
+    return a.Declined(
+        a.UNKNOWN_NODE, f"there is no node {name!r}", "list the nodes with: muster nodes"
+    )
+
+
+def follow_service(state: State, fact: sf.OfService, now: Instant) -> Decision:
+    """What comes of it for the jobs on the node."""
+    match fact:
+        case sf.NodeDrained() | sf.DrainTimed():
+            node = state.nodes[fact.node]
+            assert node.drain is not None
+            return Decision(_leave(state, node, node.drain), drain_timer(node, now))
+        case sf.NodeResumed() | sf.NodeBlamed() | sf.NodeTrusted() | sf.QuarantineSpared():
+            return Decision()
+        case _:
+            assert_never(fact)
+
+
+def drain_timer(node: Node, now: Instant) -> list[a.Action]:
+    """Until what is left of the deadline is to be written down again, or is over."""
+    drain = node.drain
+    if drain is None or not drain.left_s:
+        return []
+    timer = a.Timer(a.TimerKind.DRAIN, node=node.name, attempt=drain.number)
+    return [a.SetTimer(timer, now.mono + _step_s(drain))]
+
+
+def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
+    node = state.nodes[timer.node]
+    drain = node.drain
+    if drain is None or drain.number != timer.attempt or not drain.left_s:
+        return Decision()
+    return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
+
+
+def drained_cause(node: Node, drain: Drain) -> Cause:
+    """Of an attempt that has to leave."""
+    text = f"{node.name} is {drained_by(drain)}"
+    return Cause(CauseCode.DRAINED, Outcome.INFRA, text, node=node.name)
+
+
+def _step_s(drain: Drain) -> float:
+    left_s = drain.left_s or 0.0
+    step_s = min(left_s, max((drain.deadline_s or 0.0) / _PARTS, _LEAST_S))
+    # No crumb is left over by rounding.
+    return left_s if left_s - step_s < _LEAST_S / 2 else step_s
+
+
+def _leave(state: State, node: Node, drain: Drain) -> list[f.Fact]:
+    over = drain.left_s is not None and drain.left_s <= 0
+    now = over and drain.deadline_s == 0
+    cause = drained_cause(node, drain)
+    return [
+        fact
+        for task in tasks_on(state, node.name)
+        for fact in _end(state, task, cause, over=over, force=now)
+    ]
+
+
+def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> list[f.Fact]:
+    job = state.jobs[task.job]
+    attempt = job.attempts[task.attempt - 1]
+    forced: list[f.Fact] = [f.StopForced(job.id, attempt.number)] if force else []
+    match attempt.phase:
+        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
+            return [f.StopRequested(job.id, attempt.number, cause)]
+        case AttemptPhase.RUNNING:
+            starting = task.joined and not reached(task.state, TaskState.STARTED)
+            if not task.present or not (over or starting):
+                return []
+            if goes_on_without(job, attempt, task, cause):
+                return [f.TaskLeft(job.id, attempt.number, task.rank, cause.text, force)]
+            return [f.StopRequested(job.id, attempt.number, cause), *forced]
+        case AttemptPhase.STOPPING:
+            return [] if attempt.forced else forced
+        case AttemptPhase.CLOSED:
+            return []
+        case _:
+            assert_never(attempt.phase)
+
+
+def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool]:
+    return what.user, what.reason, what.deadline_s, bool(what.jobs)
+
+
+def _answer(request: a.RequestId, result: a.Result) -> Decision:
+    return Decision([], [a.Answer(request, result)])

@@ -1,0 +1,101 @@
+"""Nodes at which one job after another fails are taken out of service, within bounds.
+
+Counted are jobs, not attempts, and only failures for which the node itself is to blame. That a node
+refuses to make ready for a job says nothing of the node until another one has made ready for the
+same job: a path that is wrong is refused everywhere. No clock is asked: a fault is forgotten when
+so many attempts have ended well there since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.protocol.ids import NodeName
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
+from orchestrator.core.limits import Limits
+from orchestrator.core.policy import guilty_nodes, settled
+from orchestrator.core.service import ITSELF
+from orchestrator.core.state import Attempt, Job, Node, State
+
+_NAMED = 6
+
+
+def judged(
+    state: State, job: Job, attempt: Attempt, limits: Limits, *, spare: bool
+) -> list[f.Fact]:
+    """What an attempt that is over says of its nodes."""
+    if attempt.cause is None or not limits.quarantine.jobs:
+        return []
+    cause = settled(job, attempt, attempt.cause, spare=spare)
+    match cause.outcome:
+        case Outcome.SUCCESS | Outcome.TIME_LIMIT:
+            return _trusted(state, attempt, limits)
+        case Outcome.INFRA if cause.code is not CauseCode.DRAINED and _proved(attempt, cause):
+            return _blamed(state, job, attempt, guilty_nodes(attempt, cause), cause.text)
+        case _:
+            return []
+
+
+def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
+    """A gang of the job is ready to start: those that refused it before did so for their own
+    sake."""
+    found: dict[NodeName, list[f.Fact]] = {}
+    for attempt in job.attempts[:-1] if limits.quarantine.jobs else ():
+        cause = attempt.cause
+        if cause is not None and cause.code is CauseCode.PREPARE_REFUSED:
+            refused = {task.node for task in attempt.tasks if task.refusal is not None}
+            ready = {task.node for task in job.attempts[-1].tasks}
+            guilty = guilty_nodes(attempt, cause) & refused - ready
+            for name in sorted(guilty - found.keys()):
+                found[name] = _blamed(state, job, attempt, {name}, cause.text)
+    return [fact for facts in found.values() for fact in facts]
+
+
+def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
+    """After a node was blamed: it is drained, where that is enough and its pool can bear it."""
+    policy, jobs = limits.quarantine, tuple(fault.job for fault in node.faults)
+    if not node.in_service or not policy.jobs or len(jobs) < policy.jobs:
+        return []
+    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
+    out = sum(n.drain is not None and bool(n.drain.jobs) for n in pool)
+    named = ", ".join(str(job) for job in jobs[-_NAMED:])
+    last = node.faults[-1]
+    why = f"at fault in {len(jobs)} jobs ({named}); the last: {last.text}"
+    if out + 1 > policy.pool_share * len(pool):
+        reason = (
+            f"{why}; not quarantined, as of the {len(pool)} nodes of pool {node.inventory.pool} "
+            f"{out} are, and at most {policy.pool_share:.0%} may be"
+        )
+        return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
+    return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
+
+
+def _proved(attempt: Attempt, cause: Cause) -> bool:
+    """Whether it is the node's fault and cannot be the job's. Of a refusal that is certain where
+    the node itself says so, or others of the gang stood ready."""
+    if cause.code is not CauseCode.PREPARE_REFUSED:
+        return True
+    by_itself = attempt.cause is not None and attempt.cause.node_fault
+    return by_itself or any(t.prepared is not None and t.refusal is None for t in attempt.tasks)
+
+
+def _blamed(
+    state: State, job: Job, attempt: Attempt, guilty: Iterable[NodeName], text: str
+) -> list[f.Fact]:
+    return [
+        sf.NodeBlamed(name, job.id, attempt.number, text)
+        for name in sorted(guilty)
+        if all(fault.job != job.id for fault in state.nodes[name].faults)
+    ]
+
+
+def _trusted(state: State, attempt: Attempt, limits: Limits) -> list[f.Fact]:
+    found: list[f.Fact] = []
+    for name in dict.fromkeys(task.node for task in attempt.present):
+        faults = state.nodes[name].faults
+        if faults:
+            old = sum(it.since + 1 >= limits.quarantine.forgiven_after for it in faults)
+            found.append(sf.NodeTrusted(name, old))
+    return found

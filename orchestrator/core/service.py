@@ -1,0 +1,94 @@
+"""Nodes in and out of service: how the facts of that change one, and the words for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, assert_never
+
+from muster.protocol.instant import Instant
+from muster.spec.units import duration_text
+from orchestrator.core import service_facts as sf
+from orchestrator.core.node import Drain, Fault
+from orchestrator.core.state import Node
+
+ITSELF: Final = "muster"
+"""Who drains a node that is quarantined."""
+
+
+def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
+    match fact:
+        case sf.NodeDrained(_, user, reason, deadline_s, jobs):
+            node.drains += 1
+            node.drain = Drain(user, reason, at, node.drains, deadline_s, deadline_s, at, jobs)
+            node.spared = ""
+        case sf.DrainTimed(_, left_s):
+            if node.drain is not None:
+                node.drain = replace(node.drain, left_s=left_s, left_at=at)
+        case sf.NodeResumed():
+            node.drain, node.faults, node.spared = None, (), ""
+        case sf.NodeBlamed(_, job, attempt, text):
+            node.faults += (Fault(job, attempt, text),)
+        case sf.NodeTrusted(_, forgets):
+            kept = node.faults[forgets:]
+            node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
+            if forgets:
+                node.spared = ""
+        case sf.QuarantineSpared(_, reason):
+            node.spared = reason
+        case _:
+            assert_never(fact)
+
+
+def drained_by(drain: Drain, now: Instant | None = None) -> str:
+    """`drained by ana since 2h: bad DIMM`, to follow the node's name and `is`."""
+    since = "" if now is None else f" since {_ago(now.wall - drain.at)}"
+    return f"drained by {drain.user}{since}: {drain.reason}"
+
+
+def service_event(fact: sf.OfService) -> str:
+    """What has happened, to follow the node's name."""
+    match fact:
+        case sf.NodeDrained(_, user, reason, deadline_s):
+            ends = ""
+            if deadline_s is not None:
+                when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
+                ends = f"; what runs there ends {when}"
+            return f"drained by {user}: {reason}{ends}"
+        case sf.DrainTimed(_, left_s):
+            return f"is drained: what runs there has {duration_text(left_s)} left"
+        case sf.NodeResumed(_, user):
+            return f"resumed by {user}"
+        case sf.NodeBlamed(_, job, attempt, text):
+            return f"is at fault for attempt {attempt} of job {job}: {text}"
+        case sf.NodeTrusted(_, forgets):
+            return "has done well again" + (
+                f", {forgets} of its faults forgotten" if forgets else ""
+            )
+        case sf.QuarantineSpared(_, reason):
+            return f"is not quarantined: {reason}"
+        case _:
+            assert_never(fact)
+
+
+def deadline_text(drain: Drain, now: Instant) -> str:
+    """How long what runs there still has; "" where it may go on."""
+    left_s = deadline_left_s(drain, now)
+    if left_s is None:
+        return ""
+    return f"ends what runs in {_ago(left_s)}" if left_s else "what runs is being ended"
+
+
+def deadline_left_s(drain: Drain, now: Instant) -> float | None:
+    """By the wall clock, which is only shown."""
+    if drain.left_s is None or drain.left_s <= 0:
+        return drain.left_s
+    return min(drain.left_s, max(0.0, drain.left_at + drain.left_s - now.wall))
+
+
+def _ago(seconds: float) -> str:
+    """In the largest unit of which there is one: 2h, 5m, 0s."""
+    whole = int(max(0.0, seconds))
+    for unit_s in (86400, 3600, 60):
+        if whole >= unit_s:
+            return duration_text(float(whole - whole % unit_s))
+    return duration_text(float(whole))

@@ -1,0 +1,171 @@
+"""Nodes that are at fault for one job after another."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import JobState
+from muster.spec.types import Retry
+from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
+from orchestrator.core.display import node_view
+from orchestrator.core.limits import Limits, Quarantine
+from orchestrator.core.node import AdminState
+from tests.orchestrator.core.playbook import Cluster, spec, task
+
+TWO = Limits(quarantine=Quarantine(jobs=2, forgiven_after=3, pool_share=0.25))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster(limits=TWO)
+    cluster.join("a", "b", "c", "d")
+    return cluster
+
+
+def fail_at(cluster: Cluster, node: str) -> int:
+    """A job for which `node` says that it is not sound; returns its number."""
+    cluster.submit(spec(placement={"include": [node]}, retry=Retry(infra=0)))
+    number = max(cluster.state.jobs)
+    running = task(number, 1, 0)
+    cluster.refuse(running, "disk_broken", node_fault=True)
+    cluster.clean(running)
+    cluster.beat(2)
+    return number
+
+
+def test_a_node_at_fault_in_several_jobs_is_drained_with_their_numbers(cluster: Cluster) -> None:
+    fail_at(cluster, "a")
+    assert cluster.node("a").in_service
+    fail_at(cluster, "a")
+    view = node_view(cluster.node("a"), cluster.now)
+    assert cluster.node("a").admin is AdminState.DRAINED
+    assert view.drain is not None
+    assert view.drain.quarantine
+    assert view.drain.jobs == (1, 2)
+    assert view.drain.user == "muster"
+    assert view.drain.reason == (
+        "quarantined: at fault in 2 jobs (1, 2); the last: a refused: disk_broken here"
+    )
+    assert [fault.job for fault in view.faults] == [1, 2]
+
+
+def test_resume_clears_the_record(cluster: Cluster) -> None:
+    fail_at(cluster, "a")
+    fail_at(cluster, "a")
+    cluster.resume("a")
+    assert cluster.node("a").faults == ()
+    fail_at(cluster, "a")
+    assert cluster.node("a").in_service
+
+
+def test_one_job_counts_once_however_often_it_fails(cluster: Cluster) -> None:
+    cluster.submit(spec(placement={"include": ["a"]}, retry=Retry(infra=5)))
+    for number in (1, 2, 3):
+        cluster.refuse(task(1, number, 0), "disk_broken", node_fault=True)
+        cluster.clean(task(1, number, 0))
+        cluster.beat(100)
+    assert len(cluster.node("a").faults) == 1
+
+
+def test_what_the_users_program_does_counts_for_nothing(cluster: Cluster) -> None:
+    for number in range(1, 6):
+        cluster.submit(spec(placement={"include": ["a"]}))
+        (running,) = cluster.run_gang(number)
+        cluster.finish(running, 1)
+        assert cluster.shown(number) is JobState.FAILED
+    assert cluster.node("a").faults == ()
+
+
+def test_a_path_that_is_wrong_everywhere_is_no_nodes_fault(cluster: Cluster) -> None:
+    """The first node that is asked refuses before the second one does."""
+    for number in range(1, 4):
+        cluster.submit(spec())
+        for attempt in (1, 2):
+            cluster.refuse(task(number, attempt, 0), "no_folder")
+            cluster.beat(2)
+            cluster.clean(task(number, attempt, 0))
+            cluster.beat(2)
+        assert cluster.cause(number).exit_code == 123
+    assert all(not node.faults for node in cluster.state.nodes.values())
+
+
+def test_who_refused_what_another_can_do_is_at_fault(cluster: Cluster) -> None:
+    for number in (1, 2):
+        cluster.submit(spec())
+        assert cluster.job(number).attempts[0].tasks[0].node == "a"
+        cluster.refuse(task(number, 1, 0), "no_python")
+        cluster.beat(2)
+        cluster.clean(task(number, 1, 0))
+        cluster.beat(2)
+        assert len(cluster.node("a").faults) == number - 1
+        (running,) = cluster.run_gang(number, 2)
+        assert len(cluster.node("a").faults) == number
+        cluster.finish(running)
+    assert cluster.node("a").admin is AdminState.DRAINED
+
+
+def test_faults_are_forgotten_when_enough_has_ended_well_since(cluster: Cluster) -> None:
+    fail_at(cluster, "a")
+    for number in range(2, 5):
+        cluster.submit(spec(placement={"include": ["a"]}))
+        (running,) = cluster.run_gang(number)
+        cluster.finish(running)
+    assert cluster.node("a").faults == ()
+    fail_at(cluster, "a")
+    assert cluster.node("a").in_service
+
+
+def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
+    for name in ("a", "a", "b", "b"):
+        fail_at(cluster, name)
+    assert not cluster.node("a").in_service
+    view = node_view(cluster.node("b"), cluster.now)
+    assert view.admin == "active"
+    (warning,) = view.warnings
+    assert warning == (
+        "at fault in 2 jobs (3, 4); the last: b refused: disk_broken here; not quarantined, "
+        "as of the 4 nodes of pool default 1 are, and at most 25% may be"
+    )
+    # Whom a person drains is not counted.
+    cluster.resume("a")
+    cluster.drain("c")
+    fail_at(cluster, "b")
+    assert not cluster.node("b").in_service
+
+
+def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
+    cluster = Cluster(limits=TWO)
+    cluster.join("a", "b", "c", "d")
+    cluster.submit(spec())
+    cluster.run_gang(1)
+    cluster.drain("a", deadline_s=0.0)
+    cluster.leave("a")
+    cluster.beat(1000)
+    assert cluster.node("a").faults == ()
+
+
+def test_the_record_is_on_disk(cluster: Cluster) -> None:
+    fail_at(cluster, "a")
+    kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeBlamed)]
+    assert [f.durability(fact) for fact in kept] == [f.Durability.SYNC]
+
+
+def test_it_can_be_switched_off() -> None:
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=0)))
+    cluster.join("a", "b", "c", "d")
+    for _ in range(4):
+        fail_at(cluster, "a")
+    assert cluster.node("a").in_service
+    assert cluster.node("a").faults == ()
+
+
+def test_a_time_limit_is_no_fault(cluster: Cluster) -> None:
+    cluster.submit(spec(time_limit_s=10.0))
+    (running,) = cluster.run_gang(1)
+    cluster.beat(11)
+    cluster.end(running, ExitStatus(signal=15), "stop")
+    cluster.clean(running)
+    assert cluster.shown(1) is JobState.TIMEOUT
+    assert cluster.node("a").faults == ()
