@@ -89,6 +89,18 @@ def test_rdma_is_proved_and_stays_so_over_kills_of_the_daemons(
     (tmp_path / "enough").touch()
     assert wait(cluster, job) == 0
     assert verdict(cluster, job) is Carrier.PROVED
+    cluster.coordinator.kill()
+    cluster.coordinator.start()
+    cluster.wait_for_nodes()
+    proof = cluster.client().fabric(int(job)).proof
+    assert proof is not None
+    first, second = proof.nodes
+    assert [port.sent for port in first.ports] == [50 * GB, 40 * GB]
+    assert [port.sent for port in second.ports] == [40 * GB, 40 * GB]
+    assert [port.planned for port in first.ports] == [True, True]
+    shown = cluster.muster("show", "--fabric", job).stdout
+    assert "RDMA proved: 2/2 HCAs, " in shown
+    assert "IB; 4 channels over RDMA, 4 of them GPUDirect; NCCL 2.18.6" in shown
 
 
 def proof_text(cluster: ScriptedCluster, job: str) -> str:
