@@ -7,7 +7,6 @@ journals still replay. A field may be added with a default; a tag is never renam
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
 import msgspec
@@ -23,23 +22,9 @@ from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core.fabric_plan import FabricPlan
-from orchestrator.core.service_facts import DrainTimed, NodeTrusted, OfService
+from orchestrator.core.service_facts import OfService
 
 SCHEMA: Final = 1
-
-
-class Durability(enum.Enum):
-    """When a fact must be on disk.
-
-    SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and a
-    moment may pass in which more of its kind come. LAZY: with the next sync; an agent would report
-    it again. EPHEMERAL: never; it is about connections of this process.
-    """
-
-    SYNC = "sync"
-    PATIENT = "patient"
-    LAZY = "lazy"
-    EPHEMERAL = "ephemeral"
 
 
 class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
@@ -488,39 +473,3 @@ Durable = (
 )
 
 Fact = Durable | Ephemeral
-
-# What follows from the last of them is another fact, and that one does not wait.
-_PATIENT: Final = (TaskExited, TaskCleaned)
-_LAZY: Final = (
-    TaskPrepared,
-    TaskArranged,
-    TaskListening,
-    TaskStarted,
-    TrafficJudged,
-    JobRequeued,
-    DrainTimed,
-    NodeTrusted,
-)
-_EPHEMERAL: Final = (
-    NodeConnected,
-    NameClaimed,
-    NodeSynced,
-    FailureSuspected,
-    NodeHeard,
-    PortsSeen,
-    NodeDisconnected,
-    LeaseExtended,
-    NodeLeaseExpired,
-    RunTimed,
-    SpaceChanged,
-    TrafficMeasured,
-    JobForgotten,
-)
-
-
-def durability(fact: Fact) -> Durability:
-    if isinstance(fact, _EPHEMERAL):
-        return Durability.EPHEMERAL
-    if isinstance(fact, _PATIENT):
-        return Durability.PATIENT
-    return Durability.LAZY if isinstance(fact, _LAZY) else Durability.SYNC

@@ -24,6 +24,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.actions import Declined
 from orchestrator.core.display import job_summary, job_view, node_view
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import explain
 from orchestrator.core.gpus import choose
@@ -405,7 +406,7 @@ def test_a_new_coordinator_knows_who_has_which_gpu() -> None:
     cluster.submit(part(3))
     replayed = State()
     for fact in cluster.facts:
-        if f.durability(fact) is not f.Durability.EPHEMERAL:
+        if durability_of(fact) is not Durability.EPHEMERAL:
             kept = msgspec.json.decode(msgspec.json.encode(fact), type=f.Durable)
             apply(replayed, kept, 0.0)
     mine = {name: node.holders for name, node in cluster.state.nodes.items()}

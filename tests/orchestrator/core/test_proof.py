@@ -18,6 +18,7 @@ from muster.spec.types import Rdma
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view, node_view
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.fabric_view import fabric_view
 from orchestrator.core.state import State
@@ -114,7 +115,7 @@ def test_the_verdict_is_a_fact_and_a_line_of_the_timeline_and_no_sample_is() -> 
         tell(cluster, task, report(lines.IB_2_18, 100 * GB))
     tell(cluster, first, report(lines.IB_2_18, 200 * GB))
     assert proof(cluster) == (Carrier.PROVED, "RDMA proved: 1/1 HCAs, 41 GB/s peak, TCP 0.0 %")
-    kept = [x for x in cluster.facts if f.durability(x) is not f.Durability.EPHEMERAL]
+    kept = [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
     judged = [x for x in kept if isinstance(x, f.TrafficJudged)]
     assert [x.proof.carrier for x in judged] == [Carrier.PROVED]
     assert not any(isinstance(x, f.TrafficMeasured) for x in kept)
@@ -140,7 +141,7 @@ def test_what_was_known_at_the_end_outlives_the_coordinator() -> None:
     assert cluster.shown(1) is JobState.SUCCEEDED
     again = State()
     for fact in cluster.facts:
-        if f.durability(fact) is not f.Durability.EPHEMERAL:
+        if durability_of(fact) is not Durability.EPHEMERAL:
             raw = msgspec.json.encode(fact)
             apply(again, msgspec.json.decode(raw, type=type(fact)), 0.0)
     found = fabric_view(again.jobs[cluster.job(1).id]).proof
