@@ -131,6 +131,9 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except UnicodeDecodeError as error:
+        # SQLite names what is damaged, and the damage is in the name.
+        raise CorruptJournalError(f"{path} is damaged ({error.reason})") from error
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
