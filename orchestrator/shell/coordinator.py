@@ -22,6 +22,7 @@ from muster.protocol.messages import Command, Refused
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.decide import submitted_before
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import InvalidTransition, apply
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job, State
@@ -272,7 +273,7 @@ class Coordinator:
         facts: list[f.Fact] = []
         actions: list[a.Action] = []
         due = self._judge(batch, facts, actions)
-        if due is f.Durability.PATIENT:
+        if due is Durability.PATIENT:
             await self._for_company(facts, actions)
         if due is not None:
             self._flush_due = False
@@ -298,25 +299,25 @@ class Coordinator:
 
     def _judge(
         self, batch: list[Received], facts: list[f.Fact], actions: list[a.Action]
-    ) -> f.Durability | None:
+    ) -> Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
         began, known = time.perf_counter(), len(facts)
-        found: set[f.Durability] = {f.Durability.SYNC} if self._flush_due else set()
+        found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
             decided = turn(self.state, received.stimulus, received.at, self._limits)
             actions += decided.actions
             for fact in decided.facts:
                 facts.append(fact)
-                durability = f.durability(fact)
-                if durability is not f.Durability.EPHEMERAL:
+                durability = durability_of(fact)
+                if durability is not Durability.EPHEMERAL:
                     self._staged.append((fact, received.at.wall))  # type: ignore[arg-type]
                     found.add(durability)
         self.meters.took_in(facts[known:])
         self.index.took_in(self.state, facts[known:])
         self.archive.took_in(facts[known:])
         self.meters.turns.add(time.perf_counter() - began)
-        for durability in (f.Durability.SYNC, f.Durability.PATIENT):
+        for durability in (Durability.SYNC, Durability.PATIENT):
             if durability in found:
                 return durability
         return None
@@ -327,9 +328,7 @@ class Coordinator:
         self._committing = True
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while (
-                    self._judge(await self._inbox.take(), facts, actions) is not f.Durability.SYNC
-                ):
+                while self._judge(await self._inbox.take(), facts, actions) is not Durability.SYNC:
                     pass
         except TimeoutError:
             pass

@@ -15,8 +15,10 @@ from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
 from muster.protocol.messages import Hello, Report, Welcome
 from orchestrator.core import actions as a
+from orchestrator.core import durability as durabilities
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.durability import Durability
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.core.turn import turn
@@ -194,7 +196,7 @@ class Coordinator:
         """Judge everything that has come in, stage the facts, and sync before acting."""
         while self._inbox or flush:
             batch, self._inbox = self._inbox, []
-            due: set[f.Durability] = {f.Durability.SYNC} if flush else set()
+            due: set[Durability] = {Durability.SYNC} if flush else set()
             flush = False
             for stimulus, received in batch:
                 self.world.steps += 1
@@ -202,10 +204,10 @@ class Coordinator:
                 self._held += done.actions
                 due |= self._stage(done.facts, received)
                 self.checkers.turned(self.state, done.facts)
-            if f.Durability.SYNC in due and self.disk.staged:
+            if Durability.SYNC in due and self.disk.staged:
                 self._commit()
                 return
-            if f.Durability.PATIENT in due and not self._patient:
+            if Durability.PATIENT in due and not self._patient:
                 self._patient = True
                 self._later(PATIENCE_S, self._impatient)
             if self.disk.staged and self._flush_at is None:
@@ -216,11 +218,11 @@ class Coordinator:
                 for action in actions:
                     self._perform(action)
 
-    def _stage(self, facts: list[f.Fact], received: Instant) -> set[f.Durability]:
-        found: set[f.Durability] = set()
+    def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
+        found: set[Durability] = set()
         for fact in facts:
-            durability = f.durability(fact)
-            if durability is not f.Durability.EPHEMERAL:
+            durability = durabilities.durability_of(fact)
+            if durability is not Durability.EPHEMERAL:
                 self.world.log(f"fact {type(fact).__name__} {_brief(fact)}")
                 self.disk.stage(fact, received.wall)  # type: ignore[arg-type]
                 found.add(durability)

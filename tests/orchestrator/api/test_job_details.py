@@ -93,6 +93,26 @@ def test_a_job_without_an_attempt_has_no_environment(coordinator: CoordinatorPro
     scene(coordinator, main)
 
 
+def test_the_fabric_of_a_job(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, agent: FakeAgent) -> None:
+        job = await user.submit(rdma="off")
+        path = f"/v1/jobs/{job}/fabric"
+        shown = await user.get(path)
+        assert (shown["job"], shown["rdma"], shown["plan"]) == (job, "off", None)
+        task = await agent.prepare()
+        order = await agent.arrange(task)
+        assert order.env["NCCL_IB_DISABLE"] == "1"
+        plan = (await user.get(path))["plan"]
+        assert (plan["transport"], plan["rails"]) == ("tcp", [])
+        (node,) = plan["nodes"]
+        (why,) = [it["why"] for it in node["settings"] if it["name"] == "NCCL_IB_DISABLE"]
+        assert (node["node"], why) == ("n1", "rdma: off")
+        await agent.finish(task)
+        await user.ended(job)
+
+    scene(coordinator, main)
+
+
 def test_one_node(coordinator: CoordinatorProcess) -> None:
     async def main(user: User, _: FakeAgent) -> None:
         node = await user.get("/v1/nodes/n1")

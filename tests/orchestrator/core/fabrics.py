@@ -28,7 +28,8 @@ def roce(number: int, index: int = 3, **more: Any) -> FabricPort:
     port = FabricPort(
         f"mlx5_{number}", 1, pci, "Ethernet", "MT4129", 400.0, netdev=f"eth{number}", mtu=9000
     )
-    return replace(port, table=True, fourth=PortGids(index, (index,)), **more)
+    port = replace(port, table=True, fourth=PortGids(index, (index,)))
+    return replace(port, **more)
 
 
 def node(name: str, *ports: FabricPort, nccl: Version | None = NEW, **more: Any) -> Member:

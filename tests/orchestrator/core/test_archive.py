@@ -6,7 +6,8 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
-from orchestrator.core.facts import Durability, JobForgotten, durability
+from orchestrator.core.durability import Durability, durability_of
+from orchestrator.core.facts import JobForgotten
 from orchestrator.core.invariants import check
 from orchestrator.core.retrace import retrace
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
@@ -29,7 +30,7 @@ def with_ended_job() -> Cluster:
 def archive(cluster: Cluster, *jobs: JobId) -> list[JobId]:
     """Say that these are in the archive; those that are gone because of it."""
     done = cluster.turn(s.JobsArchived(jobs))
-    assert all(durability(fact) is Durability.EPHEMERAL for fact in done.facts)
+    assert all(durability_of(fact) is Durability.EPHEMERAL for fact in done.facts)
     return [fact.job for fact in done.facts if isinstance(fact, JobForgotten)]
 
 

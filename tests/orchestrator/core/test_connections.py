@@ -21,6 +21,7 @@ from muster.protocol.states import JobState, TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import State
@@ -175,7 +176,7 @@ def test_a_coordinator_that_starts_adopts_what_runs_and_extends_every_lease() ->
     (name,) = before.run_gang(1)
     state = State()
     for fact in before.facts:
-        if f.durability(fact) is not f.Durability.EPHEMERAL:
+        if durability_of(fact) is not Durability.EPHEMERAL:
             apply(state, fact, 0.0)
     after = Cluster(state=state, mono=5.0)
     assert after.state.epoch == 2
@@ -210,7 +211,7 @@ def test_facts_survive_the_journal() -> None:
     cluster.submit(spec(nodes=2))
     for name in cluster.run_gang(1):
         cluster.finish(name)
-    durable = [x for x in cluster.facts if f.durability(x) is not f.Durability.EPHEMERAL]
+    durable = [x for x in cluster.facts if durability_of(x) is not Durability.EPHEMERAL]
     decoder = msgspec.json.Decoder(f.Durable)
     copies = [decoder.decode(msgspec.json.encode(fact)) for fact in durable]
     assert copies == durable

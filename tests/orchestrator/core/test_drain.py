@@ -11,9 +11,9 @@ from muster.protocol.proof import PortHealth
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Rendezvous, Retry, Stop
 from orchestrator.core import actions as a
-from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import node_view
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import explain
 from orchestrator.core.invariants import check
@@ -33,7 +33,7 @@ def replayed(cluster: Cluster) -> State:
     """What a new process makes of the journal."""
     state = State()
     for fact in cluster.facts:
-        if f.durability(fact) is not f.Durability.EPHEMERAL:
+        if durability_of(fact) is not Durability.EPHEMERAL:
             apply(state, fact, cluster.now.wall)
     return state
 

@@ -12,9 +12,10 @@ from muster.protocol.messages import FABRIC_DIFFERS, ArrangeTask, Fingerprint, S
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Rdma, Retry, Role, Roles
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.fabric_plan import Transport
-from orchestrator.core.facts import AttemptArranged, Durability, durability
+from orchestrator.core.facts import AttemptArranged
 from orchestrator.core.gang_fabric import near_ports
 from orchestrator.core.launch import environments
 from orchestrator.core.state import State
@@ -155,7 +156,7 @@ def test_the_plan_outlives_the_coordinator() -> None:
     assert fact.fabric == cluster.job(1).attempts[0].fabric
     again = State()
     for it in cluster.facts:
-        if durability(it) is not Durability.EPHEMERAL:
+        if durability_of(it) is not Durability.EPHEMERAL:
             apply(again, it, 0.0)
     old, new = cluster.job(1), again.jobs[cluster.job(1).id]
     assert environments(new, new.attempts[0]) == environments(old, old.attempts[0])

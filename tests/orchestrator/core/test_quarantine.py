@@ -7,9 +7,9 @@ import pytest
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Retry
-from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
 from orchestrator.core.display import node_view
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import AdminState
 from tests.orchestrator.core.playbook import Cluster, spec, task
@@ -162,7 +162,7 @@ def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
 def test_the_record_is_on_disk(cluster: Cluster) -> None:
     fail_at(cluster, "a")
     kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeBlamed)]
-    assert [f.durability(fact) for fact in kept] == [f.Durability.SYNC]
+    assert [durability_of(fact) for fact in kept] == [Durability.SYNC]
 
 
 def test_it_can_be_switched_off() -> None:

@@ -15,6 +15,7 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
+from orchestrator.core.durability import Durability, durability_of
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec
 
 
@@ -148,5 +149,5 @@ def test_a_node_that_was_away_is_told_when_it_is_back_and_which_is_said() -> Non
 
 def test_it_is_on_disk_before_a_node_hears_of_it() -> None:
     fact = f.SignalRequested(JobId(1), 1, "ada", "SIGUSR1")
-    assert f.durability(fact) is f.Durability.SYNC
+    assert durability_of(fact) is Durability.SYNC
     assert fact.text == "SIGUSR1 sent to all ranks"

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.core import decide, explain
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
+from orchestrator.core.durability import Durability
 from orchestrator.core.placement import Considered, Verdict
 from orchestrator.core.state import Job, State
 from tests.simulation.mutants import Mutant
@@ -39,13 +40,13 @@ def _released_by_any_change(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "a hold is acknowledged before it is on disk",
-        _durable(f.JobHeld, f.Durability.LAZY),
+        _durable(f.JobHeld, Durability.LAZY),
         ("I1",),
         seed=200,
     ),
     Mutant(
         "a signal is sent before it is on disk",
-        _durable(f.SignalRequested, f.Durability.LAZY),
+        _durable(f.SignalRequested, Durability.LAZY),
         ("warn", "I1"),
         seed=200,
     ),

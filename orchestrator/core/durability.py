@@ -1,0 +1,58 @@
+"""When a fact must be on disk."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
+
+
+class Durability(enum.Enum):
+    """SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and
+    a moment may pass in which more of its kind come. LAZY: with the next sync; an agent would
+    report it again. EPHEMERAL: never; it is about connections of this process.
+    """
+
+    SYNC = "sync"
+    PATIENT = "patient"
+    LAZY = "lazy"
+    EPHEMERAL = "ephemeral"
+
+
+# What follows from the last of them is another fact, and that one does not wait.
+_PATIENT: Final = (f.TaskExited, f.TaskCleaned)
+_LAZY: Final = (
+    f.TaskPrepared,
+    f.TaskArranged,
+    f.TaskListening,
+    f.TaskStarted,
+    f.TrafficJudged,
+    f.JobRequeued,
+    sf.DrainTimed,
+    sf.NodeTrusted,
+)
+_EPHEMERAL: Final = (
+    f.NodeConnected,
+    f.NameClaimed,
+    f.NodeSynced,
+    f.FailureSuspected,
+    f.NodeHeard,
+    f.PortsSeen,
+    f.NodeDisconnected,
+    f.LeaseExtended,
+    f.NodeLeaseExpired,
+    f.RunTimed,
+    f.SpaceChanged,
+    f.TrafficMeasured,
+    f.JobForgotten,
+)
+
+
+def durability_of(fact: f.Fact) -> Durability:
+    if isinstance(fact, _EPHEMERAL):
+        return Durability.EPHEMERAL
+    if isinstance(fact, _PATIENT):
+        return Durability.PATIENT
+    return Durability.LAZY if isinstance(fact, _LAZY) else Durability.SYNC
