@@ -59,7 +59,7 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
     if not node.in_service or not policy.jobs or len(jobs) < policy.jobs:
         return []
     pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
-    out = sum(n.drain is not None and bool(n.drain.jobs) for n in pool)
+    out = sum(_is_out(n, limits) for n in pool if n is not node)
     named = ", ".join(str(job) for job in jobs[-_NAMED:])
     last = node.faults[-1]
     why = f"at fault in {len(jobs)} jobs ({named}); the last: {last.text}"
@@ -70,6 +70,13 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
         )
         return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
     return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
+
+
+def _is_out(node: Node, limits: Limits) -> bool:
+    """Quarantined, or about to be: of the nodes that one attempt blames, one after another is."""
+    if node.drain is not None:
+        return bool(node.drain.jobs)
+    return len(node.faults) >= limits.quarantine.jobs and not node.spared
 
 
 def _proved(attempt: Attempt, cause: Cause) -> bool:

@@ -135,6 +135,19 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
     assert not cluster.node("b").in_service
 
 
+def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5)))
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2))
+    cluster.run_gang(1)
+    for name in ("a", "b"):
+        cluster.leave(name)
+    cluster.pass_time(1000)
+    out = [name for name in ("a", "b") if not cluster.node(name).in_service]
+    assert len(out) == 1
+    assert all(cluster.node(name).faults for name in ("a", "b"))
+
+
 def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
     cluster = Cluster(limits=TWO)
     cluster.join("a", "b", "c", "d")

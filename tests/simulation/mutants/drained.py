@@ -101,7 +101,7 @@ MUTANTS = (
         "a gang that is not ready when its node is drained starts there",
         _wrap(drains, "_end", _only_at_the_end),
         ("books", "drain"),
-        seed=380,
+        seed=385,
     ),
     Mutant(
         "nobody leaves at a deadline",
@@ -113,24 +113,24 @@ MUTANTS = (
         "the last retry is spent on a drain",
         _wrap(policy, "_retry", _pays_for_it),
         ("drain",),
-        seed=380,
+        seed=385,
     ),
     Mutant(
         "a deadline is forgotten in a restart",
         _wrap(timers, "drain_timer", _never),
         ("drain",),
-        seed=380,
+        seed=385,
     ),
     Mutant(
         "a whole pool is quarantined",
         _wrap(follow, "quarantined", _no_brake),
         ("quarantine",),
-        seed=380,
+        seed=385,
     ),
     Mutant(
         "a node is quarantined for what programs do",
         _wrap(follow, "judged", _blames_for_programs),
         ("quarantine",),
-        seed=380,
+        seed=387,
     ),
 )
