@@ -8,12 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-import muster.check
+from muster.check import program
 from muster.check.networks import Networks
-from muster.client.ship import shipped, source_of
+from muster.client.ship import package_of, shipped
 
 NAME: Final = "check"
-_SCRIPT: Final = "pairs.py"
 _PLAN: Final = "plan.json"
 
 
@@ -38,8 +37,8 @@ def check_job(
         "nodes": len(nodes),
         "launcher": "processes",
         "nproc_per_node": 1,
-        "setup": shipped({_SCRIPT: source_of(muster.check, "pairs"), _PLAN: text}),
-        "run": [_SCRIPT, _PLAN],
+        "setup": shipped({**package_of(program), _PLAN: text}),
+        "run": ["-m", program.__name__, _PLAN],
         "placement": {"include": list(nodes)},
         "pool": pool,
         # A node that refuses is a finding, and the check goes on without it.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -17,7 +17,7 @@ from muster.cli.text import length, note
 from muster.protocol.http import EnvironmentView, JobView
 
 # Of every run its own: that they differ says nothing.
-_OF_THE_RUN: Final = ("MUSTER_", "MASTER_")
+_OF_THE_RUN: Final = ("MUSTER_", "MASTER_", "PET_MASTER_")
 _NOTHING: Final = "-"
 
 
@@ -50,8 +50,13 @@ def command(*, first: str, second: str, as_json: bool) -> None:
     """
     client = connect()
     numbers = find_job(client, first), find_job(client, second)
-    told = [_told(client.job(number), client.environment(number)) for number in numbers]
-    found = tuple(_differences(*told))
+    views = [client.job(number) for number in numbers]
+    specs = [dict(_flat(view.spec)) for view in views]
+    found = (
+        *_differences(*specs),
+        *_of_environments([client.environment(number) for number in numbers], specs),
+        *_differences(*map(_run, views)),
+    )
     if as_json:
         print_json(Differences(numbers, found))
         return
@@ -73,10 +78,13 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> Iterato
             yield Difference(what, here, there)
 
 
-def _told(view: JobView, environment: EnvironmentView) -> dict[str, str]:
-    """All that there is to compare, by its name."""
-    spec = dict(_flat(view.spec))
-    return {**spec, **_environment(environment, spec), **_run(view)}
+def _of_environments(
+    views: Sequence[EnvironmentView], specs: Sequence[Mapping[str, str]]
+) -> Iterator[Difference]:
+    """Of jobs that both had one: else all of it would be a difference."""
+    if all(view.nodes and view.nodes[0].env for view in views):
+        pairs = zip(views, specs, strict=True)
+        yield from _differences(*(_environment(view, spec) for view, spec in pairs))
 
 
 def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str]]:
@@ -84,7 +92,7 @@ def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str
         if isinstance(value, dict):
             yield from _flat(value, f"{section}{name}.")
         else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = shlex.join(map(str, value)) if isinstance(value, list) else str(value)
             yield f"{section}{name}", text
 
 

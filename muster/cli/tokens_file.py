@@ -61,10 +61,18 @@ def tokens_text(records: Sequence[TokenRecord]) -> str:
 
 def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     """Raises ConfigError."""
+    if not path.exists():
+        raise _no_file(path)
     try:
         return msgspec.convert(read_yaml(path), TokensFile).tokens
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: not a tokens file ({error})") from error
+
+
+def _no_file(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: there is no tokens file; name it with --file, or make a cluster with: muster init"
+    )
 
 
 @contextmanager
@@ -89,10 +97,7 @@ def _locked(path: Path) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError as error:
-            raise ConfigError(
-                f"{path}: there is no tokens file; name it with --file, or make a cluster with: "
-                "muster init"
-            ) from error
+            raise _no_file(path) from error
         except OSError as error:
             raise FileError(f"{path}: cannot be changed: {error.strerror}") from error
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -7,7 +7,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-_WRITE: Final = 'while [ $# -gt 1 ]; do printf %s "$2" >"$1"; shift 2; done'
+_WRITE: Final = (
+    'while [ $# -gt 1 ]; do mkdir -p "$(dirname "$1")"; printf %s "$2" >>"$1"; shift 2; done'
+)
+_PIECE: Final = 30_000
+"""Characters, of four bytes at the most: Linux takes no word of 128 KiB."""
 
 
 def source_of(room: ModuleType, program: str) -> str:
@@ -16,9 +20,22 @@ def source_of(room: ModuleType, program: str) -> str:
     return Path(folder, f"{program}.py").read_text()
 
 
+def package_of(room: ModuleType) -> dict[str, str]:
+    """The texts of a package of ours, by the places from which `python -m` finds it under the name
+    that it has here, whether Muster is installed there or not."""
+    parts = room.__name__.split(".")
+    found = {"/".join([*parts[:depth], "__init__.py"]): "" for depth in range(1, len(parts))}
+    (folder,) = room.__path__
+    for file in sorted(Path(folder).glob("*.py")):
+        found["/".join([*parts, file.name])] = file.read_text()
+    return found
+
+
 def shipped(files: Mapping[str, str]) -> list[str]:
-    """A `setup` that makes `files`, texts by name, where the job runs. A text is a word of a
-    command line, of at most 128 KiB.
-    """
-    words = [word for file in files.items() for word in file]
+    """A `setup` that makes `files`, texts by name, where the job runs: 512 KiB in all, as the
+    command of a job may have."""
+    words = []
+    for name, text in files.items():
+        for begin in range(0, len(text) or 1, _PIECE):
+            words += [name, text[begin : begin + _PIECE]]
     return ["/bin/sh", "-euc", _WRITE, "setup", *words]

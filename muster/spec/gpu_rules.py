@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.spec.problems import Problems
-from muster.spec.types import JobSpec, Launcher
+from muster.spec.types import JobSpec
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
@@ -28,7 +28,7 @@ def check_gpus(spec: JobSpec, problems: Problems) -> None:
     if spec.resources.numa_binding is None:
         return
     where, shown = "resources.numa_binding", spec.resources.numa_binding.value
-    if spec.launcher is not Launcher.TORCHRUN:
+    if not spec.launcher.torchruns:
         hint = "use `launcher: torchrun`, or bind in the program (`numactl`)"
         problems.add(where, shown, "is done by torchrun", hint)
     if spec.resources.gpu == 0:

@@ -42,18 +42,19 @@ class EventsApi:
         self._heartbeat_s = heartbeat_s
 
     async def of_all(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, read_query(request, EventsQuery), None)
+        query = read_query(request, EventsQuery)
+        return await self._answer(request, query, _place(request, query.after), None)
 
     async def of_job(self, request: web.Request) -> web.StreamResponse:
         name = job_id(request)
         query = read_query(request, EventsQuery)
+        place = _place(request, query.after)
         _, job = await find_job(self._coordinator, name)
-        return await self._answer(request, query, job)
+        return await self._answer(request, query, place, job)
 
     async def _answer(
-        self, request: web.Request, query: EventsQuery, job: Job | None
+        self, request: web.Request, query: EventsQuery, place: "_Place", job: Job | None
     ) -> web.StreamResponse:
-        place = _place(request, query.after)
         after = place.seq
         follow = query.follow or STREAM in request.headers.get("Accept", "")
         if place.mark or place.header or follow:

@@ -52,18 +52,27 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
         return _answer(asked.request, unknown_node(asked.node))
     if node.in_service and not node.faults:
         return _answer(asked.request, a.Serviced(node.name, anything=False))
-    found = resume_problems(node, now) if asked.check else ()
+    found = resume_problems(state, node, now) if asked.check else ()
     if found:
         return _answer(asked.request, unfit_to_resume(node, found))
     fact = sf.NodeResumed(node.name, asked.user)
     return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
 
 
-def resume_problems(node: Node, now: Instant) -> tuple[str, ...]:
-    """What the coordinator knows that speaks against jobs on a node, in sentences."""
+def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
+    """What is known that speaks against jobs on a node, in sentences: its agent reports changes of
+    its RDMA ports and GPUs as they happen."""
     if node.link is not LinkState.CONNECTED:
         return (f"{node.name} is not connected: see that its agent runs",)
-    return tuple(filter(None, (clock_warning(node), claim_warning(node, now))))
+    left = [
+        f"what job {job} left there is not gone yet"
+        for job, number in sorted(node.holders)
+        if state.jobs[job].attempts[number - 1].phase is AttemptPhase.STOPPING
+    ]
+    gpus = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
+    ports = [port.text for port in node.ports if port.down]
+    found = (clock_warning(node), claim_warning(node, now), *left, *gpus, *ports)
+    return tuple(filter(None, found))
 
 
 def unfit_to_resume(node: Node, found: tuple[str, ...]) -> a.Declined:

@@ -127,9 +127,10 @@ def _verdict(
     if not lack.holders:
         return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
     holder, in_s = _last_needed(state, job, node, lack.holders, now)
-    limit = ""
-    if in_s is None:
-        several = len({name for name, _ in lack.holders}) > 1
+    several = len({name for name, _ in lack.holders}) > 1
+    if in_s is not None:
+        limit = f"; it can be taken when job {holder.id} ends" if several else ""
+    else:
         limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
     return h.NodeVerdict(
         node.name,

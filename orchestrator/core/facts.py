@@ -13,14 +13,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from muster.fabric.proof import Proof
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
 from muster.protocol.outcome import Cause, ExitStatus
-from muster.protocol.proof import FabricReport, PortHealth
-from muster.protocol.states import TaskState
+from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core import link_facts as of_link
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.service_facts import OfService
 
@@ -332,83 +332,11 @@ class RunTimed(_Fact, frozen=True):
     since: float
 
 
-class NodeConnected(_Fact, frozen=True):
-    """`lease_until` and `heard_at` are this process's monotonic seconds; `ahead_s` is how far the
-    agent's wall clock is ahead of ours, 0 where that is little or not told; `instance` is its life.
-    """
-
-    node: NodeName
-    session: SessionId
-    peer: str
-    heard_at: float
-    lease_until: float
-    protocol: int = 1
-    ahead_s: float = 0.0
-    instance: str = ""
-
-
-class NameClaimed(_Fact, frozen=True):
-    """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
-    process's monotonic seconds."""
-
-    node: NodeName
-    peer: str
-    at: float
-
-
-class NodeSynced(_Fact, frozen=True):
-    """All that a new connection told has been taken in; `held` is what the node has, in which
-    state."""
-
-    node: NodeName
-    held: tuple[tuple[TaskId, TaskState], ...] = ()
-
-
-class FailureSuspected(_Fact, frozen=True):
-    """A rank has failed as ranks do when another one has failed. Whether another one has is soon to
-    be heard; `ended_at` is when this one did, in this process's monotonic seconds."""
-
-    node: NodeName
-    task: TaskId
-    cause: Cause
-    ended_at: float
-
-
 class TrafficMeasured(_Fact, frozen=True):
     """A node's newest figures of its part of a gang's traffic."""
 
     task: TaskId
     report: FabricReport
-
-
-class PortsSeen(_Fact, frozen=True):
-    """The RDMA ports of a node that are not as they were."""
-
-    node: NodeName
-    ports: tuple[PortHealth, ...]
-
-
-class NodeHeard(_Fact, frozen=True):
-    node: NodeName
-    heard_at: float
-    lease_until: float
-    ahead_s: float = 0.0
-
-
-class NodeDisconnected(_Fact, frozen=True):
-    node: NodeName
-    session: SessionId
-
-
-class LeaseExtended(_Fact, frozen=True):
-    """A new coordinator gives every node that may run something a full lease before it judges."""
-
-    node: NodeName
-    lease_until: float
-
-
-class NodeLeaseExpired(_Fact, frozen=True):
-    node: NodeName
 
 
 class SpaceChanged(_Fact, frozen=True):
@@ -424,17 +352,16 @@ class JobForgotten(_Fact, frozen=True):
     job: JobId
 
 
-OfLink = (
-    NodeConnected
-    | NameClaimed
-    | NodeSynced
-    | FailureSuspected
-    | NodeHeard
-    | PortsSeen
-    | NodeDisconnected
-    | LeaseExtended
-    | NodeLeaseExpired
-)
+NodeConnected = of_link.NodeConnected
+NameClaimed = of_link.NameClaimed
+NodeSynced = of_link.NodeSynced
+FailureSuspected = of_link.FailureSuspected
+NodeHeard = of_link.NodeHeard
+PortsSeen = of_link.PortsSeen
+NodeDisconnected = of_link.NodeDisconnected
+LeaseExtended = of_link.LeaseExtended
+NodeLeaseExpired = of_link.NodeLeaseExpired
+OfLink = of_link.OfLink
 
 Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 

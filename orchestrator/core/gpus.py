@@ -47,6 +47,15 @@ def room(state: State, spec: JobSpec, node: Node) -> int:
     return len(free if model is None else _of_model(free, model))
 
 
+def may_have_room(spec: JobSpec, node: Node) -> bool:
+    """Whether `room` need be asked of a node that somebody has: False is certain."""
+    shares = node.holders.values()
+    if not spec.resources.gpu or any(share.whole for share in shares):
+        return False
+    held = sum(len(share.gpus) for share in shares)
+    return len(node.inventory.devices) - held >= spec.resources.gpu
+
+
 def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:
     """The UUIDs that a task of the job gets on a node that has room for it, in PCI order; () for
     all of the node. A job that has a node alone gets those of its GPUs that are sound.

@@ -12,7 +12,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
-from orchestrator.core.gpus import given, shares
+from orchestrator.core.gpus import given, may_have_room
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import Waiting, place, why_there
 from orchestrator.core.state import Job, State
@@ -113,7 +113,7 @@ def _enough_free(state: State, spec: JobSpec) -> bool:
     for node in state.nodes.values():
         if node.link is not LinkState.CONNECTED or not node.in_service:
             continue
-        if not node.holders or (spec.resources.gpu and shares(spec, node.inventory)):
+        if not node.holders or may_have_room(spec, node):
             free += 1
             if free >= spec.nodes:
                 return True

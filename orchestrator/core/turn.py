@@ -11,7 +11,7 @@ from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import Fact
+from orchestrator.core.facts import AttemptArranged, Fact
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
@@ -50,5 +50,9 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
-        pending.extend(followed.facts)
+        if any(isinstance(one, AttemptArranged) for one in followed.facts):
+            # A port is leased before another gang of the same report looks for one.
+            pending.extendleft(reversed(followed.facts))
+        else:
+            pending.extend(followed.facts)
         done.actions += followed.actions

@@ -151,7 +151,11 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
         )
     whole = whole or layout < _LAYOUT_OF_ARCHIVE or _size(path) <= _SMALL_BYTES
     for part in ("1",) if whole else ("fact", "meta", "tally"):
-        ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
+        try:
+            ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
+        except UnicodeDecodeError as error:
+            # It names what it found, and the name is what is damaged.
+            raise CorruptJournalError(f"{path} is damaged ({error.reason})") from error
         if verdict != "ok":
             # What SQLite says may have several lines.
             raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")

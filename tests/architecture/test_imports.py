@@ -31,7 +31,7 @@ ROOMS: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("msgspec",),
     ),
     ("muster.bench.allreduce", (), ("torch",)),
-    ("muster.check.pairs", (), ()),
+    ("muster.check.program", ("muster.check.program",), ()),
     ("muster.fabric", ("muster.fabric", "muster.protocol"), ("msgspec",)),
     ("muster.protocol", ("muster.protocol", "muster.spec"), ("msgspec",)),
     ("muster.spec", ("muster.spec", "muster.protocol"), ("msgspec", "yaml")),

@@ -13,6 +13,7 @@ from tests.architecture.sources import TREE, module_name, parse, source_files
 LINES_MAX = 500
 NO_SUBJECT = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools"}
 
+PROGRAMS = ("agent.bootstrap", "muster.bench.allreduce")
 OURS = {"muster", "orchestrator", "agent"}
 
 FILES = source_files()
@@ -79,11 +80,11 @@ def import_each_alone(
 
 
 def importable() -> list[str]:
-    # `__main__` starts a daemon; the bootstrap is a program for the job's interpreter.
+    # `__main__` starts a daemon; the others are programs for the job's interpreter.
     return [
         name
         for name in map(module_name, FILES)
-        if not name.endswith("__main__") and not name.startswith("agent.bootstrap")
+        if not name.endswith("__main__") and not name.startswith(PROGRAMS)
     ]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import muster.check.pairs as program
 from muster.check.output import Output
+from muster.check.program import hub, names, node
 
 NET = "127.0.0.0/8"
 KEY = "k"
@@ -43,7 +43,7 @@ def run(folder: Path, wanted: dict[str, Any], count: int) -> Output:
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, program.__file__, str(file)],
+            [sys.executable, "-m", "muster.check.program", str(file)],
             env={**env, "RANK": str(rank)},
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         )
@@ -73,7 +73,7 @@ def test_a_node_on_an_address_that_is_not_its_own_is_left_out(tmp_path: Path) ->
     assert bad
     assert all("n4" in ends for ends in bad)
     # Each try costs a time-out, so it is not tried by all.
-    assert len({*(name for ends in bad for name in ends)} - {"n4"}) == program.GIVE_UP
+    assert len({*(name for ends in bad for name in ends)} - {"n4"}) == hub.GIVE_UP
     assert len([pair for pair in output.pairs if pair.gb_s is not None]) == 12
 
 
@@ -84,16 +84,16 @@ def test_a_single_node_tells_of_itself(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[program.Node, program.Node]]:
+def ends() -> Iterator[tuple[node.Node, node.Node]]:
     """A sender and a receiver."""
-    names = ["n0", "n1"]
-    sender, receiver = (program.Node(plan(2), names, rank) for rank in (0, 1))
+    both = ["n0", "n1"]
+    sender, receiver = (node.Node(plan(2), both, rank) for rank in (0, 1))
     sender._ports = [0, receiver._listener.getsockname()[1]]
     with sender._listener, receiver._listener:
         yield sender, receiver
 
 
-def sent(ends: tuple[program.Node, program.Node]) -> tuple[float | None, str]:
+def sent(ends: tuple[node.Node, node.Node]) -> tuple[float | None, str]:
     """What the sender makes of one sending, which the receiver answers."""
     sender, receiver = ends
 
@@ -108,23 +108,23 @@ def sent(ends: tuple[program.Node, program.Node]) -> tuple[float | None, str]:
         answering.join()
 
 
-def test_bytes_that_change_on_the_way_are_found(ends: tuple[program.Node, program.Node]) -> None:
+def test_bytes_that_change_on_the_way_are_found(ends: tuple[node.Node, node.Node]) -> None:
     assert sent(ends)[1] == ""
     ends[0]._crc ^= 1
     assert sent(ends) == (None, "the bytes that arrive are not those that were sent")
 
 
-def test_another_node_at_the_address_is_named(ends: tuple[program.Node, program.Node]) -> None:
+def test_another_node_at_the_address_is_named(ends: tuple[node.Node, node.Node]) -> None:
     ends[1]._names = ["n0", "other"]
     assert sent(ends) == (None, "other answers there")
 
 
-def test_a_stranger_at_the_address_is_told(ends: tuple[program.Node, program.Node]) -> None:
+def test_a_stranger_at_the_address_is_told(ends: tuple[node.Node, node.Node]) -> None:
     ends[1]._plan["key"] = "another"
     assert sent(ends) == (None, "another program answers there")
 
 
-def test_a_port_at_which_nobody_listens(ends: tuple[program.Node, program.Node]) -> None:
+def test_a_port_at_which_nobody_listens(ends: tuple[node.Node, node.Node]) -> None:
     sender, receiver = ends
     receiver._listener.close()
     speed, why = sender._send(1, "127.0.0.1", "127.0.0.2")
@@ -140,9 +140,9 @@ def test_a_name_that_leads_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) ->
     def name_of(address: tuple[str, int], _flags: int) -> tuple[str, str]:
         return back[address[0]], "0"
 
-    monkeypatch.setattr(program, "_addresses", lambda name: known.get(name, []))
+    monkeypatch.setattr(names, "_addresses", lambda name: known.get(name, []))
     monkeypatch.setattr(socket, "getnameinfo", name_of)
-    proof = program.NameProof({"networks": {}}, ["a", "b", "c"], 0)
+    proof = names.NameProof({"networks": {}}, ["a", "b", "c"], 0)
     proof.run()
     assert proof.problems() == {
         "wrong": [
@@ -154,16 +154,16 @@ def test_a_name_that_leads_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def hub_that_knows(well: set[str], bad: list[tuple[str, str]]) -> program.Hub:
-    names = [f"n{number}" for number in range(10)]
+def hub_that_knows(well: set[str], bad: list[tuple[str, str]]) -> hub.Hub:
+    gang = [f"n{number}" for number in range(10)]
     with socket.socket() as unused:
-        hub = program.Hub(plan(10), names, unused)
+        made = hub.Hub(plan(10), gang, unused)
     for name in well:
-        hub._well.add((names.index(name), 0))
+        made._well.add((gang.index(name), 0))
     for one, other in bad:
-        hub._learn([names.index(one), names.index(other), 0, None, "no answer"])
-    hub._leave_out()
-    return hub
+        made._learn([gang.index(one), gang.index(other), 0, None, "no answer"])
+    made._leave_out()
+    return made
 
 
 def test_who_fails_with_three_that_are_well_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:

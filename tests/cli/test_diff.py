@@ -30,6 +30,9 @@ def test_only_what_differs_is_shown(run: Run, fake: FakeCoordinator) -> None:
         "state": ("SUCCEEDED", "RUNNING"),
         "exit code": ("0", ""),
     }
+    fake.script.environments[41] = api.EnvironmentView(41, None, ())
+    again = json.loads(run("diff", "41", "42", "--json").stdout)["differences"]
+    assert "env.NCCL_DEBUG" not in {d["what"] for d in again}, "of one that never ran, nothing"
     shown = run("diff", "41", "42")
     assert shown.returncode == 0
     assert [line.split() for line in shown.stdout.decode().splitlines()][:3] == [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.local_cluster import LocalCluster
+from examples.namespace_cluster import NamespaceCluster
 from tests.agent.probe.fabric.trees import Node
 
 GPUS = 8
@@ -46,6 +47,18 @@ class GpuCluster(LocalCluster):
         return self.root / "trees" / str(number)
 
     def _place(self, number: int) -> dict[str, object]:
-        plant(self.tree(number), number)
-        fabric = {"root": str(self.tree(number))}
-        return {**super()._place(number), "gpus": "auto", "fabric": fabric}
+        return {**super()._place(number), **_cards(self.tree(number), number)}
+
+
+@dataclass
+class GpuMachines(NamespaceCluster):
+    """So has each machine."""
+
+    def _place(self, number: int) -> dict[str, object]:
+        tree = self.root / "trees" / str(number)
+        return {**super()._place(number), **_cards(tree, number)}
+
+
+def _cards(tree: Path, number: int) -> dict[str, object]:
+    plant(tree, number)
+    return {"gpus": "auto", "fabric": {"root": str(tree)}}

@@ -18,6 +18,7 @@ QUICK = ("--iters", "2", "--warmups", "1")
 
 @pytest.mark.torch
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_with_and_without_rdma_in_json(cluster: LocalCluster) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     done = cluster.muster(
@@ -39,6 +40,7 @@ def test_with_and_without_rdma_in_json(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(300)
 def test_in_words_and_in_the_logs(cluster: LocalCluster) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     nodes = ("--nodes-named", "node-2,node-3")

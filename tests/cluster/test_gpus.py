@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from examples.local_cluster import LocalCluster
+from examples.rig.rig import missing
 from muster.protocol.states import JobState
-from tests.cluster.cards import GPUS, GpuCluster, describe, uuid
+from tests.cluster.cards import GPUS, GpuCluster, GpuMachines, describe, uuid
 from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.test_hosts import blocks
 
 # Says what it was given, then waits for leave.
 HOLD = """
 file="$MUSTER_JOB_NAME.$MUSTER_NODE_RANK"
-env | grep -E '^(CUDA_VISIBLE_DEVICES|MUSTER_GPUS_PER_NODE|MUSTER_NUM_GPUS|PET_NPROC)' > "$file.new"
+env | grep -E '^(CUDA_VISIBLE_DEVICES|PET_|MUSTER_(GPUS|NUM|MASTER|SCRATCH|HOSTFILE))' > "$file.new"
 mv "$file.new" "$file"
 until [ -e "$MUSTER_JOB_NAME.go" ]; do sleep 0.05; done
 """
@@ -38,7 +41,7 @@ def made(tmp_path: Path, agents: int) -> Iterator[GpuCluster]:
     until(lambda: cluster.leftovers() == [], "no process of the cluster is left")
 
 
-def hold(cluster: GpuCluster, folder: Path, name: str, gpus: object, **more: object) -> str:
+def hold(cluster: LocalCluster, folder: Path, name: str, gpus: object, **more: object) -> str:
     """A job that keeps its GPUs until its file `name.go` is there."""
     own = folder / name
     own.mkdir()
@@ -126,6 +129,37 @@ def test_gangs_share_their_nodes_and_a_job_for_whole_nodes_waits(
     assert given(tmp_path, "whole")["MUSTER_GPUS_PER_NODE"] == "8"
     let_go(tmp_path, "whole")
     assert wait(two, whole) == 0
+
+
+@pytest.mark.root
+@pytest.mark.long
+def test_two_gangs_on_the_same_machines_have_names_ports_and_folders_of_their_own(
+    tmp_path: Path,
+) -> None:
+    if why := missing():
+        pytest.skip(why)
+    with GpuMachines(tmp_path / "cluster", agents=2) as machines:
+        hosts = {name: machine.hosts() for name, machine in machines.machines.items()}
+        jobs = {name: hold(machines, tmp_path, name, 2, nodes=2) for name in ("first", "second")}
+        mine = {name: given(tmp_path, name) for name in jobs}
+        for variable in ("MUSTER_MASTER_PORT", "MUSTER_SCRATCH", "MUSTER_HOSTFILE"):
+            assert mine["first"][variable] != mine["second"][variable]
+        assert mine["first"]["MUSTER_MASTER_ADDR"] == mine["second"]["MUSTER_MASTER_ADDR"]
+        for machine in machines.machines.values():
+            assert set(blocks(machine)) == {f"{job}.1" for job in jobs.values()}
+        let_go(tmp_path, "first")
+        assert wait(machines, jobs["first"]) == 0
+        for machine in machines.machines.values():
+            # The names of the one that runs stay.
+            assert blocks(machine) == [f"{jobs['second']}.1"]
+            assert machine.exec("getent", "hosts", "node-1", "node-2").returncode == 0
+        third = hold(machines, tmp_path, "third", 6, nodes=2)
+        await_file(tmp_path / "third" / "third.1")
+        for name, job in (("second", jobs["second"]), ("third", third)):
+            let_go(tmp_path, name)
+            assert wait(machines, job) == 0
+        assert {name: machine.hosts() for name, machine in machines.machines.items()} == hosts
+        assert machines.survivors() == []
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,20 +15,26 @@ from tests.cluster.jobs import submit, until, wait
 from tests.cluster.scripted_fabric import ScriptedCluster
 from tests.fabric import nccl_lines as lines
 
-pytestmark = pytest.mark.torch
-pytest.importorskip("torch", reason="torch is not installed")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 GB = 10**9
-# What NCCL would do, and an all-reduce after the other until the test has seen enough.
-GANG = """
-import os, socket, sys, time
-import torch
-import torch.distributed as dist
+# What NCCL would do, until the test has seen enough.
+SAYS = """
+import os, socket, time
 file = os.environ.get("NCCL_DEBUG_FILE")
 if file:
     path = file.replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
     with open(path, "w") as out:
         out.write(open(f"says.{os.environ['MUSTER_NODE_RANK']}").read())
+"""
+WAITS = """
+while not os.path.exists("enough"):
+    time.sleep(0.05)
+"""
+# And one all-reduce after the other.
+GLOO = """
+import torch
+import torch.distributed as dist
 dist.init_process_group("gloo")
 more = torch.ones(1)
 while more.item():
@@ -47,11 +54,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedCluste
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
-def gang(cluster: ScriptedCluster, tmp_path: Path, *says: str, **job: object) -> str:
-    (tmp_path / "gang.py").write_text(GANG)
+def gang(
+    cluster: ScriptedCluster, tmp_path: Path, *says: str, work: str = WAITS, **job: object
+) -> str:
+    (tmp_path / "gang.py").write_text(SAYS + work)
     for rank, text in enumerate(says):
         (tmp_path / f"says.{rank}").write_text(text)
-    return submit(cluster, tmp_path, launcher="torchrun", nodes=2, run="gang.py", **job)
+    launcher = "torchrun" if work == GLOO else "processes"
+    return submit(cluster, tmp_path, launcher=launcher, nodes=2, run="gang.py", **job)
 
 
 def attempt(cluster: ScriptedCluster, job: str) -> AttemptView:
@@ -67,10 +77,12 @@ def started(cluster: ScriptedCluster, job: str) -> None:
     until(lambda: attempt(cluster, job).started_at is not None, "the gang runs")
 
 
+@needs_torch
+@pytest.mark.torch
 def test_rdma_is_proved_and_stays_so_over_kills_of_the_daemons(
     cluster: ScriptedCluster, tmp_path: Path
 ) -> None:
-    job = gang(cluster, tmp_path, lines.IB_2_18, lines.IB_2_27)
+    job = gang(cluster, tmp_path, lines.IB_2_18, lines.IB_2_27, work=GLOO)
     started(cluster, job)
     until(lambda: "no HCA of" in proof_text(cluster, job), "NCCL's lines without traffic")
     assert verdict(cluster, job) is Carrier.UNKNOWN
@@ -89,6 +101,18 @@ def test_rdma_is_proved_and_stays_so_over_kills_of_the_daemons(
     (tmp_path / "enough").touch()
     assert wait(cluster, job) == 0
     assert verdict(cluster, job) is Carrier.PROVED
+    cluster.coordinator.kill()
+    cluster.coordinator.start()
+    cluster.wait_for_nodes()
+    proof = cluster.client().fabric(int(job)).proof
+    assert proof is not None
+    first, second = proof.nodes
+    assert [port.sent for port in first.ports] == [50 * GB, 40 * GB]
+    assert [port.sent for port in second.ports] == [40 * GB, 40 * GB]
+    assert [port.planned for port in first.ports] == [True, True]
+    shown = cluster.muster("show", "--fabric", job).stdout
+    assert "RDMA proved: 2/2 HCAs, " in shown
+    assert "IB; 4 channels over RDMA, 4 of them GPUDirect; NCCL 2.18.6" in shown
 
 
 def proof_text(cluster: ScriptedCluster, job: str) -> str:
@@ -96,8 +120,12 @@ def proof_text(cluster: ScriptedCluster, job: str) -> str:
     return "" if proof is None else proof.text
 
 
+@needs_torch
+@pytest.mark.torch
 def test_tcp_ends_a_job_that_requires_rdma(cluster: ScriptedCluster, tmp_path: Path) -> None:
-    job = gang(cluster, tmp_path, lines.SOCKET_2_24, lines.SOCKET_2_24, rdma="required", retry=3)
+    job = gang(
+        cluster, tmp_path, lines.SOCKET_2_24, lines.SOCKET_2_24, work=GLOO, rdma="required", retry=3
+    )
     assert wait(cluster, job) == 122
     view = cluster.client().job(int(job))
     assert view.reason.code == "rdma_not_used"

@@ -51,7 +51,7 @@ class FakeAgent:
         self.socket = socket
         self.name = NodeName(name)
         self.link = Link()
-        self._may_start = False  # its last plan says so
+        self.released: set[TaskId] = set()
 
     async def say(self, report: Report) -> None:
         await self.socket.send_str(encode(ReportFrame(self.link.next_seq(), report)).decode())
@@ -85,14 +85,20 @@ class FakeAgent:
     async def arrange(self, task: TaskId) -> ArrangeTask:
         order = await self.expect(ArrangeTask)
         assert order.task == task
-        self._may_start = order.start
-        await self.report(task, TaskState.ARRANGED, prepared=prepared())
+        if order.start:
+            self.released.add(task)
+        else:
+            await self.report(task, TaskState.ARRANGED, prepared=prepared())
         return order
+
+    async def gate(self, task: TaskId) -> None:
+        """Wait until the gate may open, which the plan of a gang of one has said."""
+        if task not in self.released:
+            assert (await self.expect(StartTask)).task == task
 
     async def finish(self, task: TaskId, status: ExitStatus = GOOD) -> None:
         """Open the gate, run, and end with `status`; up to the coordinator's ForgetTask."""
-        if not self._may_start:
-            assert (await self.expect(StartTask)).task == task
+        await self.gate(task)
         ranks = (RankReport(int(task.rpartition(".")[2]), exit=status),)
         await self.report(task, TaskState.STARTED, prepared=prepared(), listening=True)
         await self.report(

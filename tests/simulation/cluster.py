@@ -69,7 +69,7 @@ class Cluster:
         self.swarm = Swarm(self)
         names = [node.name for node in self.nodes]
         self.draining = (
-            Draining(self.world, self.coordinator, self.checkers, names)
+            Draining(self.world, self.coordinator, self.checkers, names, TROUBLE_S)
             if seed >= FIRST_DRAINED
             else None
         )

@@ -20,7 +20,7 @@ from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.world import World
 
-FIRST_DRAINED: Final = 350
+FIRST_DRAINED: Final = 380
 """From this seed on. Those before stay the runs that they were."""
 
 NEVER: Final = Quarantine(jobs=0)
@@ -43,7 +43,12 @@ class Draining:
     """All operators of a run. In peace every node is resumed, once its deadline was kept."""
 
     def __init__(
-        self, world: World, coordinator: Coordinator, checkers: Checkers, nodes: list[NodeName]
+        self,
+        world: World,
+        coordinator: Coordinator,
+        checkers: Checkers,
+        nodes: list[NodeName],
+        trouble_s: float,
     ) -> None:
         self.world = world
         self.coordinator = coordinator
@@ -56,6 +61,9 @@ class Draining:
         checkers.watchers.append(self._turned)
         checkers.promises.append(self._kept)
         self._later()
+        # A deadline that is to be kept by a process that did not hear of it.
+        world.at(trouble_s - 10.0, partial(self._drain_last, self.rng.choice(nodes)))
+        world.at(trouble_s - 2.0, coordinator.crash)
 
     def make_peace(self) -> None:
         self.peace = True
@@ -83,6 +91,10 @@ class Draining:
             else:
                 self._drain(name, self.rng.choice(_DEADLINES_S))
         self._later()
+
+    def _drain_last(self, name: NodeName) -> None:
+        if self.coordinator.listening and name in self.coordinator.state.nodes:
+            self._drain(name, 300.0)
 
     def _drain(self, name: NodeName, deadline_s: float | None) -> None:
         self._asked[name] = self._asked.get(name, 0) + 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from agent.core import actions as a
 from orchestrator.core import facts as f
 from tests.simulation.coordinator import Doom, Moment
+from tests.simulation.draining import WINDOWS as OF_DRAINS
 from tests.simulation.impostor import Impostor
 from tests.simulation.node import Node, NodeDoom
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
@@ -178,6 +179,7 @@ class Swarm:
         rng = self.world.rng
         power = rng.random() < 0.2
         windows = WINDOWS if self.cluster.steering is None else WINDOWS + MORE_WINDOWS
+        windows += OF_DRAINS if self.cluster.draining is not None else ()
         self.cluster.coordinator.doom = Doom(rng.choice(windows), rng.choice(list(Moment)), power)
         return self.cluster.coordinator.up
 

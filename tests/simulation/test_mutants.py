@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.cards import FIRST_SHARED
+from tests.simulation.draining import FIRST_DRAINED
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
@@ -21,6 +22,9 @@ VARIED = range(FIRST_VARIED, FIRST_VARIED + 40)
 STEERED = range(FIRST_STEERED, FIRST_STEERED + 40)
 """As SEEDS, for bugs that need users who change their minds."""
 
+DRAINED = range(FIRST_DRAINED, FIRST_DRAINED + 40)
+"""As SEEDS, for bugs that need operators."""
+
 SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
 """As SEEDS, for bugs that need jobs that share nodes."""
 
@@ -31,18 +35,12 @@ RAILED = range(FIRST_RAILED, FIRST_RAILED + 40)
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     steered, varied = mutant.seed >= FIRST_STEERED, mutant.seed >= FIRST_VARIED
-    shared, railed = mutant.seed >= FIRST_SHARED, mutant.seed >= FIRST_RAILED
-    order = (
-        RAILED
-        if railed
-        else SHARED
-        if shared
-        else STEERED
-        if steered
-        else VARIED
-        if varied
-        else SEEDS
-    )
+    railed, drained = mutant.seed >= FIRST_RAILED, mutant.seed >= FIRST_DRAINED
+    shared = mutant.seed >= FIRST_SHARED
+    if shared:
+        order = DRAINED if drained else RAILED if railed else SHARED
+    else:
+        order = STEERED if steered else VARIED if varied else SEEDS
     found = hunt(mutant, order)
     assert found is not None, "no seed has found it"
     assert found.text.startswith(mutant.breaks), f"seed {found.seed} found something else: {found}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.messages import Inventory, SignalTask, StartTask
+from muster.protocol.messages import Inventory, SignalTask
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import connect, prepared
 from tests.orchestrator.process import CoordinatorProcess
@@ -159,7 +159,7 @@ def test_a_signal_reaches_the_node(cluster: CoordinatorProcess) -> None:
             job = await user.submit(pool="own")
             task = await agent.prepare()
             await agent.arrange(task)
-            await agent.expect(StartTask)
+            await agent.gate(task)
             await agent.report(task, TaskState.STARTED, prepared=prepared())
             while (await user.get(f"/v1/jobs/{job}"))["state"] != "RUNNING":
                 pass

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.protocol.messages import StopTask
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.messages import Heartbeat, StopTask
 from muster.protocol.outcome import CauseCode, ExitStatus
+from muster.protocol.proof import PortHealth
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Rendezvous, Retry, Stop
 from orchestrator.core import actions as a
@@ -239,6 +241,35 @@ def test_resume_is_refused_while_something_is_wrong(cluster: Cluster) -> None:
     assert cluster.resume("a", check=False) == a.Serviced(cluster.node("a").name, anything=True)
     assert cluster.node("a").in_service
     assert cluster.resume("a") == a.Serviced(cluster.node("a").name, anything=False)
+
+
+def test_the_check_names_all_that_it_finds(cluster: Cluster) -> None:
+    sick = GpuDevice(pci="0000:01:00.0", uuid="", fault="fell off the bus")
+    cluster.join("c", devices=(sick,), gpus=0)
+    session = cluster.node("c").session
+    assert session is not None
+    down = PortHealth("mlx5_0:1", down=True, state="DOWN")
+    beat = Heartbeat(cluster.mono, wall_s=cluster.now.wall + 3600, ports=(down,))
+    cluster.turn(s.ReportReceived(session, beat))
+    cluster.drain("c")
+    declined = cluster.resume("c")
+    assert isinstance(declined, a.Declined)
+    for told in ("1h ahead", "GPU 0000:01:00.0: fell off the bus", down.text):
+        assert told in declined.text
+
+
+def test_what_a_job_left_is_to_be_gone_first(cluster: Cluster) -> None:
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.drain("a")
+    # That it runs is no obstacle: the drain is simply undone.
+    assert cluster.resume("a") == a.Serviced(cluster.node("a").name, anything=True)
+    cluster.drain("a", deadline_s=0.0)
+    declined = cluster.resume("a")
+    assert isinstance(declined, a.Declined)
+    assert "what job 1 left there is not gone yet" in declined.text
+    cluster.clean(running)
+    assert isinstance(cluster.resume("a"), a.Serviced)
 
 
 def test_a_node_that_nobody_knows() -> None:

@@ -16,11 +16,13 @@ from muster.protocol.messages import (
     Fingerprint,
     Heartbeat,
     PrepareTask,
+    TaskReport,
     with_devices,
 )
 from muster.protocol.outcome import ExitStatus
-from muster.protocol.states import JobState
+from muster.protocol.states import JobState, TaskState
 from orchestrator.core import facts as f
+from orchestrator.core import scheduler
 from orchestrator.core import stimuli as s
 from orchestrator.core.actions import Declined
 from orchestrator.core.display import job_summary, job_view, node_view
@@ -48,10 +50,11 @@ def uuid(number: int, node: str = "a") -> str:
 
 
 def join(cluster: Cluster, name: str, count: int = 8, **more: Any) -> None:
+    tasks = more.pop("tasks", ())
     devices = more.pop("devices", None) or tuple(gpu(at, name) for at in range(count))
     described = with_devices(msgspec.structs.replace(INVENTORY, cpus=64, **more), devices)
     fields = {field: getattr(described, field) for field in described.__struct_fields__}
-    cluster.join(name, **{**fields, "machine_id": more.get("machine_id", name)})
+    cluster.join(name, tasks=tasks, **{**fields, "machine_id": more.get("machine_id", name)})
 
 
 def part(gpus: int | None, name: str = "train", **more: Any) -> Any:
@@ -354,7 +357,9 @@ def test_explain_says_which_job_has_to_end() -> None:
     cluster.submit(part(1, time_limit_s=5.0))
     # Two are free; those of job 2 come first.
     verdict = explain(cluster.state, cluster.job(4), cluster.now).nodes[0]
-    assert verdict.reason.text == "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest"
+    assert verdict.reason.text == (
+        "has 2 of 8 GPUs free: jobs 1, 2 and 3 have the rest; it can be taken when job 2 ends"
+    )
     assert verdict.job == 2
     assert verdict.free_by is not None
     told = explain(cluster.state, cluster.job(4), cluster.now)
@@ -502,3 +507,33 @@ def test_numa_binding_needs_a_torchrun_that_has_it(
         assert cause is not None
         assert cause.outcome.value == outcome
         assert "numa_binding: node needs PyTorch 2.9 or newer" in cause.text
+
+
+def test_a_cluster_that_is_full_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart finds it node by node, and each time the first of the queue is asked for."""
+    cluster = Cluster()
+    for name in "ab":
+        join(cluster, name)
+        cluster.submit(part(8))
+    cluster.submit(part(1))
+
+    def looked(*_: object) -> None:
+        raise AssertionError("every node was judged")
+
+    monkeypatch.setattr(scheduler, "place", looked)
+    join(cluster, "a", tasks=(TaskReport(task(1, 1, 0), TaskState.ASSIGNED),))
+    assert not cluster.job(3).attempts
+
+
+def test_room_beside_a_job_whose_gpu_has_failed_is_seen() -> None:
+    cluster = Cluster()
+    join(cluster, "a", 4)
+    cluster.submit(part(2))
+    cluster.submit(part(2, priority=10))
+    cluster.submit(part(2, priority=20))
+    cluster.cancel(2)
+    cluster.clean(task(2, 1, 0))
+    sick = [gpu(0, fault="does not answer"), gpu(1, fault="does not answer"), gpu(2), gpu(3)]
+    join(cluster, "a", devices=tuple(sick), tasks=(TaskReport(task(1, 1, 0), TaskState.ASSIGNED),))
+    assert numbers(cluster, 3) == [2, 3]
+    assert check(cluster.state) == []

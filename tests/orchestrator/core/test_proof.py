@@ -160,88 +160,91 @@ def test_a_lost_report_takes_no_verdict_back() -> None:
     assert proof(cluster)[0] is Carrier.PROVED  # type: ignore[index]
 
 
-class TestRequired:
-    """TCP ends a job that requires RDMA, and nothing else does."""
+def test_all_nodes_on_sockets_end_it_at_once_for_good() -> None:
+    cluster = Cluster()
+    first, second = started(cluster, rdma=Rdma.REQUIRED)
+    tell(cluster, first, report(lines.SOCKET_2_18))
+    assert cluster.shown(1) is JobState.RUNNING
+    tell(cluster, second, report(lines.SOCKET_2_18))
+    assert cluster.shown(1) is JobState.STOPPING
+    for task in (first, second):
+        cluster.clean(task, exit=ExitStatus(signal=15), stopped_by="stop")
+    cause = cluster.cause(1)
+    assert (cause.code, cause.exit_code) == (CauseCode.RDMA_NOT_USED, 122)
+    assert cause.text == (
+        "the job requires RDMA, and its traffic goes by TCP: NCCL used NET/Socket on all 2 "
+        "nodes (NET/IB found no device)"
+    )
+    assert len(cluster.job(1).attempts) == 1
 
-    def test_all_nodes_on_sockets_end_it_at_once_for_good(self) -> None:
-        cluster = Cluster()
-        first, second = started(cluster, rdma=Rdma.REQUIRED)
-        tell(cluster, first, report(lines.SOCKET_2_18))
-        assert cluster.shown(1) is JobState.RUNNING
-        tell(cluster, second, report(lines.SOCKET_2_18))
-        assert cluster.shown(1) is JobState.STOPPING
-        for task in (first, second):
-            cluster.clean(task, exit=ExitStatus(signal=15), stopped_by="stop")
-        cause = cluster.cause(1)
-        assert (cause.code, cause.exit_code) == (CauseCode.RDMA_NOT_USED, 122)
-        assert cause.text == (
-            "the job requires RDMA, and its traffic goes by TCP: NCCL used NET/Socket on all 2 "
-            "nodes (NET/IB found no device)"
-        )
-        assert len(cluster.job(1).attempts) == 1
 
-    def test_one_node_is_to_blame_and_left_out(self) -> None:
-        cluster = Cluster()
-        cluster.join("n9")
-        first, second = started(cluster, rdma=Rdma.REQUIRED)
-        names = [t.node for t in cluster.job(1).attempts[0].tasks]
-        tell(cluster, second, report(lines.SOCKET_2_18))
-        tell(cluster, first, report(lines.IB_2_18))
-        cause = cluster.job(1).attempts[0].cause
-        assert cause is not None
-        assert (cause.node, cause.node_fault) == (names[1], True)
-        for task in (first, second):
-            cluster.clean(task, exit=ExitStatus(signal=15), stopped_by="stop")
-        assert cluster.shown(1) is JobState.RETRYING
-        cluster.pass_time(60.0)
-        assert names[1] not in [t.node for t in cluster.job(1).attempts[-1].tasks]
+def test_one_node_is_to_blame_and_left_out() -> None:
+    cluster = Cluster()
+    cluster.join("n9")
+    first, second = started(cluster, rdma=Rdma.REQUIRED)
+    names = [t.node for t in cluster.job(1).attempts[0].tasks]
+    tell(cluster, second, report(lines.SOCKET_2_18))
+    tell(cluster, first, report(lines.IB_2_18))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.node, cause.node_fault) == (names[1], True)
+    for task in (first, second):
+        cluster.clean(task, exit=ExitStatus(signal=15), stopped_by="stop")
+    assert cluster.shown(1) is JobState.RETRYING
+    cluster.pass_time(60.0)
+    assert names[1] not in [t.node for t in cluster.job(1).attempts[-1].tasks]
 
-    def test_nodes_that_say_nothing_are_waited_for_and_not_for_ever(self) -> None:
-        cluster = Cluster()
-        first, _ = started(cluster, rdma=Rdma.REQUIRED)
-        tell(cluster, first, report(lines.SOCKET_2_18))
-        cluster.beat(cluster.limits.traffic_wait_s - 1.0)
-        assert cluster.shown(1) is JobState.RUNNING
-        cluster.beat(2.0)
-        assert cluster.shown(1) is JobState.STOPPING
 
-    def test_a_coordinator_that_is_new_does_not_forget_it(self) -> None:
-        cluster = Cluster()
-        first, _ = started(cluster, rdma=Rdma.REQUIRED)
-        tell(cluster, first, report(lines.SOCKET_2_18))
-        later = Cluster(state=cluster.state, mono=cluster.mono)
-        later.pass_time(later.limits.traffic_wait_s)
-        assert later.shown(1) is JobState.STOPPING
+def test_nodes_that_say_nothing_are_waited_for_and_not_for_ever() -> None:
+    cluster = Cluster()
+    first, _ = started(cluster, rdma=Rdma.REQUIRED)
+    tell(cluster, first, report(lines.SOCKET_2_18))
+    cluster.beat(cluster.limits.traffic_wait_s - 1.0)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(2.0)
+    assert cluster.shown(1) is JobState.STOPPING
 
-    @pytest.mark.parametrize("found", [report(), report(lines.IB_2_18), report(lines.INSIDE)])
-    def test_unknown_ends_nothing(self, found: FabricReport) -> None:
-        cluster = Cluster()
-        for task in started(cluster, rdma=Rdma.REQUIRED):
-            tell(cluster, task, found)
-        cluster.beat(60.0)
-        assert cluster.shown(1) is JobState.RUNNING
 
-    @pytest.mark.parametrize("rdma", [Rdma.PREFERRED, Rdma.OFF])
-    def test_who_does_not_require_it_goes_on(self, rdma: Rdma) -> None:
-        cluster = Cluster()
-        for task in started(cluster, rdma=rdma):
-            tell(cluster, task, report(lines.SOCKET_2_18))
-        cluster.beat(60.0)
-        assert cluster.shown(1) is JobState.RUNNING
-        found = proof(cluster)
-        assert found is not None
-        assert found[0] is Carrier.TCP
-        assert found[1].endswith("(as the job asks: rdma: off)") is (rdma is Rdma.OFF)
+def test_a_coordinator_that_is_new_does_not_forget_it() -> None:
+    cluster = Cluster()
+    first, _ = started(cluster, rdma=Rdma.REQUIRED)
+    tell(cluster, first, report(lines.SOCKET_2_18))
+    later = Cluster(state=cluster.state, mono=cluster.mono)
+    later.pass_time(later.limits.traffic_wait_s)
+    assert later.shown(1) is JobState.STOPPING
 
-    def test_a_rank_that_failed_first_is_the_cause(self) -> None:
-        cluster = Cluster()
-        first, second = started(cluster, rdma=Rdma.REQUIRED)
-        tell(cluster, first, report(lines.SOCKET_2_18))
-        cluster.end(second, ExitStatus(3))
-        tell(cluster, first, report(lines.SOCKET_2_18, GB))
-        cause = cluster.job(1).attempts[0].cause
-        assert cause is not None
-        assert cause.code is CauseCode.RANK_FAILED
+
+@pytest.mark.parametrize("found", [report(), report(lines.IB_2_18), report(lines.INSIDE)])
+def test_unknown_ends_nothing(found: FabricReport) -> None:
+    cluster = Cluster()
+    for task in started(cluster, rdma=Rdma.REQUIRED):
+        tell(cluster, task, found)
+    cluster.beat(60.0)
+    assert cluster.shown(1) is JobState.RUNNING
+
+
+@pytest.mark.parametrize("rdma", [Rdma.PREFERRED, Rdma.OFF])
+def test_who_does_not_require_it_goes_on(rdma: Rdma) -> None:
+    cluster = Cluster()
+    for task in started(cluster, rdma=rdma):
+        tell(cluster, task, report(lines.SOCKET_2_18))
+    cluster.beat(60.0)
+    assert cluster.shown(1) is JobState.RUNNING
+    found = proof(cluster)
+    assert found is not None
+    assert found[0] is Carrier.TCP
+    assert found[1].endswith("(as the job asks: rdma: off)") is (rdma is Rdma.OFF)
+
+
+def test_a_rank_that_failed_first_is_the_cause() -> None:
+    cluster = Cluster()
+    first, second = started(cluster, rdma=Rdma.REQUIRED)
+    tell(cluster, first, report(lines.SOCKET_2_18))
+    cluster.end(second, ExitStatus(3))
+    tell(cluster, first, report(lines.SOCKET_2_18, GB))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.RANK_FAILED
 
 
 def test_a_gang_of_one_is_not_watched() -> None:

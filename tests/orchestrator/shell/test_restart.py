@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import ForgetTask, StartTask, TaskReport
+from muster.protocol.messages import ForgetTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import connect, prepared
@@ -69,7 +69,7 @@ def test_a_running_job_is_taken_over_by_the_next_process(tmp_path: Path) -> None
             job = await user.submit()
             task = await agent.prepare()
             await agent.arrange(task)
-            await agent.expect(StartTask)
+            await agent.gate(task)
             await agent.report(task, TaskState.STARTED, prepared=prepared(), listening=True)
             seen = await user.get(f"/v1/jobs/{job}")
             while seen["state"] != "RUNNING":

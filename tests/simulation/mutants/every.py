@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.mutants import (
     books,
+    drained,
     gpus,
     hosts,
     links,
@@ -16,6 +17,7 @@ from tests.simulation.mutants import (
 
 EVERY = (
     *books.MUTANTS,
+    *drained.MUTANTS,
     *gpus.MUTANTS,
     *hosts.MUTANTS,
     *links.MUTANTS,

@@ -1,0 +1,32 @@
+"""One node's part in a check; the first node's process calls the rounds, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from muster.check.program.hub import Hub
+from muster.check.program.node import Node
+from muster.check.program.wire import listen
+
+
+def main() -> int:
+    with open(sys.argv[1]) as file:
+        plan = json.load(file)
+    names = os.environ["MUSTER_NODE_NAMES"].splitlines()
+    rank = int(os.environ["RANK"])
+    meeting = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    hub = None
+    if rank == 0:
+        hub = Hub(plan, names, listen(*meeting))
+        hub.start()
+    Node(plan, names, rank).serve(meeting)
+    if hub is not None:
+        hub.join()
+        return 1 if hub.failed else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Facts about the agents' connections: they are of this process, and never in the journal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.outcome import Cause
+from muster.protocol.proof import PortHealth
+from muster.protocol.states import TaskState
+
+
+class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    pass
+
+
+class NodeConnected(_Fact, frozen=True):
+    """`lease_until` and `heard_at` are this process's monotonic seconds; `ahead_s` is how far the
+    agent's wall clock is ahead of ours, 0 where that is little or not told; `instance` is its life.
+    """
+
+    node: NodeName
+    session: SessionId
+    peer: str
+    heard_at: float
+    lease_until: float
+    protocol: int = 1
+    ahead_s: float = 0.0
+    instance: str = ""
+
+
+class NameClaimed(_Fact, frozen=True):
+    """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
+    process's monotonic seconds."""
+
+    node: NodeName
+    peer: str
+    at: float
+
+
+class NodeSynced(_Fact, frozen=True):
+    """All that a new connection told has been taken in; `held` is what the node has, in which
+    state."""
+
+    node: NodeName
+    held: tuple[tuple[TaskId, TaskState], ...] = ()
+
+
+class FailureSuspected(_Fact, frozen=True):
+    """A rank has failed as ranks do when another one has failed. Whether another one has is soon to
+    be heard; `ended_at` is when this one did, in this process's monotonic seconds."""
+
+    node: NodeName
+    task: TaskId
+    cause: Cause
+    ended_at: float
+
+
+class PortsSeen(_Fact, frozen=True):
+    """The RDMA ports of a node that are not as they were."""
+
+    node: NodeName
+    ports: tuple[PortHealth, ...]
+
+
+class NodeHeard(_Fact, frozen=True):
+    node: NodeName
+    heard_at: float
+    lease_until: float
+    ahead_s: float = 0.0
+
+
+class NodeDisconnected(_Fact, frozen=True):
+    node: NodeName
+    session: SessionId
+
+
+class LeaseExtended(_Fact, frozen=True):
+    """A new coordinator gives every node that may run something a full lease before it judges."""
+
+    node: NodeName
+    lease_until: float
+
+
+class NodeLeaseExpired(_Fact, frozen=True):
+    node: NodeName
+
+
+OfLink = (
+    NodeConnected
+    | NameClaimed
+    | NodeSynced
+    | FailureSuspected
+    | NodeHeard
+    | PortsSeen
+    | NodeDisconnected
+    | LeaseExtended
+    | NodeLeaseExpired
+)
