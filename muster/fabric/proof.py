@@ -53,7 +53,7 @@ def judge(gang: Gang) -> Proof:
         return _unknown("a gang of one node has no traffic between nodes")
     seen = [(name, report) for name, report in gang if report is not None]
     if not seen:
-        return _unknown("no node has said anything of its traffic yet")
+        return _unknown("no node has said anything of its traffic")
     on_sockets = [(name, one) for name, one in seen if one.nccl.sockets]
     if on_sockets:
         return _sockets(on_sockets, seen)

@@ -102,11 +102,18 @@ def proof_line(job: Job, attempt: Attempt) -> ProofView | None:
     return ProofView(proof.carrier, text)
 
 
+def _unwatched(attempt: Attempt) -> ProofView:
+    if len(attempt.present) < 2:
+        return ProofView(Carrier.UNKNOWN, proof_of(attempt).text)
+    why = "no node has an RDMA device or a GPU: what goes between them goes by TCP"
+    return ProofView(Carrier.UNKNOWN, f"not watched, because {why}")
+
+
 def proof_view(job: Job, attempt: Attempt) -> JobProof:
     """All figures of an attempt."""
-    proof = proof_line(job, attempt) or proof_of(attempt)
+    proof = proof_line(job, attempt) or _unwatched(attempt)
     return JobProof(
-        verdict=proof.verdict if isinstance(proof, ProofView) else proof.carrier,
+        verdict=proof.verdict,
         text=proof.text,
         nodes=tuple(
             _node_proof(task, task.traffic) for task in attempt.tasks if task.traffic is not None

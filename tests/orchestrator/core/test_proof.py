@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from muster.fabric.nccl_log import NcclLog
 from muster.protocol.fabric import FabricPort, NodeFabric
@@ -254,6 +255,21 @@ def test_a_gang_of_one_is_not_watched() -> None:
     assert isinstance(arranged, ArrangeTask)
     assert "NCCL_DEBUG" not in arranged.env
     assert proof(cluster) is None
+
+
+def test_of_nodes_without_devices_it_is_said_that_nobody_looks() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2))
+    tasks = [t.id for t in cluster.job(1).attempts[-1].tasks]
+    for task in tasks:
+        cluster.report(task, TaskState.PREPARED, prepared=structs.replace(prepared(), gpus=0))
+    for task in tasks:
+        cluster.report(task, TaskState.STARTED, prepared=prepared(), listening=True)
+    assert proof(cluster) is None
+    found = fabric_view(cluster.job(1)).proof
+    assert found is not None
+    assert found.text.startswith("not watched, because no node has an RDMA device or a GPU")
 
 
 def test_a_port_that_went_down_is_a_warning_of_its_node() -> None:
