@@ -6,9 +6,11 @@ import pytest
 
 from tests.simulation.cards import FIRST_SHARED
 from tests.simulation.draining import FIRST_DRAINED
+from tests.simulation.faults import Swarm
 from tests.simulation.jobs import FIRST_VARIED
 from tests.simulation.mutants import Mutant, hunt, run_seed
 from tests.simulation.mutants.every import EVERY
+from tests.simulation.mutants.links import stumbles_as_it_asks
 from tests.simulation.rails import FIRST_RAILED
 from tests.simulation.steering import FIRST_STEERED
 
@@ -49,6 +51,11 @@ def test_a_planted_bug_is_found(mutant: Mutant) -> None:
 @pytest.mark.parametrize("seed", sorted({mutant.seed for mutant in EVERY}))
 def test_without_the_bug_its_seed_is_clean(seed: int) -> None:
     assert run_seed(seed) is None
+
+
+def test_an_agent_that_is_stopped_as_it_asks_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Swarm, "_agent_stumble", stumbles_as_it_asks(None))
+    assert [run_seed(seed) for seed in (103, 131)] == [None, None]
 
 
 def test_no_bug_is_planted_twice() -> None:

@@ -55,6 +55,14 @@ def _wrap(module: Any, name: str, wrapper: Callable[[Any], Any]) -> Patch:
     return patch
 
 
+def _both(*patches: Patch) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for one in patches:
+            one(monkeypatch)
+
+    return patch
+
+
 def _unseen(planted: Patch) -> Patch:
     """As planted, and nobody looks into the books: what comes of it has to show on the nodes."""
 

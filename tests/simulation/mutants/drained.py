@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from muster.protocol.outcome import CauseCode, Outcome
@@ -16,16 +15,8 @@ from orchestrator.core import service_facts as sf
 from orchestrator.core.durability import Durability
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import Job, Node, State
-from tests.simulation.mutants import Mutant, Patch
-from tests.simulation.mutants.books import _durable, _wrap
-
-
-def _both(*patches: Patch) -> Patch:
-    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        for one in patches:
-            one(monkeypatch)
-
-    return patch
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _both, _durable, _wrap
 
 
 def _blind_to_drains(real: Any) -> Any:
