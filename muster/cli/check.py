@@ -132,7 +132,9 @@ class _Check:
     def leave_out(self, chosen: Sequence[NodeView]) -> None:
         """Sort out what cannot be checked now, and what is wrong without looking."""
         for node in chosen:
-            if node.link != "connected":
+            if node.link != "connected" and node.drain is not None:
+                self.skipped[node.name] = node.state.text
+            elif node.link != "connected":
                 text = f"{node.name} is not connected: {node.state.text}"
                 self._find(Severity.FAULT, "link", (node.name,), text)
             elif node.state.code == "free" or self.waits:

@@ -200,8 +200,10 @@ _HINTS: Final = """\
 #python: /opt/training/bin/python
 # An agent that runs as root needs the user of its jobs.
 #run_as: trainer
-# How peers reach this node, where it is not the address that leads to the coordinator.
+# The network of this node that its jobs use: an address, or else an interface. The default is for
+# the coordinator to choose the best one that all nodes of a gang share.
 #address: 10.0.0.11
+#interface: ib0
 """
 
 

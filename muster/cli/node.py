@@ -11,7 +11,7 @@ from muster.cli.node_service import drain, resume
 from muster.cli.nodes import gpus_of
 from muster.cli.reference import NODE
 from muster.cli.table import Column, print_table
-from muster.cli.text import gib, safe, span
+from muster.cli.text import gib, moment, safe, span
 from muster.client import Client
 from muster.protocol.http import (
     DrainView,
@@ -98,8 +98,8 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
 
 
 def _drain(drain: DrainView) -> str:
-    ends = "" if drain.ends_at is None else f"; ends what runs there at {drain.ends_at}"
-    return f"by {drain.user} at {drain.at}: {drain.reason}{ends}"
+    ends = "" if drain.ends_at is None else f"; ends what runs there at {moment(drain.ends_at)}"
+    return f"by {drain.user} at {moment(drain.at)}: {drain.reason}{ends}"
 
 
 def _fault(fault: FaultView) -> str:

@@ -103,7 +103,7 @@ def create(
     until = f"until {ends}" if ends else "until it is revoked"
     note(
         f"token {record.id} of {safe(user)} is good {until}; to end it: "
-        f"muster token revoke {record.id}"
+        f"muster token revoke {record.id}{f' --file {path}' if file else ''}"
     )
 
 

@@ -71,7 +71,8 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
 
 def _no_file(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path}: there is no tokens file; name it with --file, or make a cluster with: muster init"
+        f"{path}: there is no tokens file; name it with --file (it is tokens.yaml in the folder "
+        "that `muster init` wrote)"
     )
 
 

@@ -99,7 +99,7 @@ def _sum_of_parts(typed: str) -> float:
 def _not_a_duration(typed: str) -> RefusedError:
     if _BARE.fullmatch(typed):
         return RefusedError(
-            "a duration needs a unit", f"write `{typed}s`, `{typed}m` or `{typed}h`"
+            "needs a unit, as every duration does", f"write `{typed}s`, `{typed}m` or `{typed}h`"
         )
     if two := _MINUTES_SECONDS.fullmatch(typed):
         first, second = two.groups()

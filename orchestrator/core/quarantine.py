@@ -65,8 +65,8 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
     why = f"at fault in {len(jobs)} jobs ({named}); the last: {last.text}"
     if out + 1 > policy.pool_share * len(pool):
         reason = (
-            f"{why}; not quarantined, as of the {len(pool)} nodes of pool {node.inventory.pool} "
-            f"{out} are, and at most {policy.pool_share:.0%} may be"
+            f"{why}; it was not quarantined, as {out} of the {len(pool)} nodes of pool "
+            f"{node.inventory.pool} were, and at most {policy.pool_share:.0%} may be"
         )
         return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
     return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.protocol.http import NodeView, Reason
+from muster.protocol.http import DrainView, NodeView, Reason
 from muster.protocol.states import JobState
+from muster.protocol.timestamp import timestamp
 from tests.check.test_networks import interface, node
 from tests.cli.conftest import Run as Muster
 from tests.cli.test_bench import fabric
@@ -48,6 +49,19 @@ def report(run: Muster, *arguments: str, code: int) -> dict[str, Any]:
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def test_a_node_that_was_taken_out_of_service_is_no_fault_though_it_is_away(
+    fake: FakeCoordinator, run: Muster
+) -> None:
+    scene(fake, *LINES, a="free", b="free", c="lost")
+    with fake.script.changed:
+        *others, away = fake.script.nodes
+        drain = DrainView("ana", "gone for good", timestamp(0.0))
+        fake.script.nodes = (*others, msgspec.structs.replace(away, drain=drain))
+    found = report(run, code=1)
+    assert "link" not in {one["kind"] for one in found["findings"]}
+    assert found["skipped"] == {"c": "silent beyond its lease"}
 
 
 def test_a_node_that_is_lost_is_a_fault(fake: FakeCoordinator, run: Muster) -> None:

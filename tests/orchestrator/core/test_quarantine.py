@@ -125,8 +125,8 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
     assert view.admin == "active"
     (warning,) = view.warnings
     assert warning == (
-        "at fault in 2 jobs (3, 4); the last: b refused: disk_broken here; not quarantined, "
-        "as of the 4 nodes of pool default 1 are, and at most 25% may be"
+        "at fault in 2 jobs (3, 4); the last: b refused: disk_broken here; it was not quarantined, "
+        "as 1 of the 4 nodes of pool default were, and at most 25% may be"
     )
     # Whom a person drains is not counted.
     cluster.resume("a")
