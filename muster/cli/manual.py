@@ -81,9 +81,9 @@ def _verb(name: str, command: click.Command) -> Iterator[str]:
         return
     yield f"    {_usage(context)}\n"
     yield f"{_prose(command.help or '')}\n"
-    own = [
-        (option, text) for option, text in _options(command) if not option.startswith(_CONNECTION)
-    ]
+    # By their text, too: of `init`, --url is another thing.
+    common = _common()
+    own = [pair for pair in _options(command) if pair not in common]
     if own:
         yield "| option | |"
         yield "|---|---|"
