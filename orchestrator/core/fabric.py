@@ -7,10 +7,13 @@ nodes that differ.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from muster.fabric import environment as env
 from muster.fabric.gids import Family
@@ -22,12 +25,14 @@ from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Rail, Transport
 from orchestrator.core.fabric_rails import (
     Difference,
     Member,
+    Place,
     Rails,
     align,
     first_by_node,
     gids,
     lacks,
     no_address,
+    places_of,
     rails_of,
     told,
     unlike,
@@ -113,9 +118,17 @@ def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
         return NodePlan(env=dict(NO_IB) if touched or _has_any(member.fabric) else {})
     if why is not None:
         return f"{member.node} {why}, and its gang uses RDMA"
+    made = _fitted(plan, member, wish)
+    if isinstance(made, str) and len(member.ports) < len(member.fabric.ports):
+        # A gang of parts of nodes may use all ports of these.
+        whole = _fitted(plan, dataclasses.replace(member, ports=member.fabric.ports), wish)
+        return made if isinstance(whole, str) else whole
+    return made
+
+
+def _fitted(plan: FabricPlan, member: Member, wish: Wish) -> NodePlan | str:
     family: Family = "AF_INET6" if plan.family == "AF_INET6" else "AF_INET"
-    sample = [_as_port(rail) for rail in plan.rails]
-    ports = align(member, tuple(rail.pci for rail in plan.rails), sample)
+    ports = _joining(plan, member)
     used: list[FabricPort] = []
     for number, (port, rail) in enumerate(zip(ports, plan.rails, strict=True)):
         if port is None:
@@ -129,6 +142,20 @@ def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
         used.append(port)
     made, apart = _node_plan(member, used, family, wish)
     return made if apart is None else f"{member.node}: {apart}"
+
+
+def _joining(plan: FabricPlan, member: Member) -> list[FabricPort | None]:
+    """The port of a node for each rail of a gang that runs."""
+    mine = places_of(member)
+    layout = [Place((rail.pci, 0), "", _as_port(rail)) for rail in plan.rails]
+    own = {place.slot[0]: place.port for place in mine}
+    if len(own) == len(mine) and all(rail.pci and rail.pci in own for rail in plan.rails):
+        return [own[rail.pci] for rail in plan.rails]
+    if plan.places == 0 and len(member.ports) == len(plan.rails):
+        return list(member.ports)
+    if len(mine) == plan.places:
+        return [mine[rail.place].port for rail in plan.rails]
+    return [None if it is None else it.port for it in align(mine, layout)]
 
 
 def _as_port(rail: Rail) -> FabricPort:
@@ -191,7 +218,7 @@ def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
 def _over(rails: Rails, members: Sequence[Member], wish: Wish) -> FabricPlan | Refused:
     """The plan over the rails that all share."""
     required = wish.rdma is Rdma.REQUIRED and not wish.alone
-    notes = [difference.text for difference in rails.differences]
+    notes = [*(difference.text for difference in rails.differences), *rails.notes]
     agreed = list(rails.agreed)
     most = min(devices_max(member.nccl) for member in members)
     if len(agreed) > most:
@@ -233,7 +260,9 @@ def _planned(
         if place == len(kinds):
             kinds.append(mine)
         nodes.append(place)
-    common = tuple(rails.common[rail] for rail in agreed)
+    common = tuple(
+        replace(rails.common[rail], place=-1 if rails.paired else rail) for rail in agreed
+    )
     return FabricPlan(
         Transport.RDMA,
         _in_words(rails, agreed, notes),
@@ -241,7 +270,8 @@ def _planned(
         kinds=tuple(kinds),
         nodes=tuple(nodes) if len(kinds) > 1 else (),
         family=rails.family if any(rail.link_layer == ETHERNET for rail in common) else "",
-        notes=_bounded(notes[1:] if notes and len(agreed) < len(rails.common) else notes),
+        notes=_bounded(notes[1:] if notes and len(agreed) < rails.count else notes),
+        places=0 if rails.paired else len(rails.common),
     )
 
 
@@ -250,13 +280,14 @@ def _in_words(rails: Rails, agreed: Sequence[int], notes: Sequence[str]) -> str:
     kinds = Counter(" ".join(word for word in (it.link_layer, it.model) if word) for it in common)
     rates = sorted({rail.rate_gbps for rail in common if rail.rate_gbps is not None})
     speed = f", {'/'.join(f'{rate:g}' for rate in rates)} Gb/s each" if rates else ""
-    of = len(rails.common)
+    of = rails.count
     count = f"{len(agreed)} of {of} rails" if len(agreed) < of else _rails(len(agreed))
     group = " + ".join(kind for kind in kinds if kind) or "an unknown kind"
     text = f"RDMA over {count} of {group}{speed}"
     if len(agreed) == of:
         return text
-    why = notes[0] if notes else "a node with fewer GPUs has no more" if rails.fewer else ""
+    smaller = "a node with fewer GPUs has no more" if rails.fewer else rails.dark
+    why = notes[0] if notes else smaller
     return f"{text}; {why}" if why else text
 
 

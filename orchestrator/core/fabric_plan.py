@@ -21,7 +21,8 @@ class Transport(enum.Enum):
 
 class Rail(msgspec.Struct, frozen=True, array_like=True):
     """What the ports of a rail have in common on all nodes; None and "" are unknown. `pci` where
-    they are in the same slot everywhere, `mtu` of RoCE's interfaces."""
+    they are in the same slot everywhere, `mtu` of RoCE's interfaces. `place` is that of the rail
+    among all places of the gang's layout, -1 in plans of old."""
 
     pci: str = ""
     link_layer: str = ""
@@ -30,6 +31,7 @@ class Rail(msgspec.Struct, frozen=True, array_like=True):
     sm_lid: int | None = None
     prefix: str = ""
     mtu: int | None = None
+    place: int = -1
 
 
 class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,7 +47,8 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
 class FabricPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """`text` says what was decided and why. `nodes` has, by node rank, the place of each node's
     plan in `kinds`; empty: all have the first. `family` is that of the addresses of RoCE. `notes`
-    are sentences about what differs and is left out."""
+    are sentences about what differs and is left out. `places`: how many the gang's layout has, with
+    those of ports that are down; 0 in plans of old."""
 
     transport: Transport
     text: str
@@ -54,6 +57,7 @@ class FabricPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     nodes: tuple[int, ...] = ()
     family: str = ""
     notes: tuple[str, ...] = ()
+    places: int = 0
 
     def of(self, rank: int) -> NodePlan:
         """The plan of one of the nodes with which the gang was arranged."""

@@ -1,24 +1,28 @@
 """Rails: which port of each node goes with which of the others, and where they differ.
 
-A rail is a place in PCI order. Machines of one layout are matched by their slots, so that a port
-that one of them misses does not shift the others; machines that differ by their places.
+A rail is a place among the ports that a node has for jobs, be they in order or not: a port that is
+down keeps its place. Machines of one layout are matched by their slots, so that a port that is not
+there does not shift the others; those with as many places by these.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
+from msgspec import structs
+
 from muster.fabric.gids import Family
 from muster.fabric.nccl import Version
-from muster.fabric.order import function_order
-from muster.fabric.types import ETHERNET
+from muster.fabric.order import function_order, natural
+from muster.fabric.types import ETHERNET, INFINIBAND
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from orchestrator.core.fabric_plan import Rail
 
+_UNEVEN: Final = "the GPUs of its tasks are near different ports of their nodes"
 _WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
 
 
@@ -47,8 +51,8 @@ class Difference:
 class Rails:
     """`kinds` has the kind of every member, in their order: those of one kind differ in their names
     and addresses only. `ports` has for each rail the port of each kind, None where it has none.
-    `agreed` are the places of the rails that all share. `fewer`: rails that only a node with fewer
-    GPUs lacks."""
+    `agreed` are the places of the rails that all share, of `count` that some node of the gang has.
+    `fewer`: rails that only a node with fewer GPUs lacks. `dark`: why no node has one of them."""
 
     kinds: list[int]
     common: list[Rail]
@@ -57,6 +61,22 @@ class Rails:
     family: Family
     differences: list[Difference] = field(default_factory=list)
     fewer: bool = False
+    count: int = 0
+    dark: str = ""
+    uneven: bool = False
+    paired: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node has a port for jobs: its slot (the PCI address, "" if unknown, and the port's
+    number), the port where the job can use it, and what is wrong where nobody can."""
+
+    slot: tuple[str, int]
+    name: str
+    port: FabricPort | None
+    missing: MissingPort | None = None
 
 
 @dataclass(slots=True)
@@ -68,12 +88,47 @@ class _Kind:
     members: list[Member] = field(default_factory=list)
 
 
-Layout = tuple[str, ...]
+Layout = Sequence[Place]
 
 
 def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rails:
     """Match the ports of `members`, each of which has at least one. `witnesses` are nodes that the
     job has met before: between two that differ they say which one is unusual."""
+    found = _matched(members, witnesses)
+    if not found.uneven:
+        return found
+    # Tasks with other GPUs of their nodes: nothing is wrong with these.
+    alone = [_alone(member) for member in members]
+    if _in_one_subnet(alone):
+        paired = _matched(alone, ())
+        if not paired.differences and len(paired.agreed) == len(paired.common):
+            paired.paired = True
+            paired.notes.append(f"{_UNEVEN}: these are paired in their order")
+            return paired
+    if found.agreed:
+        found.notes.append(f"{_UNEVEN}: those are used that are near on all nodes")
+        return found
+    found = _matched([replace(it, ports=it.fabric.ports) for it in members], witnesses)
+    found.notes.append(f"{_UNEVEN}: all ports are used")
+    return found
+
+
+def _alone(member: Member) -> Member:
+    """With the ports near its GPUs, as if there were no others."""
+    return replace(member, fabric=structs.replace(member.fabric, ports=member.ports, missing=()))
+
+
+def _in_one_subnet(members: Sequence[Member]) -> bool:
+    """Whether it is known that every port reaches every other: InfiniBand's do, in one subnet."""
+    ports = [port for member in members for port in member.ports]
+    subnets = {(port.sm_lid, port.prefix) for port in ports}
+    infiniband = all(
+        port.link_layer == INFINIBAND and port.sm_lid and port.prefix for port in ports
+    )
+    return infiniband and len(subnets) == 1
+
+
+def _matched(members: Sequence[Member], witnesses: Sequence[Member]) -> Rails:
     places: dict[object, int] = {}
     kinds: list[_Kind] = []
     of_members = []
@@ -85,13 +140,14 @@ def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rai
         if at < len(members):
             kinds[place].members.append(member)
             of_members.append(place)
-    layout, sample = _reference(kinds)
-    aligned = [align(kind.first, layout, sample) for kind in kinds]
+    laid = [places_of(kind.first) for kind in kinds]
+    layout = _reference(kinds, laid)
+    aligned = [align(mine, layout) for mine in laid]
     family = _family(kinds)
     found = Rails(of_members, [], [], [], family)
     bad: set[int] = set()
     for rail in range(len(layout)):
-        ports = [mine[rail] for mine in aligned]
+        ports = [None if (it := mine[rail]) is None else it.port for mine in aligned]
         common, differing = _compared(rail, kinds, ports, family)
         found.common.append(common)
         found.ports.append(ports)
@@ -100,15 +156,35 @@ def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rai
             bad.add(rail)
     ours = [at for at, kind in enumerate(kinds) if kind.members]
     # What nobody has is not cabled, or not for jobs: in that they do not differ.
-    dark = {rail for rail, ports in enumerate(found.ports) if not any(ports[at] for at in ours)}
-    bad |= dark
+    dark = [rail for rail, ports in enumerate(found.ports) if not any(ports[at] for at in ours)]
+    bad |= set(dark)
+    broken = [
+        f"no node can use rail {rail} ({it.missing.key} of {kinds[at].members[0].node}: "
+        f"{it.missing.why})"
+        for rail in dark
+        for at in ours[:1]
+        if not _is_part(kinds[at].first)
+        and (it := aligned[at][rail]) is not None
+        and it.missing is not None
+    ]
+    found.dark = broken[0] if broken else ""
+    found.count = len(layout) - len(dark) + len(broken)
+    found.uneven = any(
+        _is_part(kinds[at].first) and _is_far(aligned[at][rail])
+        for at in ours
+        for rail in range(len(layout))
+        if rail not in dark
+    )
     gpus = max((member.gpus for member in members), default=0)
     for at in ours:
-        lacking = [rail for rail in range(len(layout)) if aligned[at][rail] is None]
+        lacking = [rail for rail, ports in enumerate(found.ports) if ports[at] is None]
         bad |= set(lacking)
         lacking = [rail for rail in lacking if rail not in dark]
-        if lacking:
-            texts = [_lacking(it, members, layout, lacking, gpus) for it in kinds[at].members]
+        if lacking and not (found.uneven and _is_part(kinds[at].first)):
+            texts = [
+                _lacking(it, members, layout, aligned[at], lacking, gpus)
+                for it in kinds[at].members
+            ]
             found.differences += [it for it in texts if it is not None]
             found.fewer |= None in texts
     found.agreed = [rail for rail in range(len(layout)) if rail not in bad]
@@ -138,7 +214,7 @@ def _signature(member: Member) -> object:
     fabric = member.fabric
     return (
         tuple(map(_PORT, member.ports)),
-        len(fabric.ports),
+        tuple((port.key, port.pci) for port in fabric.ports if port not in member.ports),
         fabric.missing,
         fabric.group,
         fabric.range,
@@ -148,33 +224,53 @@ def _signature(member: Member) -> object:
     )
 
 
-def align(member: Member, layout: Layout, sample: Sequence[FabricPort]) -> list[FabricPort | None]:
-    """The member's port for each place of a layout; `sample` are the ports of one that has it."""
-    own, full = {port.pci: port for port in member.ports}, set(layout_of(member))
-    slots = set(layout)
-    if "" not in slots | full and (slots <= full or full <= slots):
-        return [own.get(pci) for pci in layout]
-    ports = list(member.ports)
-    if len(ports) == len(layout):
-        return list(ports)
-    if len(ports) > len(layout):
-        return [ports[at] for at in _places(sample, ports, len(layout))]
-    made: list[FabricPort | None] = [None] * len(layout)
-    for port, at in zip(ports, _places(ports, sample, len(ports)), strict=True):
-        made[at] = port
+def _is_part(member: Member) -> bool:
+    """Whether the job has some of the node's GPUs, to which some of its ports are near."""
+    return len(member.ports) < len(member.fabric.ports)
+
+
+def _is_far(place: Place | None) -> bool:
+    """Whether a part of a node lacks this one, though nothing is wrong with it."""
+    return place is None or (place.port is None and place.missing is None)
+
+
+def places_of(member: Member) -> Layout:
+    """All that a node has for jobs, in the order of PCI addresses; of names, if one has none."""
+    part = _is_part(member)
+    found = [
+        Place((port.pci, port.port), port.name, port if not part or port in member.ports else None)
+        for port in member.fabric.ports
+    ]
+    for missing in member.fabric.missing:
+        name, _, number = missing.key.rpartition(":")
+        slot = missing.pci, int(number) if number.isdecimal() else 0
+        found.append(Place(slot, name, None, missing))
+    known = all(place.slot[0] for place in found)
+    return sorted(
+        found,
+        key=lambda it: (
+            function_order(it.slot[0]) if known else (),
+            natural(it.name),
+            it.slot[1],
+        ),
+    )
+
+
+def align(mine: Layout, layout: Layout) -> list[Place | None]:
+    """A node's place for each of a layout."""
+    own = {place.slot: place for place in mine}
+    slots = {place.slot for place in layout}
+    known = all(pci for pci, _ in own.keys() | slots)
+    if known and (slots <= own.keys() or own.keys() <= slots):
+        return [own.get(place.slot) for place in layout]
+    if len(mine) == len(layout):
+        return list(mine)
+    if len(mine) > len(layout):
+        return [mine[at] for at in _like(layout, mine)]
+    made: list[Place | None] = [None] * len(layout)
+    for place, at in zip(mine, _like(mine, layout), strict=True):
+        made[at] = place
     return made
-
-
-def layout_of(member: Member) -> Layout:
-    """The slots of all ports that the node has for jobs, be they in order or not."""
-    slots = [port.pci for port in member.ports] + [port.pci for port in _missing(member)]
-    return tuple(sorted(slots, key=function_order))
-
-
-def _missing(member: Member) -> tuple[MissingPort, ...]:
-    """Of part of a node only what is near to its GPUs counts, and of these ports nobody knows."""
-    part = len(member.ports) < len(member.fabric.ports)
-    return () if part else member.fabric.missing
 
 
 def unlike(port: FabricPort, other: FabricPort | Rail) -> str | None:
@@ -224,29 +320,35 @@ def told(name: str, value: object) -> str:
 _FIELDS: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
 
 
-def _reference(kinds: Sequence[_Kind]) -> tuple[Layout, tuple[FabricPort, ...]]:
-    """The layout that most have; of several, the one with most ports."""
-    layouts = [layout_of(kind.first) for kind in kinds]
-    counted: Counter[Layout] = Counter()
-    for layout, kind in zip(layouts, kinds, strict=True):
-        counted[layout] += kind.count
-    usual = max(counted, key=lambda it: (counted[it], len(it)))
-    having = [kind.first.ports for kind, it in zip(kinds, layouts, strict=True) if it == usual]
-    return usual, max(having, key=len)
+def _reference(kinds: Sequence[_Kind], laid: Sequence[Layout]) -> Layout:
+    """The layout that most have; of several, the one with most places, then with most ports."""
+    slots = [tuple(place.slot for place in mine) for mine in laid]
+    counted: Counter[object] = Counter()
+    for its, kind in zip(slots, kinds, strict=True):
+        counted[its] += kind.count
+    best = max(
+        range(len(kinds)),
+        key=lambda at: (counted[slots[at]], len(slots[at]), len(kinds[at].first.ports)),
+    )
+    return laid[best]
 
 
-def _places(few: Sequence[FabricPort], many: Sequence[FabricPort], count: int) -> list[int]:
+def _like(few: Layout, many: Layout) -> list[int]:
     """Places in `many`, in order, that are like those of `few` one by one; else the first ones."""
-    places: list[int] = []
+    found: list[int] = []
     at = 0
-    for port in few[:count]:
-        while at < len(many) and unlike(port, many[at]) is not None:
+    for place in few:
+        while at < len(many) and _are_unlike(place.port, many[at].port):
             at += 1
         if at == len(many):
-            break
-        places.append(at)
+            return list(range(len(few)))
+        found.append(at)
         at += 1
-    return places if len(places) == count else list(range(count))
+    return found
+
+
+def _are_unlike(port: FabricPort | None, other: FabricPort | None) -> bool:
+    return port is not None and other is not None and unlike(port, other) is not None
 
 
 def _family(kinds: Sequence[_Kind]) -> Family:
@@ -347,12 +449,13 @@ def _lacking(
     member: Member,
     members: Sequence[Member],
     layout: Layout,
+    mine: Sequence[Place | None],
     lacking: Sequence[int],
     gpus: int,
 ) -> Difference | None:
     """Why a node has no port for these rails; None where it is a smaller one, and in order."""
-    slots = {layout[rail] for rail in lacking}
-    missing = [it for it in _missing(member) if it.pci in slots or it.pci not in layout]
+    places = [mine[rail] for rail in lacking]
+    missing = [it.missing for it in places if it is not None and it.missing is not None]
     have, of = len(member.ports), len(layout)
     if missing:
         first = missing[0]
@@ -361,14 +464,15 @@ def _lacking(
         return Difference(member.node, text, first.key)
     if member.gpus < gpus:
         return None
-    first_rail = lacking[0]
-    slot = f" at {layout[first_rail]}" if layout[first_rail] else ""
+    rail = lacking[0]
+    pci = layout[rail].slot[0]
+    slot = f" at {pci}" if pci else ""
     group = member.fabric.group or "its HCAs"
     text = (
         f"{member.node} has {have} port{'s' if have != 1 else ''} of {group} and no port{slot} for "
-        f"rail {first_rail}, {_others(member, members, of)}"
+        f"rail {rail}, {_others(member, members, of)}"
     )
-    return Difference(member.node, text, layout[first_rail])
+    return Difference(member.node, text, pci)
 
 
 def _has(have: int, of: int) -> str:

@@ -8,10 +8,14 @@ from msgspec.structs import replace
 
 from muster.fabric.nccl import Version
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.spec.types import Rdma
+from orchestrator.core.fabric import Refused, Wish, plan
+from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.fabric_rails import Member
 
 SLOTS = ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc")
 NEW: Version = (2, 27)
+REQUIRED, PREFERRED, OFF = (Wish(rdma) for rdma in (Rdma.REQUIRED, Rdma.PREFERRED, Rdma.OFF))
 
 
 def ib(number: int, **more: Any) -> FabricPort:
@@ -53,3 +57,17 @@ def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: An
     ports = [make(other) for other in range(count)]
     ports[number] = replace(ports[number], **values)
     return node(name, *ports)
+
+
+def planned(
+    gang: list[Member], wish: Wish = PREFERRED, met: list[Member] | None = None
+) -> FabricPlan:
+    found = plan(gang, wish, met or ())
+    assert isinstance(found, FabricPlan), found
+    return found
+
+
+def refused(gang: list[Member], met: list[Member] | None = None) -> Refused:
+    found = plan(gang, REQUIRED, met or ())
+    assert isinstance(found, Refused), found
+    return found

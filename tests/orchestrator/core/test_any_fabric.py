@@ -126,3 +126,41 @@ def test_a_plan_or_a_refusal(
         assert len(joined.hcas) == len(found.rails)
     else:
         assert "n9" in joined
+
+
+@st.composite
+def of_one_layout(draw: st.DrawFn) -> list[Member]:
+    """Nodes with the same places, some of whose ports are down."""
+    count = draw(st.integers(1, 12))
+    gang = []
+    for number in range(draw(st.integers(2, 5))):
+        pci = draw(st.sampled_from(["", "0000:{:02x}:00.0", "0000:{:02x}:00.1"]))
+        down = draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
+        own = [
+            FabricPort(f"mlx5_{at}", 1, pci.format(at), "Ethernet", numa_node=at)
+            for at in range(count)
+        ]
+        used = tuple(port for port in own if port.numa_node not in down)
+        missing = tuple(MissingPort(own[at].key, own[at].pci, "DOWN") for at in sorted(down))
+        fabric = NodeFabric(ports=used, missing=missing)
+        gang.append(Member(f"n{number}", fabric, used, 8, (2, 27)))
+    return gang
+
+
+@given(of_one_layout(), st.sampled_from([Rdma.REQUIRED, Rdma.PREFERRED]))
+@settings(max_examples=150, deadline=None)
+def test_no_rail_pairs_two_places_of_one_layout(gang: list[Member], rdma: Rdma) -> None:
+    *gang, late = gang
+    found = plan(gang, Wish(rdma))
+    shared = set.intersection(*({port.key for port in member.ports} for member in gang))
+    if isinstance(found, Refused):
+        blamed = {it.node for it in found.differences}
+        assert blamed <= {member.node for member in gang if member.fabric.missing}
+        return
+    assert found is not None
+    for rank in range(len(gang)):
+        assert found.of(rank).hcas == found.of(0).hcas
+        assert set(found.of(rank).hcas) == shared
+    joined = join(found, late, Wish(rdma))
+    if isinstance(joined, NodePlan):
+        assert joined.hcas == found.of(0).hcas

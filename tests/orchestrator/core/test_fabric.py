@@ -8,27 +8,24 @@ from msgspec.structs import replace
 
 from muster.protocol.fabric import MissingPort, PortGids
 from muster.spec.types import Rdma
-from orchestrator.core.fabric import NO_IB, ONLY_IB, Refused, Wish, join, plan
+from orchestrator.core.fabric import NO_IB, ONLY_IB, Wish, join, plan
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
 from orchestrator.core.fabric_rails import Member
-from tests.orchestrator.core.fabrics import changed, full, ib, node, roce, without
+from tests.orchestrator.core.fabrics import (
+    OFF,
+    PREFERRED,
+    REQUIRED,
+    changed,
+    full,
+    ib,
+    node,
+    planned,
+    refused,
+    roce,
+    without,
+)
 
-REQUIRED, PREFERRED, OFF = (Wish(rdma) for rdma in (Rdma.REQUIRED, Rdma.PREFERRED, Rdma.OFF))
 ALL = ",".join(f"mlx5_{number}:1" for number in range(8))
-
-
-def planned(
-    gang: list[Member], wish: Wish = PREFERRED, met: list[Member] | None = None
-) -> FabricPlan:
-    found = plan(gang, wish, met or ())
-    assert isinstance(found, FabricPlan), found
-    return found
-
-
-def refused(gang: list[Member], met: list[Member] | None = None) -> Refused:
-    found = plan(gang, REQUIRED, met or ())
-    assert isinstance(found, Refused), found
-    return found
 
 
 def roces(name: str, *indexes: int) -> Member:
@@ -289,7 +286,10 @@ def test_what_nobody_has_is_no_difference() -> None:
     """Of cards with two ports the second may be cabled nowhere."""
     found = planned([without("n1", 2), without("n2", 2)], REQUIRED)
     assert (len(found.rails), found.notes) == (7, ())
-    assert found.text == "RDMA over 7 of 8 rails of InfiniBand MT4129, 400 Gb/s each"
+    assert found.text == (
+        "RDMA over 7 of 8 rails of InfiniBand MT4129, 400 Gb/s each; no node can use rail 2 "
+        "(mlx5_2:1 of n1: port DOWN, Polling)"
+    )
 
 
 def test_no_rail_in_common_is_tcp() -> None:
