@@ -7,13 +7,21 @@ operator's word before everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from muster.fabric.affinity import NEAR, card_of, rank
-from muster.fabric.classes import by_bandwidth, clearly, grouped, in_words, speed_of
+from muster.fabric.classes import (
+    by_bandwidth,
+    clearly,
+    grouped,
+    in_words,
+    same_ends,
+    speed_of,
+    speed_of_class,
+)
 from muster.fabric.gids import Family, Range, fit_index, flid_index, nccl_index, routable
 from muster.fabric.kinds import unfit, unnamable
 from muster.fabric.order import function_order
@@ -148,26 +156,62 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
         else:
             hindered.append((hca, reason))
     ready = _without_virtual_functions(ready, done)
-    by_gpus = any(_is_near(hca, nearest) for hca in ready)
-    ready = _without_far(ready, nearest, done) if by_gpus else ready
+    # One whose owner is here is no card of its own.
+    dark = [hca for hca, _ in hindered if ready and hca.physical_function is None]
+    by_gpus = _by_gpus(ready, dark, nearest)
+    if by_gpus:
+        ready = _without_far(ready, nearest, done)
+        dark = [hca for hca in dark if not _is_far(hca, nearest)]
     groups: dict[str, list[Hca]] = {}
-    for hca in ready:
+    for hca in (*ready, *dark):
         groups.setdefault(hca.group, []).append(hca)
-    order = by_bandwidth(groups)
+    weighed = {name: _cabled(ports) for name, ports in groups.items()}
+    order = _order(weighed, {hca.group for hca in ready})
     chosen = order[0] if order else None
     done.alternatives = tuple(in_words(name, groups[name]) for name in order[1:])
-    done.close = len(order) > 1 and not clearly(groups[order[0]], groups[order[1]])
-    for name in order:
-        for hca in groups[name]:
-            if name == chosen:
-                done.yes(hca, _why(hca, nearest))
-            else:
-                used = in_words(chosen or "", groups[chosen or ""])
-                done.no(hca, f"another class than the compute HCAs ({used})")
+    done.close = len(order) > 1 and not clearly(weighed[order[0]], weighed[order[1]])
+    for hca in ready:
+        if hca.group == chosen:
+            done.yes(hca, _why(hca, nearest))
+        else:
+            used = in_words(chosen or "", groups[chosen or ""])
+            done.no(hca, f"another class than the compute HCAs ({used})")
     for hca, reason in hindered:
         far = by_gpus and _is_far(hca, nearest)
         expected = chosen is None or (hca.group == chosen and not far)
         done.no(hca, reason, expected=expected)
+
+
+def _by_gpus(ready: Sequence[Hca], dark: Sequence[Hca], nearest: Mapping[str, Affinity]) -> bool:
+    """Whether nearness to GPUs decides: a port next to one that is down counts, too, unless it is
+    a small thing beside those that are up."""
+    if any(_is_near(hca, nearest) for hca in ready):
+        return True
+    near = [hca for hca in dark if _is_near(hca, nearest)]
+    return bool(near) and not clearly(ready, near)
+
+
+def _cabled(ports: Sequence[Hca]) -> list[Hca]:
+    """Ends that no card has in use do not count."""
+    return [hca for hca in ports if not same_ends(ports) or hca.state == ACTIVE]
+
+
+def _order(groups: Mapping[str, Sequence[Hca]], ready: Collection[str]) -> list[str]:
+    """The classes by bandwidth, as the machine has it: the compute class whose ports are all down
+    is still the one. A class without a ready port comes first only where it is clear."""
+    order = by_bandwidth({name: groups[name] for name in groups if name in ready})
+    for name in reversed(by_bandwidth({one: groups[one] for one in groups if one not in ready})):
+        first = not order or _outweighs(groups[name], groups[order[0]])
+        order.insert(0 if first else len(order), name)
+    return order
+
+
+def _outweighs(dark: Sequence[Hca], other: Sequence[Hca]) -> bool:
+    if speed_of_class(dark) is None or not clearly(dark, other):
+        return False
+    # Beside InfiniBand an Ethernet that is up without an address is for something else.
+    active = all(hca.state in (None, ACTIVE) for hca in dark)
+    return not (active and other[0].link_layer == INFINIBAND)
 
 
 def _without_virtual_functions(ready: Sequence[Hca], done: _Sorted) -> list[Hca]:
@@ -268,7 +312,7 @@ def _with_rails(hcas: Sequence[Hca]) -> list[Hca]:
 
 def _summary(hcas: Sequence[Hca], done: _Sorted) -> Fabric:
     used = [hca for hca in hcas if hca.use]
-    names = dict.fromkeys(hca.group for hca in used)
+    names = dict.fromkeys(hca.group for hca in used or [hca for hca in hcas if hca.expected])
     return Fabric(
         name=" + ".join(names) or None,
         used=len(used),

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from muster.fabric.affinity import card_of
 from muster.fabric.kinds import special
 from muster.fabric.types import ACTIVE, INFINIBAND, Hca
 
@@ -18,6 +19,26 @@ _CLEAR: Final = 2
 # What an old kernel says of a speed that it has no name for.
 _UNNAMED_GBPS: Final = 10
 _FAST: Final = ("MT4123", "MT4124", "MT4125", "MT4126", "MT4129", "MT4131", "MT41692")
+# Of one port, as most cards of a model are built, by the number of the model, which is that of the
+# PCI device: ConnectX-3 to ConnectX-8, BlueField-1 to -3. Virtual functions have none.
+_BUILT_GBPS: Final = {
+    4099: 40.0,
+    4103: 40.0,
+    4113: 56.0,
+    4115: 100.0,
+    4117: 25.0,
+    4119: 100.0,
+    4121: 100.0,
+    4123: 200.0,
+    4125: 100.0,
+    4127: 25.0,
+    4129: 400.0,
+    4131: 800.0,
+    41682: 100.0,
+    41686: 100.0,
+    41692: 200.0,
+}
+_MELLANOX: Final = "15b3:"
 
 Groups = Mapping[str, Sequence[Hca]]
 
@@ -45,11 +66,11 @@ def speed_of(hca: Hca) -> float | None:
 def by_bandwidth(groups: Groups) -> list[str]:
     """The names of the classes, the one to use first: most bandwidth, or most ports where the speed
     of a class is not known; InfiniBand before Ethernet."""
-    known = all(_speed(ports) is not None for ports in groups.values())
+    known = all(speed_of_class(ports) is not None for ports in groups.values())
 
     def order(name: str) -> tuple[float, bool, str]:
         ports = groups[name]
-        weight = _links(ports) * ((_speed(ports) or 0.0) if known else 1.0)
+        weight = _links(ports) * ((speed_of_class(ports) or 0.0) if known else 1.0)
         return -weight, ports[0].link_layer != INFINIBAND, name
 
     return sorted(groups, key=order)
@@ -57,9 +78,30 @@ def by_bandwidth(groups: Groups) -> list[str]:
 
 def clearly(first: Sequence[Hca], second: Sequence[Hca]) -> bool:
     """Whether the first has far more bandwidth than the second."""
-    one, other = _speed(first), _speed(second)
+    one, other = speed_of_class(first), speed_of_class(second)
     speeds = (1.0, 1.0) if one is None or other is None else (one, other)
     return _links(first) * speeds[0] >= _CLEAR * _links(second) * speeds[1]
+
+
+def speed_of_class(ports: Sequence[Hca]) -> float | None:
+    """In Gb/s, of one port: as the fastest says, or where all are down, as the model is built."""
+    said = [speed for hca in ports if (speed := speed_of(hca)) is not None]
+    if not said and all(hca.state not in (None, ACTIVE) for hca in ports):
+        said = [speed for hca in ports if (speed := _built(hca)) is not None]
+    return max(said, default=None)
+
+
+def same_ends(ports: Iterable[Hca]) -> bool:
+    """Whether every card of several ports has the same ones up: then the others are not cabled."""
+    cards: dict[str, list[tuple[str, bool]]] = {}
+    for hca in ports:
+        card = card_of(hca.pci) if hca.pci else hca.name
+        end = f"{hca.pci.rpartition('.')[2] if hca.pci else ''}/{hca.port}"
+        cards.setdefault(card, []).append((end, hca.state == ACTIVE))
+    patterns = {tuple(sorted(ends)) for ends in cards.values()}
+    if len(patterns) != 1:
+        return False
+    return {up for _, up in next(iter(patterns))} == {True, False}
 
 
 def in_words(name: str, ports: Sequence[Hca]) -> str:
@@ -99,8 +141,13 @@ def _may_be_like(hca: Hca, other: Hca) -> bool:
     return None in speeds or speeds[0] == speeds[1]
 
 
-def _speed(ports: Iterable[Hca]) -> float | None:
-    return max((speed for hca in ports if (speed := speed_of(hca)) is not None), default=None)
+def _built(hca: Hca) -> float | None:
+    model = (hca.hca_type or "").removeprefix("MT")
+    if model.isdecimal():
+        return _BUILT_GBPS.get(int(model))
+    if hca.pci_id is None or not hca.pci_id.startswith(_MELLANOX):
+        return None
+    return _BUILT_GBPS.get(int(hca.pci_id.removeprefix(_MELLANOX), 16))
 
 
 def _links(ports: Iterable[Hca]) -> int:

@@ -201,6 +201,49 @@ def test_a_port_that_is_down_far_away_is_not_missed() -> None:
     assert choose(hcas, pairs).fabric.expected == 1
 
 
+def dark(name: str, /, **fields: object) -> Hca:
+    return ib(name, **{"state": "DOWN", "phys_state": "Polling", "rate_gbps": 40.0, **fields})
+
+
+def test_a_class_that_is_down_wins_only_where_it_is_clear() -> None:
+    lit = ib("mlx5_0", hca_type="MT4123", rate_gbps=200.0)
+    for model in ("MT4117", "MT4126", "X", None):
+        small = [dark(f"mlx5_{n}", hca_type=model, link_layer="Ethernet") for n in (1, 2)]
+        choice = choose([lit, *small], [])
+        assert (used(choice), choice.fabric.expected) == (["mlx5_0"], 1)
+    lit = replace(lit, pci_id="15b3:101b")
+    choice = choose([lit, dark("mlx5_1", hca_type=None, pci_id="15b3:1021")], [])
+    assert (used(choice), choice.fabric.name) == ([], "InfiniBand 15b3:1021")
+
+
+def test_an_ethernet_without_addresses_takes_nothing_from_infiniband() -> None:
+    spare = [eth(f"mlx5_{n}", None, hca_type="MT4125", rate_gbps=200.0) for n in (1, 2)]
+    assert used(choose([ib("mlx5_0", rate_gbps=100.0), *spare], [])) == ["mlx5_0"]
+
+
+def test_ends_that_no_card_has_in_use_make_no_class_larger() -> None:
+    compute = [ib(f"mlx5_{n}", rate_gbps=200.0, pci=f"0000:0{n}:00.0") for n in range(2)]
+    storage = [
+        end(f"mlx5_{2 * n + at}", hca_type="MT4125", rate_gbps=150.0, pci=f"0000:1{n}:00.{at}")
+        for n in (1, 2)
+        for at, end in enumerate((ib, dark))
+    ]
+    assert used(choose([*compute, *storage], [])) == ["mlx5_0", "mlx5_1"]
+
+
+def test_ports_next_to_gpus_count_when_they_are_down() -> None:
+    cards = [dark(f"mlx5_{n}") for n in range(4)]
+    far = [ib(f"mlx5_{n}") for n in range(4, 8)]
+    pairs = [near(hca.name, AffinityClass.PIX) for hca in cards]
+    pairs += [near(hca.name, AffinityClass.SYS) for hca in far]
+    choice = choose([*cards, *far], pairs)
+    assert (used(choice), choice.fabric.expected) == ([], 4)
+    assert "far from all GPUs" in reason(choice, "mlx5_4")
+    # A small thing that is down there says nothing.
+    choice = choose([dark("mlx5_0", hca_type="MT4117"), *far], pairs)
+    assert len(used(choice)) == 4
+
+
 def test_a_virtual_function_goes_where_its_owner_is_used() -> None:
     owner = ib("mlx5_0", pci="0000:1a:00.0")
     virtual = ib("mlx5_2", pci="0000:1a:00.3", physical_function="0000:1a:00.0")

@@ -13,9 +13,8 @@ from itertools import combinations
 from typing import Final, TypeVar
 
 from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
-from muster.fabric.affinity import card_of
 from muster.fabric.choice import Choice, has_no_address
-from muster.fabric.classes import speed_of
+from muster.fabric.classes import same_ends, speed_of
 from muster.fabric.environment import Environment
 from muster.fabric.gids import routable, version_of
 from muster.fabric.kinds import EFA, special
@@ -86,7 +85,7 @@ def _hindered(ports: Ports) -> Found:
     missing = [hca for hca in choice.hcas if hca.expected and not hca.use]
     expected = sum(hca.expected for hca in choice.hcas)
     left = f"{len(choice.used)} of {expected} compute ports are left"
-    unused_ends = _same_ends(choice.hcas)
+    unused_ends = same_ends(hca for hca in choice.hcas if hca.expected)
     for (state, phys), group in _grouped(missing, lambda hca: (hca.state, hca.phys_state)):
         names = listed(hca.key for hca in group)
         if state is None or state == ACTIVE:
@@ -156,21 +155,6 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
 def _leave_out(fix: str, group: Sequence[Hca]) -> str:
     names = ", ".join(hca.key for hca in group)
     return f"{fix}; or, if they are meant to be empty, fabric.exclude: [{names}]"
-
-
-def _same_ends(hcas: Sequence[Hca]) -> bool:
-    """Whether every card of several ports has the same ones up: then the others are not cabled."""
-    cards: dict[str, list[tuple[str, bool]]] = {}
-    for hca in hcas:
-        if hca.expected:
-            card = card_of(hca.pci) if hca.pci else hca.name
-            end = f"{hca.pci.rpartition('.')[2] if hca.pci else ''}/{hca.port}"
-            cards.setdefault(card, []).append((end, hca.state == ACTIVE))
-    patterns = {tuple(sorted(ends)) for ends in cards.values()}
-    if len(patterns) != 1:
-        return False
-    ups = {up for _, up in next(iter(patterns))}
-    return ups == {True, False}
 
 
 def _links(ports: Ports) -> Found:

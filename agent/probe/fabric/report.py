@@ -65,7 +65,8 @@ def summary(probe: Probe) -> str:
         return f"{count}, RDMA over {ports} ({fabric.name})"
     if not probe.hcas:
         return f"{count}, no RDMA here: TCP"
-    return f"{count}, no HCA can be used: TCP"
+    of = f" (0 of {fabric.expected}, {fabric.name})" if fabric.expected else ""
+    return f"{count}, no HCA can be used{of}: TCP"
 
 
 def _head(probe: Probe) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from agent.probe.fabric.probe import Asked, probe
+from agent.probe.fabric.report import exit_code, summary
 from muster.fabric.types import AffinityClass, Probe, Severity
 from tests.agent.probe.fabric.trees import by_key, refused_of, refusing, told, used, words
 
@@ -168,4 +170,40 @@ def test_sixteen_ports_of_oracle_each_by_its_gpu(case: Case) -> None:
         for pair in pairs[2:]:
             assert pair.distance is same_half[numa[pair.hca] != gpu.numa_node]
     assert [hca.rail for hca in found.hcas] == list(range(16))
+    assert not told(found)
+
+
+def darkened(case: Case, name: str, tmp_path: Path, dark: Sequence[str]) -> Probe:
+    """The real node with these ports down, as their switch would leave them."""
+    root = tmp_path / "dark"
+    shutil.copytree(case(name), root, symlinks=True)
+    for key in dark:
+        folder = root / "sys/class/infiniband" / key.replace(":", "/ports/")
+        (folder / "state").write_text("1: DOWN\n")
+        (folder / "phys_state").write_text("2: Polling\n")
+        (folder / "rate").write_text("40 Gb/sec (4X QDR)\n")
+    return probe(root, Asked(), refusing(root, refused_of(name)))
+
+
+@pytest.mark.parametrize("lit", [0, 1, 2])
+def test_the_compute_class_stays_the_one_when_its_ports_are_down(
+    case: Case, tmp_path: Path, lit: int
+) -> None:
+    found = darkened(case, "h100-12hca-roce", tmp_path, EIGHT[lit:])
+    assert used(found) == EIGHT[:lit]
+    assert (found.fabric.used, found.fabric.expected) == (lit, 8)
+    assert found.fabric.name == "Ethernet MT4129"
+    (problem,) = told(found)
+    assert problem.severity is Severity.ERROR
+    assert f"{lit} of 8 compute ports are left" in problem.what
+    assert exit_code(found) == 2
+    assert f"{lit} of 8" in summary(found)
+    storage = by_key(found)["mlx5_1:1"]
+    assert (storage.use, storage.expected) == (False, False)
+    assert "another class than the compute HCAs (Ethernet MT4129: 8 ports" in storage.reason
+
+
+def test_storage_that_is_down_is_no_error(case: Case, tmp_path: Path) -> None:
+    found = darkened(case, "h100-12hca-roce", tmp_path, ports(1, 2, 7, 8))
+    assert used(found) == EIGHT
     assert not told(found)
