@@ -33,6 +33,9 @@ def print_fabric(view: FabricView) -> None:
     """The whole plan. Nodes that are told the same are shown together."""
     attempt = "" if view.attempt is None else f", attempt {view.attempt}"
     print(f"job {view.job}{attempt}  rdma: {view.rdma}")
+    if view.plan is None and view.refused is not None:
+        _line(view.refused, "the gang was refused: ")
+        return
     if view.plan is None:
         _line("there is no plan yet: it is made when all nodes of the gang are ready")
         return

@@ -78,10 +78,11 @@ class PlanView(msgspec.Struct, frozen=True):
 class FabricView(msgspec.Struct, frozen=True):
     """Of `GET /v1/jobs/{id}/fabric`. `rdma` is what the job asks for; `plan` is that of its last
     attempt, None before its nodes are ready. `proof` says what carried its traffic, None before
-    the gang has started."""
+    the gang has started. `refused`: why there will be no plan, as its nodes differ."""
 
     job: int
     attempt: int | None
     rdma: str
     plan: PlanView | None
     proof: JobProof | None = None
+    refused: str | None = None

@@ -12,7 +12,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.timestamp import Timestamp, timestamp
 from muster.spec.types import MAX_PRIORITY
 from orchestrator.core.display import job_state, job_summary, node_state
-from orchestrator.core.fabric_view import plan_of
+from orchestrator.core.fabric_view import plan_of, was_refused
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.gpus import Holder, room
 from orchestrator.core.job import JobPhase
@@ -254,6 +254,8 @@ def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
 
 def _fabric(attempt: Attempt) -> str:
     """What carries its traffic and why, as far as that was decided."""
+    if was_refused(attempt):
+        return "no plan: the gang was refused"
     plan = plan_of(attempt)
     return "" if plan is None or len(attempt.tasks) < 2 else "; ".join((plan.text, *plan.notes))
 

@@ -16,6 +16,7 @@ from muster.protocol.fabric_view import (
     RailView,
     Setting,
 )
+from muster.protocol.messages import FABRIC_DIFFERS
 from muster.spec.types import Rdma, env_on_node
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
@@ -39,7 +40,15 @@ def fabric_view(job: Job) -> FabricView:
     plan = plan_of(attempt)
     view = None if plan is None else _plan(job, attempt, plan)
     proof = None if attempt.released_at is None else proof_view(job, attempt)
-    return FabricView(job.id, attempt.number, rdma, view, proof)
+    cause = attempt.cause if was_refused(attempt) else None
+    refused = None if cause is None else cause.text
+    return FabricView(job.id, attempt.number, rdma, view, proof, refused)
+
+
+def was_refused(attempt: Attempt) -> bool:
+    """Whether its nodes do not go together, so that it never had a plan."""
+    cause = attempt.cause
+    return plan_of(attempt) is None and cause is not None and cause.refusal == FABRIC_DIFFERS
 
 
 def plan_of(attempt: Attempt) -> FabricPlan | None:

@@ -92,7 +92,10 @@ def not_used(job: Job, proof: Proof) -> Cause | None:
 
 
 def proof_line(job: Job, attempt: Attempt) -> ProofView | None:
-    """For a person, in one line; None where there is no RDMA and no GPU to speak of."""
+    """For a person, in one line; None where no rank was released, or where there is no RDMA and no
+    GPU to speak of."""
+    if attempt.released_at is None:
+        return None
     if attempt.proof is None and not watched(attempt):
         return None
     proof = proof_of(attempt)

@@ -2,16 +2,18 @@
 
 Counted are jobs, not attempts, and only failures for which the node itself is to blame. That a node
 refuses to make ready for a job says nothing of the node until another one has made ready for the
-same job: a path that is wrong is refused everywhere. No clock is asked: a fault is forgotten when
-so many attempts have ended well there since.
+same job: a path that is wrong is refused everywhere. A node that lacks the RDMA that a job requires
+is sound. No clock is asked: a fault is forgotten when so many attempts have ended well there since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from muster.protocol.ids import NodeName
+from muster.protocol.messages import FABRIC_DIFFERS
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
 from orchestrator.core.limits import Limits
@@ -33,7 +35,7 @@ def judged(
         case Outcome.SUCCESS | Outcome.TIME_LIMIT:
             return _trusted(state, attempt, limits)
         case Outcome.INFRA if cause.code is not CauseCode.DRAINED and _proved(attempt, cause):
-            return _blamed(state, job, attempt, guilty_nodes(attempt, cause), cause.text)
+            return _blamed(state, job, attempt, _at_fault(attempt, cause))
         case _:
             return []
 
@@ -47,9 +49,9 @@ def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
         if cause is not None and cause.code is CauseCode.PREPARE_REFUSED:
             refused = {task.node for task in attempt.tasks if task.refusal is not None}
             ready = {task.node for task in job.attempts[-1].tasks}
-            guilty = guilty_nodes(attempt, cause) & refused - ready
-            for name in sorted(guilty - found.keys()):
-                found[name] = _blamed(state, job, attempt, {name}, cause.text)
+            guilty = _at_fault(attempt, cause)
+            for name in sorted((guilty.keys() & refused) - ready - found.keys()):
+                found[name] = _blamed(state, job, attempt, {name: guilty[name]})
     return [fact for facts in found.values() for fact in facts]
 
 
@@ -88,11 +90,31 @@ def _proved(attempt: Attempt, cause: Cause) -> bool:
     return by_itself or any(t.prepared is not None and t.refusal is None for t in attempt.tasks)
 
 
+def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
+    """Of those that the job had better avoid the ones that are not sound, each with its own
+    reason."""
+    found = {}
+    tasks = {task.node: task for task in attempt.tasks}
+    for name in guilty_nodes(attempt, cause):
+        task = tasks.get(name)
+        text = cause.text
+        if task is not None and task.state is not TaskState.LOST and task.refusal is not None:
+            if task.refusal.code == FABRIC_DIFFERS:
+                continue
+            if name != cause.node:
+                said = task.refusal.text.partition("\n")[0]
+                text = f"{name} refused: {said}"
+        elif name != cause.node:
+            text = f"{name} was lost; {cause.text}"
+        found[name] = text
+    return found
+
+
 def _blamed(
-    state: State, job: Job, attempt: Attempt, guilty: Iterable[NodeName], text: str
+    state: State, job: Job, attempt: Attempt, guilty: Mapping[NodeName, str]
 ) -> list[f.Fact]:
     return [
-        sf.NodeBlamed(name, job.id, attempt.number, text)
+        sf.NodeBlamed(name, job.id, attempt.number, guilty[name])
         for name in sorted(guilty)
         if all(fault.job != job.id for fault in state.nodes[name].faults)
     ]

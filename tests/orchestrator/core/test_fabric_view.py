@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from muster.protocol.fabric import NodeFabric, PortGids
 from muster.protocol.fabric_view import FabricView, PlanView, Setting
 from muster.protocol.messages import Fingerprint
-from muster.spec.types import Rdma
+from muster.spec.types import Rdma, Retry
 from orchestrator.core.display import job_view
 from orchestrator.core.explain import explain
 from orchestrator.core.fabric_view import fabric_view
 from tests.orchestrator.core.fabrics import full, node, roce, without
-from tests.orchestrator.core.playbook import Cluster, spec, task
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 TWO = full("n", 2).fabric
 NONE = NodeFabric()
@@ -129,3 +129,17 @@ def test_every_setting_has_its_reason() -> None:
             found = seen(gang(fabric, fabric, rdma=rdma, nccl="2.18.1")).plan
             for mine in () if found is None else found.nodes:
                 assert all(it.why and it.why != "as the plan says" for it in mine.settings)
+
+
+def test_a_gang_that_was_refused_says_so_and_nothing_of_traffic() -> None:
+    cluster = gang(TWO, NONE, rdma=Rdma.REQUIRED, retry=Retry(infra=0))
+    for rank in range(2):
+        cluster.clean(task(1, 1, rank), prepared=prepared(), stopped_by="kill")
+    view = seen(cluster)
+    assert (view.plan, view.proof) == (None, None)
+    assert view.refused == "rdma: required, but n1 has no RDMA device that jobs can use"
+    shown = job_view(cluster.state, cluster.job(1), cluster.now).attempts[0]
+    assert shown.proof is None
+    (story,) = explain(cluster.state, cluster.job(1), cluster.now).attempts
+    assert story.fabric == "no plan: the gang was refused"
+    assert seen(gang(TWO, TWO)).refused is None

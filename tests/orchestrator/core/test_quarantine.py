@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
-from muster.spec.types import Retry
+from muster.spec.types import Rdma, Retry
 from orchestrator.core import service_facts as sf
 from orchestrator.core.display import node_view
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import AdminState
-from tests.orchestrator.core.playbook import Cluster, spec, task
+from orchestrator.core.policy import guilty_nodes
+from tests.orchestrator.core.fabrics import full
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 TWO = Limits(quarantine=Quarantine(jobs=2, forgiven_after=3, pool_share=0.25))
 
@@ -182,3 +185,36 @@ def test_a_time_limit_is_no_fault(cluster: Cluster) -> None:
     cluster.clean(running)
     assert cluster.shown(1) is JobState.TIMEOUT
     assert cluster.node("a").faults == ()
+
+
+def test_a_node_without_the_rdma_that_a_job_requires_is_sound() -> None:
+    cluster = Cluster(limits=TWO)
+    cluster.join("a", "b", "c", "d")
+    has, has_not = full("n", 2).fabric, NodeFabric()
+    for number in (1, 2, 3):
+        retry = Retry(infra=0)
+        cluster.submit(spec(nodes=4, rdma=Rdma.REQUIRED, retry=retry))
+        for rank in range(4):
+            cluster.prepare(task(number, 1, rank), fabric=has if rank > 1 else has_not)
+        for rank in range(4):
+            cluster.clean(task(number, 1, rank), prepared=prepared(), stopped_by="kill")
+        cluster.beat(2)
+        assert cluster.cause(number).exit_code == 122
+        assert guilty_nodes(cluster.job(number).attempts[0], cluster.cause(number)) == {"a", "b"}
+    assert all(node.faults == () and node.in_service for node in cluster.state.nodes.values())
+
+
+def test_each_nodes_reason_names_that_node() -> None:
+    cluster = Cluster(limits=TWO)
+    cluster.join("a", "b", "c")
+    cluster.submit(spec(nodes=3, retry=Retry(infra=0)))
+    tasks = [it.id for it in cluster.job(1).attempts[0].tasks]
+    cluster.prepare(tasks[2])
+    cluster.refuse(tasks[1], "no_python")
+    cluster.refuse(tasks[0], "no_folder")
+    cluster.beat(2)
+    for it in tasks:
+        cluster.clean(it)
+    cluster.beat(2)
+    texts = {name: cluster.node(name).faults[0].text for name in ("a", "b")}
+    assert texts == {"a": "a refused: no_folder here", "b": "b refused: no_python here"}

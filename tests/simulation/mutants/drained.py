@@ -62,7 +62,7 @@ def _no_brake(real: Any) -> Any:
 def _blames_for_programs(real: Any) -> Any:
     def judged(state: State, job: Job, attempt: Any, limits: Limits, *, spare: bool) -> Any:
         if attempt.cause is not None and attempt.cause.outcome is Outcome.USER:
-            return q._blamed(state, job, attempt, {attempt.tasks[0].node}, "failed")
+            return q._blamed(state, job, attempt, {attempt.tasks[0].node: "failed"})
         return real(state, job, attempt, limits, spare=spare)
 
     return judged
