@@ -3,6 +3,7 @@ for a gang compares and sets."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,6 +35,8 @@ from muster.protocol.fabric import (
 )
 
 _TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
+_NVIDIA: Final = "15b3"
+_DEVICE: Final = re.compile(r"[0-9a-f]{4}")
 _FIT_MAX: Final = 16
 _ADDRESSES_MAX: Final = 2
 
@@ -92,7 +95,7 @@ def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> Fabric
         port=hca.port,
         pci=hca.pci or "",
         link_layer=hca.link_layer or "",
-        model=hca.hca_type or hca.pci_id or "",
+        model=_model(hca),
         rate_gbps=speed_of(hca),
         numa_node=hca.numa_node,
         sm_lid=hca.sm_lid if hca.link_layer == INFINIBAND else None,
@@ -105,6 +108,15 @@ def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> Fabric
         fourth=fourth,
         sixth=sixth,
     )
+
+
+def _model(hca: Hca) -> str:
+    """The same for a card of which only the PCI ID could be read: NVIDIA's drivers make the one of
+    the other, 15b3:1021 is an MT4129."""
+    vendor, _, device = (hca.pci_id or "").lower().partition(":")
+    if hca.hca_type is None and vendor == _NVIDIA and _DEVICE.fullmatch(device):
+        return f"MT{int(device, 16)}"
+    return hca.hca_type or hca.pci_id or ""
 
 
 def _netdev(hca: Hca) -> str:

@@ -90,7 +90,7 @@ def plan(
     if required and not wish.alone and (rails.differences or versions):
         found = first_by_node([*rails.differences, *versions])
         return Refused(tuple(found.values()))
-    return _over(rails, members, wish)
+    return _over(rails, members, wish, [it.text for it in versions])
 
 
 def lack(member: Member) -> str | None:
@@ -215,8 +215,10 @@ def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
     ]
 
 
-def _over(rails: Rails, members: Sequence[Member], wish: Wish) -> FabricPlan | Refused:
-    """The plan over the rails that all share."""
+def _over(
+    rails: Rails, members: Sequence[Member], wish: Wish, beside: Sequence[str]
+) -> FabricPlan | Refused:
+    """The plan over the rails that all share. `beside`: notes that are not about rails."""
     required = wish.rdma is Rdma.REQUIRED and not wish.alone
     notes = [*(difference.text for difference in rails.differences), *rails.notes]
     agreed = list(rails.agreed)
@@ -237,17 +239,21 @@ def _over(rails: Rails, members: Sequence[Member], wish: Wish) -> FabricPlan | R
             if why is not None:
                 apart.append(Difference(member.node, f"{member.node}: {why}"))
         if not apart:
-            return _planned(rails, agreed, made, notes)
+            return _planned(rails, agreed, made, notes, beside)
         if required:
             return Refused(tuple(apart))
         notes.append(apart[0].text)
         agreed = _of_one_index(rails, agreed)
     first = notes[0] if notes else "its nodes have no rail in common"
-    return _tcp(f"TCP: {first}", _bounded(notes[1:]))
+    return _tcp(f"TCP: {first}", _bounded([*notes[1:], *beside]))
 
 
 def _planned(
-    rails: Rails, agreed: Sequence[int], made: Sequence[NodePlan], notes: Sequence[str]
+    rails: Rails,
+    agreed: Sequence[int],
+    made: Sequence[NodePlan],
+    notes: Sequence[str],
+    beside: Sequence[str],
 ) -> FabricPlan:
     # Alike ones are found by their content: an environment has no hash.
     places: dict[object, int] = {}
@@ -270,7 +276,7 @@ def _planned(
         kinds=tuple(kinds),
         nodes=tuple(nodes) if len(kinds) > 1 else (),
         family=rails.family if any(rail.link_layer == ETHERNET for rail in common) else "",
-        notes=_bounded(notes[1:] if notes and len(agreed) < rails.count else notes),
+        notes=_bounded([*(notes[1:] if len(agreed) < rails.count else notes), *beside]),
         places=0 if rails.paired else len(rails.common),
     )
 

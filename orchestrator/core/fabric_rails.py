@@ -23,6 +23,8 @@ from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from orchestrator.core.fabric_plan import Rail
 
 _UNEVEN: Final = "the GPUs of its tasks are near different ports of their nodes"
+_VOWELS: Final = frozenset("AEFHILMNORSX8")
+"""Of names that are spelt out: an MT4129, a BCM57608."""
 _WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
 
 
@@ -306,7 +308,7 @@ def told(name: str, value: object) -> str:
         case "link_layer":
             return f"is {value}"
         case "model":
-            return f"is an {value}"
+            return f"is {'an' if f'{value}'[:1] in _VOWELS else 'a'} {value}"
         case "rate_gbps":
             return f"runs at {value:g} Gb/s"
         case "sm_lid":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import msgspec
+import pytest
 
 from agent.core.fabric import node_fabric
 from muster.fabric.rules import Rules
@@ -113,6 +114,26 @@ def test_of_a_roce_port_both_families_are_told() -> None:
     unread = msgspec.structs.replace(hca, gids_unread=3)
     (port,) = node_fabric(msgspec.structs.replace(probe, hcas=(unread,))).ports
     assert not port.table
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "model"),
+    [
+        ("MT4129", "15b3:1021", "MT4129"),
+        (None, "15b3:1021", "MT4129"),
+        (None, "15B3:A2DC", "MT41692"),
+        (None, "14e4:1750", "14e4:1750"),
+        ("BCM57608", "14e4:1760", "BCM57608"),
+        (None, "15b3:", "15b3:"),
+        (None, None, ""),
+    ],
+)
+def test_a_card_is_the_same_whatever_names_it(
+    kind: str | None, device: str | None, model: str
+) -> None:
+    hca = infiniband("mlx5_0", "0000:1a:00.0", hca_type=kind, pci_id=device)
+    (port,) = node_fabric(Probe(hostname="n1", hcas=(hca,))).ports
+    assert port.model == model
 
 
 def test_what_is_missing_and_what_stops_all_of_it() -> None:

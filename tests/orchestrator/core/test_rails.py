@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -15,11 +16,14 @@ from tests.orchestrator.core.fabrics import (
     OFF,
     PREFERRED,
     REQUIRED,
+    changed,
+    full,
     ib,
     node,
     planned,
     refused,
     roce,
+    without,
 )
 
 ALL = tuple(f"mlx5_{number}:1" for number in range(8))
@@ -134,3 +138,26 @@ def test_parts_with_other_gpus_use_all_rails_where_these_may_be_apart() -> None:
         found = planned(gang, REQUIRED)
         assert found.of(0).hcas == found.of(1).hcas == ("mlx5_4:1", "mlx5_5:1")
         assert "those are used that are near on all nodes" in found.text
+
+
+def test_another_nccl_is_noted_where_rdma_is_preferred() -> None:
+    old = dataclasses.replace(full("n2"), nccl=(2, 21))
+    found = planned([full("n1"), old, full("n3")])
+    assert len(found.rails) == 8
+    assert found.notes == ("n2 has NCCL 2.21, 2 others 2.27",)
+    # It is not why there are fewer rails.
+    found = planned([full("n1"), old, without("n3", 2)])
+    assert "mlx5_2:1 cannot be used" in found.text
+    assert found.notes == ("n2 has NCCL 2.21, 2 others 2.27",)
+    found = planned([without("n1", 2), dataclasses.replace(without("n2", 2), nccl=(2, 21))])
+    assert "no node can use rail 2" in found.text
+    assert found.notes == ("n2 has NCCL 2.21, 1 other 2.27",)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [("15b3:1021", "is a 15b3:1021"), ("MT4123", "is an MT4123"), ("BCM57608", "is a BCM57608")],
+)
+def test_the_article_is_that_of_the_word(model: str, text: str) -> None:
+    no = refused([full("n1"), changed("n2", 0, model=model), full("n3")])
+    assert f"n2: mlx5_0:1 {text} (rail 0)" in no.text
