@@ -12,7 +12,7 @@ from agent.core.fabric import node_fabric
 from agent.core.stimuli import NO_FABRIC
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.ib import CLASS
-from agent.probe.fabric.probe import probe
+from agent.probe.fabric.probe import lacks_driver, probe
 from muster.fabric.types import Probe, Severity
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -24,19 +24,25 @@ _log = structlog.get_logger("agent.fabric")
 
 
 class Fabric:
-    """Probes in a thread and tells the log. `latest` is the last probe, None where this node has no
-    RDMA devices."""
+    """Probes in a thread and tells the log. `latest` is the last probe, None where this node has
+    neither RDMA devices nor cards for them."""
 
     def __init__(self, config: AgentConfig, look_s: float = LOOK_S) -> None:
         self._config = config
         self._root = config.fabric.root
         self._look_s = look_s
         self._looking: asyncio.Task[Probe | None] | None = None
+        self._idle_cards: bool | None = None
         self.latest: Probe | None = None
 
     def there(self) -> bool:
-        """Whether there are RDMA devices: one look at a folder."""
-        return (self._root / CLASS).is_dir()
+        """Whether there are RDMA devices, one look at a folder, or cards that lack a driver: of
+        those the PCI functions tell once in this agent's life."""
+        if (self._root / CLASS).is_dir():
+            return True
+        if self._idle_cards is None:
+            self._idle_cards = lacks_driver(self._root)
+        return self._idle_cards
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe, for this task; those that come together share one look."""

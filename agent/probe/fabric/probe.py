@@ -15,7 +15,14 @@ from agent.probe.fabric.gpus import gpus_of
 from agent.probe.fabric.ib import Devices
 from agent.probe.fabric.limits import limits_of
 from agent.probe.fabric.netdevs import networks_of, sockets, with_addresses
-from agent.probe.fabric.pci import Function, functions, is_hca, redirecting
+from agent.probe.fabric.pci import (
+    INFINIBAND_CLASS,
+    Function,
+    functions,
+    is_accelerator,
+    is_hca,
+    redirecting,
+)
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
@@ -70,6 +77,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         version=version,
         bare=bare,
         skipped=devices.skipped,
+        gpus=bool(gpus),
         live=tree.live,
         uverbs_there=tree.exists("dev/infiniband"),
         arp_separate=_arp_separate(tree),
@@ -100,6 +108,16 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         limits=limits,
         software=software,
         fingerprint=_fingerprint(hcas, gpus),
+    )
+
+
+def lacks_driver(root: Path) -> bool:
+    """Whether there are cards for RDMA that no driver serves, where no RDMA device is: InfiniBand,
+    or what could do RoCE beside GPUs."""
+    pci = functions(Tree(root))
+    bare = _bare(pci, ())
+    return any(card.kind == INFINIBAND_CLASS for card in bare) or (
+        bool(bare) and any(is_accelerator(function) for function in pci)
     )
 
 

@@ -31,7 +31,8 @@ Found = Iterator[Problem]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver serves; `live`:
+    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver serves; `gpus`:
+    the node has some; `live`:
     this machine, not a copy; `present`: it has a folder of RDMA devices."""
 
     choice: Choice
@@ -40,6 +41,7 @@ class Ports:
     version: Version | None
     bare: Sequence[Function]
     skipped: dict[str, str]
+    gpus: bool = False
     live: bool = False
     uverbs_there: bool = True
     arp_separate: bool = False
@@ -311,18 +313,23 @@ def _drivers(ports: Ports) -> Found:
         name, number = kind
         count = f"{len(group)} InfiniBand PCI function{'s' if len(group) > 1 else ''}"
         where = listed(function.address for function in group)
+        none = not ports.choice.hcas
         if number == INFINIBAND_CLASS:
-            yield warning(
+            yield Problem(
+                Severity.WARNING,
                 f"{count} ({name}) without an RDMA device: driver mlx5_ib/ib_uverbs not loaded? "
                 f"({where})",
                 "`modprobe mlx5_ib ib_uverbs` (mlx4_ib for ConnectX-3); if that fails, install "
                 "rdma-core and the kernel's extra modules, or DOCA-OFED",
+                stops=none,
             )
         else:
-            yield info(
+            yield Problem(
+                Severity.INFO,
                 f"{len(group)} network function{'s' if len(group) > 1 else ''} ({name}) that could "
                 f"do RoCE without an RDMA device ({where})",
                 "nothing, unless RoCE is wanted: `modprobe mlx5_ib ib_uverbs`",
+                stops=none and ports.gpus,
             )
 
 

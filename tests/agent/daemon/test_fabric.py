@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
@@ -12,6 +13,8 @@ from agent.config import Fabric as Settings
 from agent.fabric import Fabric
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
+from orchestrator.core.fabric import lack
+from orchestrator.core.fabric_rails import Member
 from tests.agent.probe.fabric.trees import Node
 
 TASK = TaskId("7.1.0")
@@ -55,3 +58,44 @@ def test_a_node_without_devices_says_nothing(tmp_path: Path) -> None:
     with capture_logs() as logs:
         asyncio.run(launch())
     assert logs == []
+
+
+def cards(node: Node, kind: str, gpu: bool) -> None:
+    """Two HCAs that no driver serves, and perhaps a GPU."""
+    for bus in (1, 2):
+        node.pci(f"pci0000:00/0000:00:0{bus}.0/0000:0{bus}:00.0", kind, "15b3", "1021")
+    if gpu:
+        node.gpu("pci0000:00/0000:00:05.0/0000:05:00.0")
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu", "what"),
+    [
+        ("0x020700", False, "2 InfiniBand PCI functions (15b3:1021) without an RDMA device"),
+        ("0x020000", True, "2 network functions (15b3:1021) that could do RoCE"),
+        ("0x020000", False, None),
+    ],
+)
+def test_cards_without_their_driver_are_told_to_the_plan(
+    tmp_path: Path, kind: str, gpu: bool, what: str | None
+) -> None:
+    node = Node(tmp_path)
+    cards(node, kind, gpu)
+    fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)))
+
+    async def launch() -> NodeFabric:
+        return await fabric.look(TASK)
+
+    assert fabric.there() == (what is not None)
+    seen = asyncio.run(launch())
+    if what is None:
+        assert seen == NodeFabric()
+        return
+    (why,) = seen.stops
+    assert why.startswith(what)
+    assert lack(Member("n1", seen, seen.ports)) == f"cannot use RDMA: {why}"
+    # The driver comes: the next launch sees its devices.
+    node.hca("mlx5_0")
+    node.port("mlx5_0", link="InfiniBand")
+    seen = asyncio.run(launch())
+    assert ([port.key for port in seen.ports], seen.stops) == (["mlx5_0:1"], ())
