@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from muster.fabric.affinity import nearest, way
 from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
+from muster.fabric.kinds import special, unfit
 from muster.fabric.order import function_order, natural
 from muster.fabric.rules import Rules, address_range
 from muster.fabric.types import (
@@ -73,6 +74,11 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,
+        unfit=tuple(
+            _short(f"{hca.key}: {unfit(hca)}")
+            for hca in probe.hcas
+            if not hca.use and special(hca) is not None
+        )[:TEXTS_MAX],
     )
 
 

@@ -58,7 +58,8 @@ class Line(msgspec.Struct, frozen=True):
 
 class Run(msgspec.Struct, frozen=True):
     """One job of the benchmark. `rdma` is what it asked for, `plan` what the gang was told to use,
-    `verdict` the coordinator's on what carried the bytes, and `transport` the line that says it.
+    `verdict` the coordinator's on what carried the bytes (of gloo always TCP), and `transport` the
+    line that says it.
     """
 
     job: int

@@ -201,6 +201,8 @@ class _Bench:
         verdict, transport = Carrier.UNKNOWN, NO_PROOF
         if fabric.proof is not None:
             verdict, transport = fabric.proof.verdict, fabric.proof.text
+        if about is not None and about.backend == "gloo" and about.nodes > 1:
+            verdict, transport = Carrier.TCP, "TCP: gloo knows nothing else"
         line = pass_line(about, rows, rates_of(fabric.plan), tcp=verdict is Carrier.TCP)
         run = Run(job, rdma, nodes, about, tuple(rows), planned, verdict, transport, line)
         code = exit_code(ended)

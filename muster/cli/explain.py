@@ -46,6 +46,8 @@ def command(*, what: tuple[str, ...], as_json: bool) -> None:
     *topic, job = what
     if topic not in ([], ["rdma"]):
         raise click.UsageError("one job, or: muster explain rdma JOB")
+    if not topic and job == "rdma":
+        raise click.UsageError("rdma of which job? muster explain rdma JOB")
     client = connect()
     if topic:
         plan = client.fabric(find_job(client, job))

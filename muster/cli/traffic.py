@@ -49,7 +49,10 @@ def _print_node(node: NodeProof) -> None:
         )
     for text in node.nccl.trouble:
         _line(text, "  NCCL warns: ")
-    if node.ports:
+    if len(node.ports) > 1 and all(port.why and not port.flaps for port in node.ports):
+        why = "; ".join(dict.fromkeys(port.why for port in node.ports))
+        _line(f"no counters of its {len(node.ports)} HCAs: {why}", "  ")
+    elif node.ports:
         print_table(_PORTS, [_row(port) for port in node.ports], indent="    ")
     for socket in node.sockets:
         if socket.sent is not None and socket.received is not None:

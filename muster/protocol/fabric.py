@@ -92,6 +92,7 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
     what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
     a digest of the hardware and its cabling. `gpus` are there where the task has some of them.
+    `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason.
     """
 
     group: str = ""
@@ -107,6 +108,7 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     gpudirect: str = ""
     versions: dict[str, str] = {}
     fingerprint: str = ""
+    unfit: tuple[str, ...] = ()
 
 
 class TaskFabric(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
 from muster.spec.gpu_rules import check_gpus
 from muster.spec.problems import Kind, Problems, RefusedError, printable, shown
+from muster.spec.rdma_rules import check_rdma
 from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
 from muster.spec.scalars import Document, check_tree, read_json, read_yaml
 from muster.spec.section import Found, Section, seconds, whole_number
@@ -118,6 +119,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
     )
     job.finish()
     check_gpus(spec, problems)
+    check_rdma(spec, problems)
     _check_size(spec, problems)
     return spec
 

@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from muster.fabric.order import natural
 from muster.protocol.http import NodeList, VersionView
 from muster.protocol.ids import NodeName
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN
@@ -33,7 +34,7 @@ class ClusterApi:
     async def nodes(self, _request: web.Request) -> web.Response:
         state = await self._coordinator.settled()
         now = self._coordinator.now()
-        nodes = sorted(state.nodes.values(), key=lambda node: node.name)
+        nodes = sorted(state.nodes.values(), key=lambda node: natural(node.name))
         return reply(NodeList(tuple(node_view(node, now) for node in nodes)))
 
     async def node(self, request: web.Request) -> web.Response:

@@ -65,11 +65,14 @@ class Refused:
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
-    whose jobs bring a network of their own for NCCL."""
+    whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
+    of them, `sockets` the one that turns RDMA off on some, "" where there is none."""
 
     rdma: Rdma = Rdma.PREFERRED
     alone: bool = False
     plugins: frozenset[str] = frozenset()
+    plugin: str = ""
+    sockets: str = ""
 
 
 def plan(
@@ -79,8 +82,13 @@ def plan(
     RDMA, and the job does not mind. `witnesses`: other nodes that the job has met."""
     if wish.rdma is Rdma.OFF:
         return _tcp("TCP, as the job says (rdma: off)")
+    if wish.sockets:
+        return _tcp(f"TCP: the job's own {wish.sockets} turns RDMA off")
     required = wish.rdma is Rdma.REQUIRED
     without = [Difference(it.node, f"{it.node} {why}") for it in members if (why := lack(it))]
+    if without and required and wish.plugin and not wish.alone:
+        # What it finds there is not ours to know: the proof decides.
+        return FabricPlan(Transport.OPEN, f"left to the plugin {wish.plugin}")
     if without and required and not wish.alone:
         return Refused(tuple(without))
     if without:
@@ -107,6 +115,8 @@ def lack(member: Member) -> str | None:
         return f"has no port that can be used: {first.key}: {first.why}"
     if fabric.unused:
         return f"has no port that is for jobs ({fabric.unused[0]} is not: muster probe says why)"
+    if fabric.unfit:
+        return f"has no RDMA device that NCCL can use without a plugin: {fabric.unfit[0]}"
     return "has no RDMA device that jobs can use"
 
 

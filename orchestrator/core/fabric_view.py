@@ -189,4 +189,6 @@ def _why(
 def _why_tcp(job: Job, plan: FabricPlan) -> str:
     if job.spec.rdma is Rdma.OFF:
         return "rdma: off"
+    if "turns RDMA off" in plan.text:
+        return plan.text.removeprefix("TCP: ")
     return f"some could use RDMA and others could not: {plan.text.removeprefix('TCP: ')}"

@@ -9,6 +9,7 @@ from muster.fabric.affinity import nearest
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.messages import FABRIC_DIFFERS, Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.spec.rdma_rules import named_plugin, rdma_off
 from muster.spec.types import Rdma, env_on_node, gpus_on_node
 from orchestrator.core.fabric import PLUGIN, Refused, Wish, join, nccl_of, plan
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan
@@ -107,7 +108,14 @@ def wish_of(job: Job, attempt: Attempt) -> Wish:
         if any(name in own[min(task.rank, 1)] for name in PLUGIN)
     )
     alone = len(attempt.tasks) == 1 and not spec.elastic
-    return Wish(spec.rdma, alone, frozenset(plugins))
+    named = [named_plugin(own[min(task.rank, 1)]) for task in attempt.tasks]
+    return Wish(
+        spec.rdma,
+        alone,
+        frozenset(plugins),
+        plugin=named[0] if all(named) else "",
+        sockets=next((found for it in own.values() if (found := rdma_off(it))), ""),
+    )
 
 
 def _met(job: Job) -> list[Member]:

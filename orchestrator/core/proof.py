@@ -21,7 +21,9 @@ def _has_any(task: Task) -> bool:
     if prepared is None:
         return False
     fabric = prepared.fabric
-    known = fabric is not None and bool(fabric.ports or fabric.missing or fabric.stops)
+    known = fabric is not None and bool(
+        fabric.ports or fabric.missing or fabric.stops or fabric.unfit
+    )
     return known or prepared.gpus > 0
 
 

@@ -416,3 +416,21 @@ def test_it_travels() -> None:
     for gang in ([full("n1"), without("n2", 3)], [roces("n1", 5), roces("n2", 7)], [full("n1")]):
         found = planned(gang)
         assert msgspec.json.decode(msgspec.json.encode(found), type=FabricPlan) == found
+
+
+EFA = "rdmap0s6:1: EFA needs the aws-ofi-nccl plugin (libfabric)"
+
+
+def test_devices_for_a_plugin_are_named_and_left_to_it() -> None:
+    gang = [node("n1", unfit=(EFA,)), node("n2", unfit=(EFA,))]
+    text = f"n1 has no RDMA device that NCCL can use without a plugin: {EFA}"
+    assert refused(gang).text.startswith(f"rdma: required, but {text}")
+    found = planned(gang, Wish(Rdma.REQUIRED, plugin="NCCL_NET_PLUGIN=ofi"))
+    assert found == FabricPlan(Transport.OPEN, "left to the plugin NCCL_NET_PLUGIN=ofi")
+    assert plan(gang, PREFERRED) is None
+
+
+def test_the_job_s_own_setting_turns_rdma_off() -> None:
+    found = planned([full("n1"), full("n2")], Wish(sockets="NCCL_NET=Socket"))
+    assert found.text == "TCP: the job's own NCCL_NET=Socket turns RDMA off"
+    assert found.of(1).env == NO_IB

@@ -200,3 +200,21 @@ def test_who_would_join_a_gang_must_fit_its_plan(fabric: NodeFabric, *, fits: bo
     assert third.refusal.code == FABRIC_DIFFERS
     assert not cluster.commands("n2", ArrangeTask)
     assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_a_plugin_of_the_job_s_own_starts_on_devices_that_are_for_plugins() -> None:
+    efa = NodeFabric(unfit=("rdmap0s6:1: EFA needs the aws-ofi-nccl plugin",))
+    cluster = gang(efa, efa, rdma=Rdma.REQUIRED, env={"NCCL_NET_PLUGIN": "ofi"})
+    plan = cluster.job(1).attempts[0].fabric
+    assert plan is not None
+    assert plan.text == "left to the plugin NCCL_NET_PLUGIN=ofi"
+    assert not told(cluster, "n0").env.keys() & {"NCCL_NET", "NCCL_IB_DISABLE"}
+    refused = gang(efa, efa, rdma=Rdma.REQUIRED, env={"NCCL_NET_PLUGIN": "none"})
+    assert refused.job(1).attempts[0].cause is not None
+
+
+def test_sockets_of_the_job_s_own_are_said() -> None:
+    cluster = gang(TWO, TWO, env={"NCCL_NET": "Socket"})
+    plan = cluster.job(1).attempts[0].fabric
+    assert plan is not None
+    assert plan.text == "TCP: the job's own NCCL_NET=Socket turns RDMA off"

@@ -285,3 +285,16 @@ def test_a_port_that_went_down_is_a_warning_of_its_node() -> None:
     assert node.ports == ports
     cluster.turn(s.ReportReceived(node.session, Heartbeat(cluster.mono, ports=())))
     assert node_view(node, cluster.now).warnings == ()
+
+
+def test_nccl_is_asked_for_its_lines_where_a_device_is_for_a_plugin() -> None:
+    fabric = NodeFabric(unfit=("rdmap0s6:1: EFA needs the aws-ofi-nccl plugin",))
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2))
+    ready = structs.replace(prepared(), gpus=0, fabric=fabric, nccl="/t/nccl")
+    for task in [t.id for t in cluster.job(1).attempts[-1].tasks]:
+        cluster.report(task, TaskState.PREPARED, prepared=ready)
+    (arranged,) = cluster.commands("n1", ArrangeTask)
+    assert isinstance(arranged, ArrangeTask)
+    assert arranged.env["NCCL_DEBUG"] == "INFO"
