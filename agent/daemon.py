@@ -119,13 +119,14 @@ class Agent:
                 owner,
             )
             gpus = Gpus(config, self._inbox.post)
+            fabric = Fabric(config)
             self._tasks = Tasks(
                 folders,
                 self._template,
                 self._logs,
                 config.ports,
                 self._probe,
-                Fabric(config),
+                fabric,
                 self._proofs,
                 gpus,
                 self._inbox.post,
@@ -137,8 +138,9 @@ class Agent:
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             if (config.fabric.root / CLASS).is_dir():
-                ports = watch_ports(PortWatch(config.fabric.root), self._clock, self._inbox.post)
-                owner.spawn(ports, name="ports", eternal=True)
+                ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
+                watching = watch_ports(ports, self._clock, self._inbox.post, first=fabric.look)
+                owner.spawn(watching, name="ports", eternal=True)
             try:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))

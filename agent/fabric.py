@@ -13,6 +13,7 @@ from agent.core.stimuli import NO_FABRIC
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.ib import CLASS
 from agent.probe.fabric.probe import lacks_driver, probe
+from muster.fabric.classes import cabled
 from muster.fabric.types import Probe, Severity
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -43,6 +44,13 @@ class Fabric:
         if self._idle_cards is None:
             self._idle_cards = lacks_driver(self._root)
         return self._idle_cards
+
+    def awaited(self) -> frozenset[str]:
+        """The ports of the compute class by the last probe, which should be up: all but the ends
+        that no card has in use."""
+        latest = self.latest
+        ports = [hca for hca in latest.hcas if hca.expected] if latest is not None else []
+        return frozenset(hca.key for hca in cabled(ports))
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe, for this task; those that come together share one look."""

@@ -120,7 +120,7 @@ class NetworkSeen:
 
 @dataclass(frozen=True, slots=True)
 class PortsSeen:
-    """The RDMA ports that are not as they were when the agent began."""
+    """The RDMA ports that are not as they should be."""
 
     ports: tuple[PortHealth, ...]
 

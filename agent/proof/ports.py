@@ -1,14 +1,14 @@
 """Watches the RDMA ports of this node between launches: which went down, and how often.
 
 Two small files a port, every few seconds; what a port was when the watch began is what it should
-be. A card that was never cabled is no news: that is for a probe to say.
+be, and those that the last probe counts on should be up. Others that never were are no news.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Never
@@ -44,13 +44,20 @@ class _Port:
 class PortWatch:
     """What has become of each port since the first look."""
 
-    def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        read: Read | None = None,
+        awaited: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        """`awaited`: the ports that should be up, as far as that is known by now."""
         self._root = root
+        self._awaited = awaited
         self._read = read
         self._ports: dict[str, _Port] = {}
 
     def look(self, now: float) -> tuple[PortHealth, ...]:
-        """Those that are not as they were, at `now` in monotonic seconds. May wait for a driver."""
+        """Those not as they should be, at `now` in monotonic seconds. May wait for a driver."""
         tree = Tree(self._root, self._read)
         seen = {f"{name}:{port}": (name, port) for name, port in names_of_ports(tree)}
         found = []
@@ -69,8 +76,10 @@ class PortWatch:
         active = state is not None and state[0] == ACTIVE
         port = self._ports.get(key)
         if port is None:
-            self._ports[key] = _Port(active, downed)
-            return None
+            port = self._ports[key] = _Port(active, downed)
+        if not port.worked and key in self._awaited():
+            # That it is down is no flap of ours.
+            port.worked, port.down = True, state is not None and not active
         port.worked = port.worked or active
         went_down = state is not None and not active and port.worked and not port.down
         counted = 0
@@ -91,9 +100,15 @@ class PortWatch:
 
 
 async def watch(
-    ports: PortWatch, clock: Clock, post: Callable[[Stimulus], None], period_s: float = PERIOD_S
+    ports: PortWatch,
+    clock: Clock,
+    post: Callable[[Stimulus], None],
+    period_s: float = PERIOD_S,
+    first: Callable[[], Awaitable[object]] | None = None,
 ) -> Never:
-    """Post PortsSeen whenever it has changed, until cancelled."""
+    """Post PortsSeen whenever it has changed, until cancelled; `first`: what is done before."""
+    if first is not None:
+        await first()
     known: tuple[PortHealth, ...] = ()
     while True:
         found = await asyncio.to_thread(ports.look, clock.now().mono)

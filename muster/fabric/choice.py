@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from muster.fabric.affinity import NEAR, card_of, rank
 from muster.fabric.classes import (
     by_bandwidth,
+    cabled,
     clearly,
     grouped,
     in_words,
-    same_ends,
     speed_of,
     speed_of_class,
 )
@@ -165,7 +165,7 @@ def _by_rule(left: Iterable[Hca], affinity: Sequence[Affinity], done: _Sorted) -
     groups: dict[str, list[Hca]] = {}
     for hca in (*ready, *dark):
         groups.setdefault(hca.group, []).append(hca)
-    weighed = {name: _cabled(ports) for name, ports in groups.items()}
+    weighed = {name: cabled(ports) for name, ports in groups.items()}
     order = _order(weighed, {hca.group for hca in ready})
     chosen = order[0] if order else None
     done.alternatives = tuple(in_words(name, groups[name]) for name in order[1:])
@@ -189,11 +189,6 @@ def _by_gpus(ready: Sequence[Hca], dark: Sequence[Hca], nearest: Mapping[str, Af
         return True
     near = [hca for hca in dark if _is_near(hca, nearest)]
     return bool(near) and not clearly(ready, near)
-
-
-def _cabled(ports: Sequence[Hca]) -> list[Hca]:
-    """Ends that no card has in use do not count."""
-    return [hca for hca in ports if not same_ends(ports) or hca.state == ACTIVE]
 
 
 def _order(groups: Mapping[str, Sequence[Hca]], ready: Collection[str]) -> list[str]:

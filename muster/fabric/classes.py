@@ -104,6 +104,12 @@ def same_ends(ports: Iterable[Hca]) -> bool:
     return {up for _, up in next(iter(patterns))} == {True, False}
 
 
+def cabled(ports: Sequence[Hca]) -> list[Hca]:
+    """Without the ends that no card has in use."""
+    alike = same_ends(ports)
+    return [hca for hca in ports if not alike or hca.state == ACTIVE]
+
+
 def in_words(name: str, ports: Sequence[Hca]) -> str:
     """Ethernet MT4125: 4 ports of 100 Gb/s."""
     speeds = sorted({speed for hca in ports if (speed := speed_of(hca)) is not None})

@@ -104,8 +104,8 @@ class FabricReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PortHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An RDMA port that is not as it was when its agent began to watch: `down`, in which `state`
-    (`DOWN, Polling`), or up again after `flaps`."""
+    """An RDMA port that is not as it was, or as one of the compute class should be: `down`, in
+    which `state` (`DOWN, Polling`), or up again after `flaps`."""
 
     port: str
     down: bool = False

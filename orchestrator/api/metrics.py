@@ -113,7 +113,7 @@ FAMILIES: Final = {
         Family(
             "muster_hca_down",
             "gauge",
-            "1 for a port that was up when its agent began, and is down.",
+            "1 for a port that is down and was up before, or is one of the compute HCAs.",
             ("node", "port"),
         ),
         Family(

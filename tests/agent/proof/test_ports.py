@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import AgentConfig
+from agent.config import Fabric as Settings
 from agent.core.stimuli import PortsSeen, Stimulus
+from agent.fabric import Fabric
 from agent.proof.ports import SHOWN_S, PortWatch, watch
 from muster.daemon.clock import SystemClock
 from muster.protocol.proof import PortHealth
@@ -77,6 +80,51 @@ def test_a_port_that_was_never_up_is_no_news(node: Node) -> None:
     assert ports.look(10.0) == ()
     down(node)
     assert ports.look(15.0) != ()
+
+
+def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
+    """Of two cards one is dark; a third port, for storage, is no business of the jobs."""
+    node.hca("mlx5_1", hca_type="MT4129")
+    node.file("sys/class/infiniband/mlx5_0/hca_type", "MT4129\n")
+    node.port("mlx5_1", link="InfiniBand")
+    down(node)
+    node.hca("mlx5_2", hca_type="MT4125")
+    node.port("mlx5_2", state="1: DOWN", phys="3: Disabled", rate="40 Gb/sec (4X QDR)")
+    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
+    heard: list[Stimulus] = []
+
+    async def run() -> None:
+        told = asyncio.Event()
+
+        def post(stimulus: Stimulus) -> None:
+            heard.append(stimulus)
+            told.set()
+
+        ports = PortWatch(node.root, awaited=fabric.awaited)
+        watching = asyncio.create_task(
+            watch(ports, SystemClock(), post, period_s=0.01, first=fabric.look)
+        )
+        async with asyncio.timeout(30):
+            await told.wait()
+            told.clear()
+            up(node)
+            await told.wait()
+        watching.cancel()
+
+    asyncio.run(run())
+    assert heard[0] == PortsSeen((PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"),))
+    assert PortsSeen(()) in heard[1:]
+
+
+def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
+    node.port("mlx5_0", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
+    node.hca("mlx5_1")
+    node.port("mlx5_1", 1, link="InfiniBand")
+    node.port("mlx5_1", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
+    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
+    asyncio.run(fabric.look())
+    assert fabric.awaited() == {"mlx5_0:1", "mlx5_1:1"}
+    assert PortWatch(node.root, awaited=fabric.awaited).look(0.0) == ()
 
 
 def test_a_driver_that_is_loaded_anew_begins_to_count_anew(node: Node) -> None:
