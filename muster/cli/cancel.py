@@ -9,7 +9,7 @@ import click
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import complain
 from muster.cli.connection import connect, connection_options, detaching
-from muster.cli.each_job import find_jobs
+from muster.cli.each import find_jobs
 from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe

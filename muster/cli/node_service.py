@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 
 import click
 
 from muster.cli.arguments import DURATION
-from muster.cli.complaints import EXIT_USAGE, complain
 from muster.cli.connection import connect, connection_options
-from muster.cli.json_output import json_option, print_json
+from muster.cli.each import for_each
+from muster.cli.json_output import json_option
 from muster.cli.reference import NODE
 from muster.cli.text import note, safe
-from muster.client import Client, ClientError
+from muster.client import Client
 from muster.protocol.http import NodeList, NodeView
 from muster.protocol.node_verbs import NodeAnswer
 from muster.protocol.outcome import EXIT_CLIENT
@@ -74,7 +73,7 @@ def drain(
         note(_said(answer, "was so already"))
         return answer.node
 
-    return _each(names, one, as_json=as_json)
+    return for_each(names, one, NodeList, as_json=as_json)
 
 
 @click.command("resume", short_help="Take nodes back into service.")
@@ -93,7 +92,7 @@ def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
         note(_said(answer, "was in service"))
         return answer.node
 
-    return _each(list(dict.fromkeys(nodes)), one, as_json=as_json)
+    return for_each(list(dict.fromkeys(nodes)), one, NodeList, as_json=as_json)
 
 
 def _said(answer: NodeAnswer, unchanged: str) -> str:
@@ -107,19 +106,3 @@ def _sure(client: Client, names: list[str]) -> bool:
     for name in names:
         note(f"{safe(name)}: {safe(client.node(name).state.text)}")
     return click.confirm("end what runs there now?", default=False, err=True)
-
-
-def _each(names: Sequence[str], do: Callable[[str], NodeView], *, as_json: bool) -> int:
-    """As `for_each` does for jobs: what cannot be done to one does not keep the rest."""
-    codes: list[int] = []
-    done: list[NodeView] = []
-    for name in names:
-        try:
-            done.append(do(name))
-        except ClientError as error:
-            complaint = complain(error)
-            note(complaint.text)
-            codes.append(complaint.code)
-    if as_json:
-        print_json(NodeList(tuple(done)))
-    return next((code for code in codes if code != EXIT_USAGE), codes[0] if codes else 0)

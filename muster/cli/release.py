@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.each_job import find_jobs, for_each
+from muster.cli.each import find_jobs, for_each
 from muster.cli.json_output import json_option
 from muster.cli.reference import JOB
 from muster.cli.text import note, safe
-from muster.protocol.http import JobSummary
+from muster.protocol.http import JobList, JobSummary
 
 
 @click.command("release")
@@ -26,4 +26,4 @@ def command(*, jobs: tuple[str, ...], as_json: bool) -> int:
         note(f"job {number} {'' if answer.changed else 'was released already, '}{state}")
         return answer.job
 
-    return for_each(find_jobs(client, jobs), release, as_json=as_json)
+    return for_each(find_jobs(client, jobs), release, JobList, as_json=as_json)

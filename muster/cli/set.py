@@ -7,11 +7,11 @@ from typing import Final
 import click
 
 from muster.cli.connection import connect, connection_options
-from muster.cli.each_job import find_jobs, for_each
+from muster.cli.each import find_jobs, for_each
 from muster.cli.json_output import json_option
 from muster.cli.reference import JOB_OR_CHANGE
 from muster.cli.text import note, safe
-from muster.protocol.http import JobSummary
+from muster.protocol.http import JobList, JobSummary
 
 _NOTHING: Final = ("none", "")
 
@@ -46,4 +46,4 @@ def command(*, words: tuple[str, ...], as_json: bool) -> int:
         note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
         return answer.job
 
-    return for_each(find_jobs(client, jobs), change, as_json=as_json)
+    return for_each(find_jobs(client, jobs), change, JobList, as_json=as_json)

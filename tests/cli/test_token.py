@@ -96,7 +96,7 @@ def test_two_who_change_it_wait_for_each_other(file: Path) -> None:
         assert len(records) == 22
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.root
 def test_its_owner_stays(run: Run, file: Path) -> None:
     os.chown(file, 12345, 12346)
     run("token", "create", "--file", str(file))

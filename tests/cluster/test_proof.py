@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import submit, until, wait
 from tests.cluster.scripted_fabric import ScriptedCluster
 from tests.fabric import nccl_lines as lines
-
-needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 GB = 10**9
 # What NCCL would do, until the test has seen enough.
@@ -77,7 +74,6 @@ def started(cluster: ScriptedCluster, job: str) -> None:
     until(lambda: attempt(cluster, job).started_at is not None, "the gang runs")
 
 
-@needs_torch
 @pytest.mark.torch
 def test_rdma_is_proved_and_stays_so_over_kills_of_the_daemons(
     cluster: ScriptedCluster, tmp_path: Path
@@ -120,7 +116,6 @@ def proof_text(cluster: ScriptedCluster, job: str) -> str:
     return "" if proof is None else proof.text
 
 
-@needs_torch
 @pytest.mark.torch
 def test_tcp_ends_a_job_that_requires_rdma(cluster: ScriptedCluster, tmp_path: Path) -> None:
     job = gang(

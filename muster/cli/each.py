@@ -1,15 +1,19 @@
-"""One deed for each of several jobs: what cannot be done to one does not keep the rest."""
+"""One deed for each of several jobs or nodes: what cannot be done to one does not keep the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from muster.cli.complaints import EXIT_USAGE, complain
 from muster.cli.json_output import print_json
 from muster.cli.reference import find_job
 from muster.cli.text import note
 from muster.client import Client, ClientError
-from muster.protocol.http import JobList, JobSummary
+from muster.protocol.http import JobList, NodeList
+
+Key = TypeVar("Key", int, str)
+View = TypeVar("View")
 
 
 def find_jobs(client: Client, jobs: Sequence[str]) -> list[int]:
@@ -17,20 +21,26 @@ def find_jobs(client: Client, jobs: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(find_job(client, job) for job in jobs))
 
 
-def for_each(numbers: Sequence[int], do: Callable[[int], JobSummary], *, as_json: bool) -> int:
-    """Do it to each job, and complain of those to which it cannot be done; `as_json` prints what
-    became of the others. Returns the exit code: 0, or that of the first complaint, but a usage
-    error only where all are one.
+def for_each(
+    keys: Sequence[Key],
+    do: Callable[[Key], View],
+    document: Callable[[tuple[View, ...]], JobList | NodeList],
+    *,
+    as_json: bool,
+) -> int:
+    """Do it to each, and complain of those to which it cannot be done; `as_json` prints the
+    `document` of what became of the others. Returns the exit code: 0, or that of the first
+    complaint, but a usage error only where all are one.
     """
     codes = []
     done = []
-    for number in numbers:
+    for key in keys:
         try:
-            done.append(do(number))
+            done.append(do(key))
         except ClientError as error:
             complaint = complain(error)
             note(complaint.text)
             codes.append(complaint.code)
     if as_json:
-        print_json(JobList(tuple(done)))
+        print_json(document(tuple(done)))
     return next((code for code in codes if code != EXIT_USAGE), codes[0] if codes else 0)
