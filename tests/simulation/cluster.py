@@ -199,8 +199,10 @@ class Cluster:
 
     def _can_ever_run(self, spec: JobSpec) -> bool:
         here = [n for n in self.nodes if n is not self.gone]
-        pool = [n for n in here if n.machine.inventory.pool == spec.pool]
-        return len(pool) >= spec.nodes
+        pool = [n.machine.inventory for n in here if n.machine.inventory.pool == spec.pool]
+        # Agents of one host that see the same GPUs are one node of a gang.
+        hosts = {it.machine_id if it.devices else f"{n}": n for n, it in enumerate(pool)}
+        return len(hosts) >= spec.nodes
 
     def _cancel_in_the_end(self, client: Client) -> None:
         if client.job is None and not client.declined:

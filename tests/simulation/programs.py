@@ -46,7 +46,7 @@ class Programs:
 
     world: World
     by_name: dict[str, Program] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)  # that each gang has at least
     _courses: dict[tuple[JobId, int], Course] = field(default_factory=dict)
 
     def course(self, name: str, job: JobId, attempt: int) -> Course:
