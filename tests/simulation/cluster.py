@@ -42,7 +42,6 @@ class Cluster:
         rng = self.world.rng
         self.network = Network(self.world)
         self.programs = Programs(self.world)
-        self.checkers = Checkers(self.world)
         lease_s = rng.choice((30.0, 60.0, 120.0))
         self.limits = Limits(
             lease_s=lease_s,
@@ -53,6 +52,7 @@ class Cluster:
             quarantine=quarantine_of(seed),
         )
         self.disk = Disk()
+        self.checkers = Checkers(self.world, self.disk)
         self.coordinator = Coordinator(
             self.world, self.network, self.disk, self.limits, self.checkers
         )
@@ -124,16 +124,16 @@ class Cluster:
             inventory = with_cards(self.world, inventory, host)
             name = NodeName(f"n{number}")
             self.network.cuts[name] = Cut()
-            machine = Machine(self.world, self.checkers, self.programs, name, inventory)
+            machine = Machine(self.world, self.checkers.ground, self.programs, name, inventory)
             machine.rate = rng.uniform(0.999, 1.001)
             machine.beside = [
                 n.machine for n in self.nodes if n.machine.inventory.machine_id == f"host-{host}"
             ]
             for other in machine.beside:
                 other.beside.append(machine)
-            node = Node(self.world, self.network, self.coordinator, machine, self.checkers)
-            self.checkers.machines[name] = inventory.machine_id
-            self.checkers.wiring[name] = machine
+            node = Node(self.world, self.network, self.coordinator, machine, self.checkers.ground)
+            self.checkers.ground.machines[name] = inventory.machine_id
+            self.checkers.ground.wiring[name] = machine
             self.nodes.append(node)
             self.world.at(rng.uniform(0.0, 20.0), node.start)
         return pools
@@ -212,7 +212,7 @@ class Cluster:
 
     def _check_limits(self, now: float) -> None:
         """In peace a time limit holds, but for the time it takes to stop."""
-        for tasks in self.checkers.on_node.values():
+        for tasks in self.checkers.ground.on_node.values():
             for shim in tasks.values():
                 spec = self.coordinator.state.jobs[shim.job].spec
                 began = shim.started_at
@@ -258,8 +258,7 @@ class Cluster:
 
     def _reckon(self) -> None:
         state = self.coordinator.state
-        self.checkers.compare(state, self.disk.replay())
-        self.checkers.archived(state, self.disk)
+        self.checkers.replay.check(state, self.disk)
         self.checkers.restarted(state)
         submitted = sum(not client.declined for client in self.clients)
         if len(state.jobs) != submitted:

@@ -256,7 +256,7 @@ class Coordinator:
         if doom is not None:
             self._meet(doom, actions)
             return
-        self.checkers.synced(self.disk.sync(), self.disk.shadow)
+        self.checkers.synced(self.disk.sync())
         self._busy = False
         for action in actions:
             self._perform(action)
@@ -268,7 +268,7 @@ class Coordinator:
         self.world.met[f"crash_{doom.moment.value}"] += 1
         self.world.met[f"crash_at_{doom.fact.__name__}"] += 1
         if doom.moment is not Moment.BEFORE_SYNC:
-            self.checkers.synced(self.disk.sync(), self.disk.shadow)
+            self.checkers.synced(self.disk.sync())
         if doom.moment is Moment.BETWEEN_ACTIONS and actions:
             self._busy = True  # what an action brings in at once is not judged any more
             for action in actions[: self.world.rng.randrange(len(actions))]:
@@ -299,7 +299,7 @@ class Coordinator:
                 self._later(delay_s, partial(self._timer, timer, at))
             case a.Answer(request, result):
                 answered = self._requests.pop(request, None)
-                self.checkers.answered(result)
+                self.checkers.promises.answered(result)
                 if answered is not None:
                     answered(result)
             case _:

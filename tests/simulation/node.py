@@ -16,8 +16,8 @@ from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Command, PrepareTask, Refusal
-from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.ground import Ground
 from tests.simulation.machine import Machine
 from tests.simulation.network import Connection, Network
 from tests.simulation.world import World
@@ -42,13 +42,13 @@ class Node:
         network: Network,
         coordinator: Coordinator,
         machine: Machine,
-        checkers: Checkers,
+        ground: Ground,
     ) -> None:
         self.world = world
         self.network = network
         self.coordinator = coordinator
         self.machine = machine
-        self.checkers = checkers
+        self.ground = ground
         self.name = machine.node
         self.up = False
         self.frozen = False
@@ -198,7 +198,7 @@ class Node:
                 held = self.state.tasks[task] if self.state is not None else None
                 assert held is not None
                 assert held.arrange is not None
-                self.checkers.plan_taken(self.name, task, held.arrange.fabric)
+                self.ground.plan_taken(self.name, task, held.arrange.fabric)
             case a.ArrangeNetwork(task, _):
                 number = self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._arrange, task, number))
@@ -222,7 +222,7 @@ class Node:
             self.feed(s.TimerFired(timer))
 
     def _make_folder(self, task: TaskId, prepare: PrepareTask) -> None:
-        self.checkers.task_created(self.name, task)
+        self.ground.task_created(self.name, task)
         if task in self.machine.folders:
             self.feed(s.ShimFailed(task, "the folder exists"))
             return
@@ -286,7 +286,7 @@ class Node:
         if self._arranging.get(task) != number:
             return
         self.machine.blocks.add(task)
-        self.checkers.block_written(self.name, task)
+        self.ground.block_written(self.name, task)
         self._later(self._pause(0.02), partial(self._prove, task, number))
 
     def _prove(self, task: TaskId, number: int) -> None:
@@ -303,7 +303,7 @@ class Node:
             code = PORT_TAKEN if launcher else UNREACHABLE
             self.feed(s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher)))
             return
-        self.checkers.network_proved(task)
+        self.ground.network_proved(task)
         self.feed(s.NetworkArranged(task))
 
     def _restore(self, task: TaskId) -> None:
@@ -313,10 +313,10 @@ class Node:
     def _take_block(self, task: TaskId) -> None:
         if task in self.machine.blocks:
             self.machine.blocks.remove(task)
-            self.checkers.block_removed(self.name, task)
+            self.ground.block_removed(self.name, task)
 
     def _remove(self, task: TaskId) -> None:
-        self.checkers.removed(self.name, task)
+        self.ground.removed(self.name, task)
         self.machine.remove(task)
         self._busy_shims.pop(task, None)
         self.feed(s.TaskRemoved(task))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from muster.protocol.fabric import NodeFabric
@@ -170,7 +172,10 @@ def test_of_two_at_fault_at_once_one_that_was_spared_before_counts_too() -> None
 def test_a_gang_that_is_made_ready_on_two_nodes_leaves_them_once() -> None:
     half = Quarantine(jobs=1, pool_share=0.5)
     cluster = Cluster(limits=Limits(quarantine=half))
-    card = {"gpus": 2, "devices": tuple(GpuDevice(f"0{i}", f"GPU-{i}", "H100") for i in range(2))}
+    card: dict[str, Any] = {
+        "gpus": 2,
+        "devices": tuple(GpuDevice(f"0{i}", f"GPU-{i}", "H100") for i in range(2)),
+    }
     for name in ("a", "b", "c", "d"):
         cluster.join(name, machine_id=name, **card)
     for _ in range(2):
