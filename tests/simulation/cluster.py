@@ -13,6 +13,7 @@ from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.crashes import Crashes
 from tests.simulation.disk import Disk
 from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
@@ -37,8 +38,18 @@ LIMIT_SLACK_S = 150.0
 class Cluster:
     """Everything there is in one run."""
 
-    def __init__(self, seed: int, *, wall_jumps: bool = True, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        wall_jumps: bool = True,
+        verbose: bool = False,
+        trouble_s: float = TROUBLE_S,
+        crashes: Crashes | None = None,
+    ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
+        self.world.crashes = crashes
+        self.trouble_s = trouble_s
         rng = self.world.rng
         self.network = Network(self.world)
         self.programs = Programs(self.world)
@@ -69,7 +80,7 @@ class Cluster:
         self.swarm = Swarm(self)
         names = [node.name for node in self.nodes]
         self.draining = (
-            Draining(self.world, self.coordinator, self.checkers, names, TROUBLE_S)
+            Draining(self.world, self.coordinator, self.checkers, names, trouble_s)
             if seed >= FIRST_DRAINED
             else None
         )
@@ -79,7 +90,7 @@ class Cluster:
         """Live through it all. Raises Violation, or what a core raised."""
         world = self.world
         self.coordinator.start()
-        world.run(TROUBLE_S)
+        world.run(self.trouble_s)
         self._make_peace()
         self._peace_at = self.checkers.peace_at = world.now
         deadline = world.now + BOUND_S
@@ -152,7 +163,7 @@ class Cluster:
             spec = make_job(world, self.programs, temper, number, pools)
             client = Client(world, self.coordinator, self.checkers, spec, rudeness)
             clients.append(client)
-            world.at(rng.uniform(0.0, TROUBLE_S * rng.random()), client.submit)
+            world.at(rng.uniform(0.0, self.trouble_s * rng.random()), client.submit)
         return clients
 
     # --- peace ----------------------------------------------------------------------------
@@ -168,6 +179,8 @@ class Cluster:
         self.world.log("peace")
         self.swarm.stop()
         self.cards.make_peace()
+        for node in self.nodes:
+            node.traffic.make_peace()
         self.coordinator.thaw()
         self._choose_gone()
         for node in self.nodes:
@@ -244,6 +257,8 @@ class Cluster:
                 continue
             for task in node.machine.folders:
                 return f"the folder of {task} is on {node.name}"
+            for task in node.machine.blocks:
+                return f"the names of {task} are in the hosts file of {node.name}"
             if node.state is None or node.state.tasks:
                 return f"the agent of {node.name} holds tasks"
         for name, known in self.coordinator.state.nodes.items():

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from muster.protocol.ids import JobId
 from tests.simulation.world import World
 
+RAISED = '  File "train.py", line 7, in <module>\nValueError: boom'
+PEER_GONE = (
+    '  File "train.py", line 9, in <module>\n'
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:22419."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from muster.protocol.ids import JobId
 from orchestrator.core.job import JobPhase
 from orchestrator.core.retrace import retrace
-from orchestrator.core.state import State
+from orchestrator.core.state import Job, State
 from tests.simulation.disk import Disk
 from tests.simulation.world import Violation
 
@@ -55,8 +55,21 @@ class Replay:
             ("ports", _filled(state.ports), _filled(replayed.ports)),
             ("nodes", _lasting(state), _lasting(replayed)),
         ):
-            if wanted != found:
+            if wanted != found and _settled(wanted) != _settled(found):
                 raise Violation(f"replay: {name} are {found} on disk and {wanted} in memory")
+
+
+def _settled(jobs: object) -> object:
+    """Without what is known of the traffic of tasks that have not ended: that is not on disk."""
+    if not isinstance(jobs, dict):
+        return jobs
+    jobs = deepcopy(jobs)
+    for job in jobs.values():
+        for attempt in job.attempts if isinstance(job, Job) else ():
+            for task in attempt.tasks:
+                if task.exit is None:
+                    task.traffic = None
+    return jobs
 
 
 def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
