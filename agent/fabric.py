@@ -13,6 +13,7 @@ from agent.core.stimuli import NO_FABRIC
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.ib import CLASS
 from agent.probe.fabric.probe import lacks_driver, probe
+from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.classes import cabled
 from muster.fabric.types import Probe, Severity
 from muster.protocol.fabric import NodeFabric
@@ -39,7 +40,8 @@ class Fabric:
     def there(self) -> bool:
         """Whether there are RDMA devices, one look at a folder, or cards that lack a driver: of
         those the PCI functions tell once in this agent's life."""
-        if (self._root / CLASS).is_dir():
+        names = Tree(self._root).names(CLASS)
+        if not isinstance(names, Unread) or not names.absent:
             return True
         if self._idle_cards is None:
             self._idle_cards = lacks_driver(self._root)

@@ -74,6 +74,7 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,
+        unseen=_short(f"its RDMA devices: {probe.fabric.unread}") if probe.fabric.unread else "",
         unfit=tuple(
             _short(f"{hca.key}: {unfit(hca)}")
             for hca in probe.hcas
