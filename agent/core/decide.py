@@ -108,6 +108,8 @@ def _hello(state: State, now: Instant) -> m.Hello:
         tasks=tuple(report(state, held, now) for held in state.tasks.values()),
         epoch_seen=state.epoch,
         cluster=state.cluster,
+        protocol_min=m.PROTOCOL_MIN,
+        protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
         ports=state.ports,
@@ -198,6 +200,14 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
 
 
 def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
+    if not m.PROTOCOL_MIN <= welcome.protocol <= m.PROTOCOL_MAX:
+        older = "coordinator" if welcome.protocol < m.PROTOCOL_MIN else "agent"
+        why = (
+            f"the coordinator ({welcome.version}) speaks protocol {welcome.protocol} with this "
+            f"agent ({state.identity.version}), which speaks {m.PROTOCOL_MIN} to {m.PROTOCOL_MAX}: "
+            f"upgrade the {older}"
+        )
+        return Decision([f.LinkClosed()], [a.CloseLink(why, refused=True)])
     if welcome.cluster == state.cluster and welcome.epoch < state.epoch:
         why = (
             f"it is in epoch {welcome.epoch}, and this agent has served epoch {state.epoch}: "
