@@ -11,7 +11,7 @@ import pytest
 from examples.rig.proxy import Connection, End, Flow, Way
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.jobs import await_file, log_of, submit, until, wait
 from tests.cluster.proxied import COUNT, SWALLOW, ProxiedCluster, whole
 
 HEARTBEAT_S = 2.0
@@ -70,8 +70,7 @@ def end_counting(cluster: ProxiedCluster, folder: Path, job: str) -> None:
     assert wait(cluster, job) == 0
     for rank in (0, 1):
         assert len((folder / f"pids.{rank}").read_text().split()) == 1
-        printed = cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
-        assert whole(printed, folder, rank)
+        assert whole(log_of(cluster, job, "--rank", str(rank)), folder, rank)
     assert len(cluster.client().job(int(job)).attempts) == 1
 
 
@@ -200,8 +199,7 @@ def test_control_never_waits_behind_logs_on_a_slow_line(
     assert logs.up.moved < STORM_BYTES / 10, "the backlog is still there"
     assert cluster.link(NODE) == "connected"
     mend(cluster)
-    printed = cluster.muster("logs", "-f", "--tail", "all", job).stdout
-    assert printed == "".join(f"{i:07d} {'x' * 99991}\n" for i in range(1000))
+    assert log_of(cluster, job) == "".join(f"{i:07d} {'x' * 99991}\n" for i in range(1000))
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState
-from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.jobs import await_file, log_of, submit, until, wait
 from tests.cluster.proxied import COUNT, whole
 
 pytestmark = pytest.mark.root
@@ -49,8 +49,7 @@ def end(cluster: NamespaceCluster, folder: Path, job: str) -> None:
     assert wait(cluster, job) == 0
     for rank in (0, 1):
         assert len((folder / f"pids.{rank}").read_text().split()) == 1
-        printed = cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
-        assert whole(printed, folder, rank)
+        assert whole(log_of(cluster, job, "--rank", str(rank)), folder, rank)
     assert len(cluster.client().job(int(job)).attempts) == 1
 
 
