@@ -46,6 +46,7 @@ from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
+from orchestrator.core.unclean import unclean
 
 VERSION = "0.1.0"
 
@@ -180,6 +181,7 @@ def _hello(
     decision.facts += _ports_seen(state, hello.node, hello.ports)
     keep = []
     for report in hello.tasks:
+        decision.facts += unclean(node, hello.node, report)
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -234,11 +236,12 @@ def _report(
             changed += _ports_seen(state, name, ports)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
+            drained = unclean(state.nodes[name], name, report)
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
-                return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(_take_report(state, task, report, now))
+                return Decision(drained, [a.Send(name, session, command) for command in commands])
+            return Decision([*drained, *_take_report(state, task, report, now)])
         case _:
             assert_never(report)
 
