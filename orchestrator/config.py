@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -12,6 +12,8 @@ from muster.daemon.config import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
+from muster.spec.defaults import check_defaults
+from muster.spec.problems import SpecError
 
 PREFIX: Final = "MUSTER_COORDINATOR"
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -78,6 +80,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrange_timeout_s: Seconds = 60
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
+    pool_defaults: dict[str, dict[str, Any]] = {}
     limits: Limits = Limits()
     quarantine: Quarantine = Quarantine()
     job_logs: JobLogs = JobLogs()
@@ -91,6 +94,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         for entry in self.networks:
             _check_network(entry)
+        for pool, tree in self.pool_defaults.items():
+            _check_pool(pool, tree)
 
     @property
     def job_logs_path(self) -> Path:
@@ -122,6 +127,18 @@ def _check_network(entry: str) -> None:
             f"networks: {entry!r} is neither the name of an interface (ib0) nor a network "
             f"(10.1.0.0/16): {error}"
         ) from error
+
+
+def _check_pool(pool: str, tree: dict[str, Any]) -> None:
+    try:
+        check_defaults(pool, tree)
+    except SpecError as error:
+        told = "; ".join(
+            f"pool_defaults.{pool}{f'.{p.field}' if p.field else ''}: "
+            f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
+            for p in error.problems
+        )
+        raise ValueError(told) from error
 
 
 def check_listen(config: CoordinatorConfig) -> None:

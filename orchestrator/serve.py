@@ -140,6 +140,7 @@ def _build(
         tokens=tokens,
         origins=_origins(config),
         limits=config.limits,
+        pool_defaults=config.pool_defaults,
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)

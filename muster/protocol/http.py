@@ -126,12 +126,14 @@ class SpecView(msgspec.Struct, frozen=True):
 class Validation(msgspec.Struct, frozen=True):
     """What a submit would make of a body, without one: `spec` with every default filled in,
     `warnings` as sentences. `fits`: the nodes that are known could hold it; `unfit` says why not.
+    `pool_defaults`: the keys that its pool has filled in.
     """
 
     spec: dict[str, Any]
     warnings: tuple[str, ...]
     fits: bool
     unfit: str | None = None
+    pool_defaults: tuple[str, ...] = ()
 
 
 class NodeEnvironment(msgspec.Struct, frozen=True):

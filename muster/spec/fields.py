@@ -14,10 +14,11 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
+from muster.spec.types import SAME, SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
 
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
+SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
 _MAX_PATH_CHARS: Final = 4096
 _MAX_CPUS: Final = 65536
 _MAX_LABEL_CHARS: Final = 256
@@ -25,6 +26,7 @@ _WARN_BEFORE_S: Final = 60.0  # as in Slurm
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_SPREAD: Final = re.compile(SPREAD)
 _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -86,6 +88,18 @@ def label(text: str) -> str:
             f"use printable text of at most {_MAX_LABEL_CHARS} characters",
         )
     return text
+
+
+def spread(text: str) -> str:
+    """How near to each other the nodes of a gang are: `same-switch`, or any other label's name."""
+    typed = text.strip()
+    if not _SPREAD.fullmatch(typed):
+        raise RefusedError(
+            "says no label that the nodes of a gang share",
+            "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
+            "`labels`; any other label will do",
+        )
+    return typed
 
 
 def schema_version(text: str) -> int:

@@ -211,6 +211,13 @@ KEYS: Final[dict[str, About]] = {
         "a map",
         "any node",
     ),
+    "placement.spread": About(
+        "How near to each other the nodes are: all have the same value of a label, such as the "
+        "`switch` that their agents' configurations name.",
+        "placement: {spread: same-switch}",
+        "`same-` and the name of a label",
+        "anywhere",
+    ),
 }
 
 

@@ -28,7 +28,6 @@ LATER_KEYS: Final = {
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
         "user": "leave it out; the agent's configuration decides as whom jobs run",
     },
-    "placement": {"spread": "name the nodes in `placement.include`"},
     "workdir": {
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
         "url": "clone in `setup`, or use a `workdir` that exists on the nodes",

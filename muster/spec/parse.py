@@ -361,6 +361,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
     include = part.items("include", fields.node_name, "`[gpu-01, gpu-02]`")
     exclude = part.items("exclude", fields.node_name, "`[gpu-07]`")
     labels = _labels(part)
+    spread = part.read("spread", fields.spread, None)
     part.finish()
     counted = [r for r in (roles.launcher, roles.worker) if r.nproc_per_node is not None]
     where, given = f"{part.path}.include", shown(part.raw.get("include"))
@@ -381,7 +382,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
             f"leaves {len(usable)} nodes for a job of {nodes}",
             "name more, or ask for fewer",
         )
-    return Placement(include, exclude, labels)
+    return Placement(include, exclude, labels, spread)
 
 
 def _labels(placement: Section) -> dict[str, str]:

@@ -68,6 +68,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     placed: dict[str, object] = {key: names for key, names in chosen.items() if names}
     if spec.placement.labels:
         placed["labels"] = dict(spec.placement.labels)
+    if spec.placement.spread is not None:
+        placed["spread"] = spec.placement.spread
     if placed:
         made["placement"] = placed
     return made

@@ -160,7 +160,14 @@ def _properties() -> dict[str, Schema]:
             "enum": [True, False, "true", "false"],
             "default": False,
         },
-        "placement": _map({"include": _nodes(), "exclude": _nodes(), "labels": _labels()}),
+        "placement": _map(
+            {
+                "include": _nodes(),
+                "exclude": _nodes(),
+                "labels": _labels(),
+                "spread": _text(f"^{fields.SPREAD}$"),
+            }
+        ),
     }
 
 

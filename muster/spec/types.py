@@ -19,6 +19,7 @@ SCHEMA_VERSION = 1
 DEFAULT_POOL = "default"
 DEFAULT_PRIORITY = 50
 MAX_PRIORITY = 100
+SAME = "same-"
 
 
 class Launcher(Enum):
@@ -131,11 +132,20 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have."""
+    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have.
+    `spread`: how near to each other the nodes of a gang are, `same-` and the name of a label; None:
+    anywhere.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     labels: dict[str, str] = {}
+    spread: str | None = None
+
+    @property
+    def shared_label(self) -> str | None:
+        """The label of which all nodes of a gang have the same value."""
+        return None if self.spread is None else self.spread.removeprefix(SAME)
 
 
 class Role(msgspec.Struct, frozen=True):

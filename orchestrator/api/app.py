@@ -4,6 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
+from muster.spec.defaults import PoolDefaults
 from orchestrator.api.access import Access, AccessTable, Route
 from orchestrator.api.cluster import ClusterApi
 from orchestrator.api.event_stream import EventsApi
@@ -37,12 +38,16 @@ def make_app(
     tokens: TokenStore,
     origins: Origins,
     limits: Limits,
+    pool_defaults: PoolDefaults,
 ) -> web.Application:
     """The application, complete; nothing can be reached that is not in `routes`."""
     jobs = JobsApi(
-        coordinator, queued_max=limits.queued_jobs_max, submits_per_s=limits.submits_per_s
+        coordinator,
+        queued_max=limits.queued_jobs_max,
+        submits_per_s=limits.submits_per_s,
+        defaults=pool_defaults,
     )
-    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
+    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, pool_defaults)
     verbs, node_verbs = JobVerbsApi(coordinator, jobs), NodeVerbsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator)

@@ -4,6 +4,7 @@ from aiohttp import web
 
 from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
+from muster.spec.defaults import PoolDefaults
 from muster.spec.render import to_mapping
 from orchestrator.api.jobs import find_job
 from orchestrator.api.reading import job_id
@@ -20,12 +21,13 @@ from orchestrator.shell.coordinator import Coordinator
 class JobDetailsApi:
     """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env and /fabric."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, defaults: PoolDefaults) -> None:
         self._coordinator = coordinator
+        self._defaults = defaults
 
     async def validate(self, request: web.Request) -> web.Response:
-        spec = await spec_body(request)
-        return reply(validation(await self._coordinator.settled(), spec))
+        spec, filled = await spec_body(request, self._defaults)
+        return reply(validation(await self._coordinator.settled(), spec, filled))
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))

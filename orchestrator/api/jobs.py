@@ -11,6 +11,7 @@ from aiohttp import web
 from muster.protocol.http import JobSummary
 from muster.protocol.ids import JobId
 from muster.protocol.job_verbs import CancelAnswer, CancelRequest
+from muster.spec.defaults import PoolDefaults
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
@@ -53,14 +54,23 @@ _DECLINED_STATUS: Final = {
 class JobsApi:
     """The routes below /v1/jobs but for logs."""
 
-    def __init__(self, coordinator: Coordinator, *, queued_max: int, submits_per_s: float) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        queued_max: int,
+        submits_per_s: float,
+        defaults: PoolDefaults,
+    ) -> None:
         self._coordinator = coordinator
+        self._defaults = defaults
         self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
         self.check_rate(request)
-        return await self.take(request, idempotency_key(request), await spec_body(request))
+        key = idempotency_key(request)
+        return await self.take(request, key, (await spec_body(request, self._defaults)).spec)
 
     async def take(
         self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None

@@ -73,7 +73,7 @@ REFUSED: list[dict[str, object]] = [
     {"time_limit": "1h", "stop": {"warn": "B:USR1@5m"}},
     {"retry": {"user": 1, "never_on": ["oom"]}},
     {"priority": 101},
-    {"placement": {"spread": "same-switch"}},
+    {"placement": {"spread": "switch"}},
     {"env": {"1A": "x"}},
     {"schema_version": 2},
     {"run": None},

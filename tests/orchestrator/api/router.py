@@ -49,6 +49,7 @@ def routes() -> list[tuple[str, str]]:
                 tokens=TokenStore(root / "tokens", clock),
                 origins=Origins(None),
                 limits=HttpLimits(),
+                pool_defaults={},
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]
