@@ -10,7 +10,7 @@ from muster.spec.overrides import as_map, put, spellings
 from muster.spec.parse import parse_mapping
 from muster.spec.problems import Problem, SpecError
 from muster.spec.scalars import Document
-from muster.spec.types import DEFAULT_POOL
+from muster.spec.types import DEFAULT_POOL, JobSpec
 
 Tree = Mapping[str, object]
 PoolDefaults = Mapping[str, Tree]
@@ -26,13 +26,13 @@ class Filled(NamedTuple):
     keys: tuple[str, ...]
 
 
-def check_defaults(pool: str, tree: Tree) -> None:
-    """Refuse defaults that no job could have. Raises SpecError."""
+def check_defaults(pool: str, tree: Tree) -> JobSpec:
+    """Refuse defaults that no job could have; a job with them. Raises SpecError."""
     wrong = [key for key in _OF_A_JOB if key in tree]
     if wrong:
         why = "is each job's own, and cannot be a default"
         raise SpecError([Problem(key, None, why, "take it out") for key in wrong])
-    parse_mapping({"run": "x.py", "pool": pool, **tree})
+    return parse_mapping({"run": "x.py", "pool": pool, **tree})
 
 
 def fill_in(document: Document, defaults: PoolDefaults) -> Filled:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 from muster.protocol.failures import FailureKind
 from muster.spec import units
@@ -20,6 +21,7 @@ MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no lo
 DAY: Final = 86400.0
 SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
 _MAX_PATH_CHARS: Final = 4096
+_MAX_URL_CHARS: Final = 2000
 _MAX_CPUS: Final = 65536
 _MAX_LABEL_CHARS: Final = 256
 _WARN_BEFORE_S: Final = 60.0  # as in Slurm
@@ -27,6 +29,8 @@ _WARN_BEFORE_S: Final = 60.0  # as in Slurm
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SPREAD: Final = re.compile(SPREAD)
+_WEBHOOK: Final = re.compile(r"[A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%-]+")
+_DOTS: Final = re.compile(r"(^|/)(\.|%2e){1,2}(/|%2f|$)|%2f|%5c")
 _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -99,6 +103,28 @@ def spread(text: str) -> str:
             "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
             "`labels`; any other label will do",
         )
+    return typed
+
+
+def webhook(text: str) -> str:
+    """The address of a webhook. Which of them may be told is the coordinator's to say: so it has to
+    be one that no two programs read in different ways."""
+    typed = text.strip()
+    try:
+        parts = urlsplit(typed)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    hint = "write it as https://hooks.example.com/path"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise RefusedError("is no address of a webhook", hint)
+    if not _WEBHOOK.fullmatch(typed) or len(typed) > _MAX_URL_CHARS:
+        said = f"is more than {_MAX_URL_CHARS} characters, or has others than an address has"
+        raise RefusedError(said, hint)
+    if parts.username is not None or parts.fragment or "#" in typed:
+        raise RefusedError("has a user or a fragment in it", hint)
+    if _DOTS.search(parts.path.lower()):
+        raise RefusedError("has `.` or `..` in its path", hint)
     return typed
 
 

@@ -196,6 +196,12 @@ KEYS: Final[dict[str, About]] = {
         "--nccl-debug`.",
         "nccl_debug: true",
     ),
+    "notify": About(
+        "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",
+        "notify: [https://hooks.example.com/team]",
+        "up to 8 addresses that the coordinator's configuration allows",
+        "none",
+    ),
     "placement.include": About(
         "The only nodes that the job may have.",
         "placement: {include: [gpu-01, gpu-02]}",

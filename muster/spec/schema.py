@@ -13,7 +13,7 @@ from muster.protocol.failures import FailureKind
 from muster.spec import fields
 from muster.spec.fields import MAX_NODES
 from muster.spec.keys import KEYS, alias_of
-from muster.spec.parse import MAX_RETRIES
+from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
 from muster.spec.types import (
     DEFAULT_POOL,
@@ -159,6 +159,11 @@ def _properties() -> dict[str, Schema]:
         "nccl_debug": {
             "enum": [True, False, "true", "false"],
             "default": False,
+        },
+        "notify": {
+            "type": "array",
+            "maxItems": MAX_WEBHOOKS,
+            "items": _text(r"^\s*https?://[^\s@#]+\s*$"),
         },
         "placement": _map(
             {

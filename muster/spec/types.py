@@ -177,7 +177,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
     nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
     agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
-    why. Times are seconds.
+    why. `notify` are the webhooks that are told how it goes. Times are seconds.
     """
 
     name: str
@@ -202,6 +202,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement()
     rdma: Rdma = Rdma.PREFERRED
     nccl_debug: bool = False
+    notify: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

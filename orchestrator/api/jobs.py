@@ -11,7 +11,6 @@ from aiohttp import web
 from muster.protocol.http import JobSummary
 from muster.protocol.ids import JobId
 from muster.protocol.job_verbs import CancelAnswer, CancelRequest
-from muster.spec.defaults import PoolDefaults
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
 from orchestrator.api.conditional import idempotency_key, job_etag
@@ -22,6 +21,7 @@ from orchestrator.api.reading import job_id, no_such_job, read_query, struct_bod
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.core.actions import (
     CHANGED,
     DISK_FULL,
@@ -60,22 +60,23 @@ class JobsApi:
         *,
         queued_max: int,
         submits_per_s: float,
-        defaults: PoolDefaults,
+        rules: SubmitRules,
     ) -> None:
         self._coordinator = coordinator
-        self._defaults = defaults
+        self._rules = rules
         self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
         self.check_rate(request)
         key = idempotency_key(request)
-        return await self.take(request, key, (await spec_body(request, self._defaults)).spec)
+        return await self.take(request, key, (await spec_body(request, self._rules)).spec)
 
     async def take(
         self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None
     ) -> web.Response:
         """Submit a job that has been read."""
+        self._rules.check(spec)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values())) + len(state.held)

@@ -6,13 +6,14 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from muster.protocol.http import FieldProblem
-from muster.spec.defaults import PoolDefaults, fill_in
+from muster.spec.defaults import fill_in
 from muster.spec.parse import parse_document
 from muster.spec.problems import Kind, SpecError
 from muster.spec.scalars import read_json, read_yaml
 from muster.spec.types import JobSpec
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_body
+from orchestrator.api.submit_rules import SubmitRules
 
 # Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
@@ -27,7 +28,7 @@ class Read(NamedTuple):
     filled: tuple[str, ...]
 
 
-async def spec_body(request: web.Request, defaults: PoolDefaults) -> Read:
+async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
     """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
     if request.content_type in JSON_TYPES:
         read = read_json
@@ -49,13 +50,15 @@ async def spec_body(request: web.Request, defaults: PoolDefaults) -> Read:
         ) from error
 
     def parse() -> Read:
-        document, filled = fill_in(read(text), defaults)
+        document, filled = fill_in(read(text), rules.defaults)
         return Read(parse_document(document), filled)
 
     try:
-        return parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
+        made = parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
     except SpecError as error:
         raise spec_problem(error) from error
+    rules.check(made.spec)
+    return made
 
 
 def spec_problem(error: SpecError) -> ApiError:

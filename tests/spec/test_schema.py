@@ -46,6 +46,7 @@ ACCEPTED: dict[str, list[object]] = {
     "priority": [0, "100"],
     "rdma": ["required", "preferred", "off"],
     "nccl_debug": [True, "false"],
+    "notify": [["https://hooks.example.com/x?a=b", "http://10.0.0.1:8080"], []],
     "pool": ["x"],
     "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}, {"labels": {"rack": "r1"}}],
 }
@@ -56,6 +57,8 @@ REFUSED: list[dict[str, object]] = [
     {"name": "X"},
     {"rdma": "on"},
     {"nccl_debug": "yes"},
+    {"notify": ["ftp://x/y"]},
+    {"notify": [f"https://x/{n}" for n in range(9)]},
     {"nodes": 0},
     {"nodes": "2.."},
     {"nodes": "2-4"},
