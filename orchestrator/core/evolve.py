@@ -297,6 +297,8 @@ def _apply_task(
             attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    if task.state in OVER and task.exit is None:
+        task.traffic = None
     if task.left is not None and task.state in OVER:
         _free(state, task)
 
@@ -305,7 +307,8 @@ def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: 
     match fact:
         case f.TrafficMeasured(name, report):
             task = state.task(name)
-            if task is not None:
+            # What was known at the end is on disk, and is all that is told of it afterwards.
+            if task is not None and task.exit is None and task.state not in OVER:
                 task.traffic = report
         case f.TrafficJudged(job, number, proof):
             attempt = state.jobs[job].attempts[number - 1]
