@@ -22,7 +22,7 @@ from agent.logs.inotify import Inotify
 from agent.logs.ledger import Ledger, Stream
 from agent.logs.source import LogSource, RefusedFileError
 from muster.daemon.clock import Clock
-from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError
+from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import (
     Chunk,
@@ -173,7 +173,10 @@ class LogShipper:
                 raise ConnectionError(str(message.data))
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise ProtocolError(f"a {message.type.name} frame on the log connection")
-            command = decode_log_command(message.data)
+            try:
+                command = decode_log_command(message.data)
+            except UnknownMessage:
+                continue
             match command:
                 case StreamAt():
                     self._ledger.at(command.stream, command.offset)

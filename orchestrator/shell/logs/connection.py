@@ -8,7 +8,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.tasks import TaskOwner
-from muster.protocol.codec import ProtocolError
+from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import BadId, NodeName, TaskId, parse_task_id
 from muster.protocol.logs import (
     CHUNK_BYTES_MAX,
@@ -184,7 +184,10 @@ class LogConnections:
             if await self._is_ours(connection, chunk.stream.task):
                 self._take_chunk(connection, chunk, payload)
             return
-        message = decode_log_report(data)
+        try:
+            message = decode_log_report(data)
+        except UnknownMessage:
+            return
         if not isinstance(message, LogHello) and not await self._is_ours(
             connection, _task_of(message)
         ):
