@@ -102,6 +102,13 @@ class TrafficKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointKnown:
+    task: TaskId
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShimSeen:
     task: TaskId
     status: ShimStatus
@@ -188,6 +195,7 @@ TaskFact = (
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | CheckpointKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -29,6 +29,7 @@ _LAZY: Final = (
     f.TaskListening,
     f.TaskStarted,
     f.TrafficJudged,
+    f.TaskCheckpointed,
     f.JobRequeued,
     sf.DrainTimed,
     sf.NodeTrusted,
