@@ -102,6 +102,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskLost()
             | f.TaskJoined()
             | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -159,7 +161,9 @@ def _task_text(
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskJoined
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCut
+    | f.TaskBack,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -180,6 +184,10 @@ def _task_text(
             return f"lost: {reason}"
         case f.TaskJoined():
             return "joins the running gang"
+        case f.TaskCut():
+            return "cannot be reached, presumed running"
+        case f.TaskBack():
+            return "is back"
         case f.TaskLeft(_, _, _, reason):
             return f"the gang goes on without it: {reason}"
         case _:

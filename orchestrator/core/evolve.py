@@ -21,6 +21,7 @@ from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
+    Cut,
     Hold,
     Job,
     Node,
@@ -32,6 +33,7 @@ from orchestrator.core.state import (
 )
 from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 
+CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
@@ -116,6 +118,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.TaskCleaned()
             | f.TaskLost()
             | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             _apply_task(state, fact, at)
         case _:
@@ -333,7 +337,9 @@ def _apply_task(
     | f.TaskExited
     | f.TaskCleaned
     | f.TaskLost
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCut
+    | f.TaskBack,
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
@@ -363,6 +369,13 @@ def _apply_task(
             _task_to(task, TaskState.CLEANED)
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
+        case f.TaskCut():
+            task.cut_at = at
+            attempt.cuts.append(Cut(at, task.node))
+        case f.TaskBack():
+            since = at if task.cut_at is None else task.cut_at
+            attempt.cuts.append(Cut(at, task.node, max(0.0, at - since)))
+            task.cut_at = None
         case f.TaskLeft(_, _, _, reason, force):
             task.left, task.left_force = reason, force
             here = len(attempt.present)
@@ -370,6 +383,7 @@ def _apply_task(
             attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    del attempt.cuts[:-CUTS_KEPT]
     if task.left is not None and task.state in OVER:
         _free(state, task)
 

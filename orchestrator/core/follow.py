@@ -29,6 +29,7 @@ from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
+from orchestrator.core.node import LinkState
 from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
@@ -45,6 +46,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             f.EpochStarted()
             | f.NodeRegistered()
             | f.NodeConnected()
+            | f.TaskCut()
+            | f.TaskBack()
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
@@ -79,7 +82,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         ):
             return follow_service(state, fact, now)
         case f.NodeSynced(name, held):
-            return _synced(state, name, held, limits)
+            decision = _synced(state, name, held, limits)
+            back = [task for task in tasks_on(state, name) if task.cut_at is not None]
+            decision.facts += [f.TaskBack(task.job, task.attempt, task.rank) for task in back]
+            return decision
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.RunTimed() | f.JobChanged():
@@ -89,7 +95,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
             timer = a.Timer(a.TimerKind.NODE, node=name)
-            return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
+            away = state.nodes[name].link is LinkState.SUSPECT
+            cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
+            told: list[f.Fact] = [f.TaskCut(t.job, t.attempt, t.rank) for t in cut]
+            return Decision(told, [a.SetTimer(timer, state.nodes[name].lease_until)])
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             told = due(state.jobs[job_id], nf.Told.RETRYING)

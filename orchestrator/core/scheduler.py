@@ -68,6 +68,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.StopRequested()
             | f.StopForced()
             | f.GraceShortened()
+            | f.TaskCut()
+            | f.TaskBack()
             | f.TaskJoined()
             | f.TaskPrepared()
             | f.TaskRefused()
