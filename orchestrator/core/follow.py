@@ -253,7 +253,8 @@ def _task_moved(
             timed = f.RunTimed(job.id, attempt.number, now.mono)
             return Decision([timed, *due(job, nf.Told.STARTED)])
         case f.TaskExited():
-            return Decision(_all_exited(attempt))
+            # Of one that has left, what comes of that has been decided.
+            return Decision(_all_exited(attempt) if task.present else [])
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Action] = []
