@@ -49,6 +49,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()

@@ -308,7 +308,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
             _task_view(
                 t,
                 odd.get(t.id),
-                state.nodes[t.node] if attempt is job.current else None,
+                state.nodes.get(t.node) if attempt is job.current else None,
                 ranks.get(t.id, range(0)),
             )
             for t in attempt.tasks

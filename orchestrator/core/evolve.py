@@ -71,6 +71,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | sf.QuarantineSpared()
         ):
             apply_service(state.nodes[fact.node], fact, at)
+        case sf.NodeRemoved(node):
+            del state.nodes[node]
         case (
             f.JobSubmitted()
             | f.CancelRequested()
@@ -438,8 +440,9 @@ def _take(state: State, job: Job, task: Task) -> None:
 
 def _free(state: State, task: Task) -> None:
     """Nothing of the task can be on its node any more; its attempt may have given it back."""
-    if not _holds_another(state, task):
-        state.nodes[task.node].holders.pop((task.job, task.attempt), None)
+    node = state.nodes.get(task.node)  # it may have been removed since it left the gang
+    if node is not None and not _holds_another(state, task):
+        node.holders.pop((task.job, task.attempt), None)
 
 
 def _holds_another(state: State, task: Task) -> bool:

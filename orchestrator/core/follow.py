@@ -76,6 +76,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
@@ -192,8 +193,10 @@ def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decis
     _, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
+        if task.state is not TaskState.STARTED or not task.present:
+            continue
         session = state.nodes[task.node].session
-        if task.state is TaskState.STARTED and task.present and session is not None:
+        if session is not None:
             decision.actions += [
                 a.Send(task.node, session, command)
                 for command in signals(task, attempt.signals[-1:])

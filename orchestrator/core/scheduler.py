@@ -81,6 +81,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
+            | sf.NodeRemoved()
             | sf.DrainTimed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()

@@ -148,7 +148,9 @@ def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Actio
 
 def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
     """One timer a node watches both: how long it has been silent, and its lease."""
-    node = state.nodes[timer.node]
+    node = state.nodes.get(timer.node)
+    if node is None:
+        return Decision()
     if node.link is LinkState.CONNECTED and node.session is not None:
         due = node.heard_at + limits.silence_s
         if now.mono < due:
