@@ -255,7 +255,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
 
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
-    the task's own lease, None where it is that of the welcome.
+    the task's own lease, None where it is that of the welcome. `preflight`: look at disks and
+    mounts, too, and refuse where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -268,6 +269,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     ports: int = 0
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -33,6 +33,7 @@ from orchestrator.core.node import LinkState
 from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.preflight import PREFLIGHT, refused_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
@@ -287,6 +288,8 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
+    if refused := refused_nodes(state, job, attempt):
+        return Decision(refused)
     meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
@@ -300,7 +303,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
-    if task.refusal is not None and task.refusal.code == FABRIC_DIFFERS:
+    if task.refusal is not None and task.refusal.code in (FABRIC_DIFFERS, PREFLIGHT):
         # By us, and what comes of it has been decided.
         return Decision()
     match attempt.phase:
