@@ -256,7 +256,7 @@ def check_archive(database: sqlite3.Connection, path: Path) -> int:
     left = _meta(database, "moved") - _meta(database, "forgotten_facts")
     if facts != left:
         raise CorruptJournalError(
-            f"{path}: the archive has {facts} records, and {left} are to be there"
+            f"{path}: the archive has {facts} records, and {left} went there"
         )
     return jobs
 

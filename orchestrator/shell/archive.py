@@ -67,6 +67,7 @@ class Archive:
         self._journal = journal
         self._state = state
         self._due = deque(job.id for job in state.jobs.values() if _may_go(job))
+        self._going = set(self._due)
         self._work = asyncio.Event()
         if self._due:
             self._work.set()
@@ -77,8 +78,10 @@ class Archive:
         for fact in facts:
             match fact:
                 case f.JobEnded(job) | nf.NoticeSettled(job):
-                    if _may_go(self._state.jobs[job]) and job not in self._due:
+                    # Both in one turn are the end of it once.
+                    if _may_go(self._state.jobs[job]) and job not in self._going:
                         self._due.append(job)
+                        self._going.add(job)
                         self._work.set()
                 case f.JobForgotten(job):
                     self.ended[self._moved.pop(job)] += 1
@@ -100,7 +103,7 @@ class Archive:
             return False
         self._moved |= {job: JobState(row.state) for job, row in zip(jobs, rows, strict=True)}
         for _ in jobs:
-            self._due.popleft()
+            self._going.discard(self._due.popleft())
         if not self._due:
             self._work.clear()
         return True
