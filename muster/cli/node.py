@@ -7,7 +7,7 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
-from muster.cli.node_service import drain, resume
+from muster.cli.node_service import drain, remove, resume
 from muster.cli.nodes import gpus_of
 from muster.cli.reference import NODE
 from muster.cli.table import Column, print_table
@@ -75,6 +75,7 @@ def show(*, node: str, as_json: bool) -> None:
 
 command.add_command(drain)
 command.add_command(resume)
+command.add_command(remove)
 
 
 def _facts(view: NodeView) -> list[tuple[str, str]]:

@@ -267,7 +267,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
     the task's own lease, None where it is that of the welcome. Changes of files in
-    `checkpoint_dir` are to be reported.
+    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
+    where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -281,6 +282,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
     checkpoint_dir: str | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
