@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import time
 from enum import StrEnum
@@ -15,16 +16,21 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.core.shim import ShimPhase, ShimStatus, StoppedBy
+from agent.core.shim import ShimPhase, ShimStatus, ShimStream, StoppedBy
 from agent.process.sweep import kill_everything_of
 from agent.shim import linux, record
 from agent.shim.cgroup import Cgroup
+from agent.shim.preparing import LAUNCHER_LOG, SETUP_LOG
 from muster.protocol.ids import TaskId
 
 T = TypeVar("T")
 
 DYING_S = 0.002
 RECORD_BYTES_MAX = 64 * 1024 * 1024
+STREAMS_MAX = 8192
+"""Twice as many as any task may have ranks."""
+_RANK_LOG = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)", re.ASCII)
+_OTHER_LOGS = {SETUP_LOG: "setup", LAUNCHER_LOG: "launcher"}
 
 
 class Ownership(StrEnum):
@@ -90,10 +96,13 @@ def examine(task_dir: Path) -> FoundTask:
             return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
         status = _read(folder_fd, record.EXIT, ShimStatus)
         if status is not None and status.phase.terminal:
-            ownership = (
-                Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
-            )
-            return FoundTask(task_dir.name, task_dir, ownership, status)
+            if status.stopped_by != StoppedBy.SHIM_LOST:
+                return FoundTask(task_dir.name, task_dir, Ownership.ENDED, status)
+            if not status.streams:
+                # Of a release that did not look for them.
+                streams = _streams_left(folder_fd)
+                status = msgspec.structs.replace(status, streams=streams)
+            return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
         status = _bury(task_dir, folder_fd)
         return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
     finally:
@@ -144,9 +153,36 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
         phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
         stopped_by=StoppedBy.SHIM_LOST,
         survivors=tuple(survivors),
+        streams=_streams_left(folder_fd),
     )
     record.write_exit(folder_fd, msgspec.to_builtins(status))
     return status
+
+
+def _streams_left(folder_fd: int) -> tuple[ShimStream, ...]:
+    """The logs that a dead shim left: it told nobody who lives of them, and bytes of them may not
+    have been read yet.
+    """
+    try:
+        logs = os.open(
+            record.LOGS,
+            os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW,
+            dir_fd=folder_fd,
+        )
+    except OSError:
+        return ()
+    try:
+        names = sorted(os.listdir(logs))
+    finally:
+        os.close(logs)
+    found = []
+    for name in names:
+        path = f"{record.LOGS}/{name}"
+        if match := _RANK_LOG.fullmatch(name):
+            found.append(ShimStream(match[2], path, int(match[1])))
+        elif name in _OTHER_LOGS:
+            found.append(ShimStream(_OTHER_LOGS[name], path, None))
+    return tuple(found[:STREAMS_MAX])
 
 
 def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:

@@ -109,6 +109,11 @@ def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
         assert found.status.phase is ShimPhase.CLEANED
         assert carriers(task) == []
         assert json.loads(task.read("exit.json"))["stopped_by"] == "shim_lost"
+        # Whoever comes next has to know what there is to be read still.
+        assert [s.path for s in found.status.streams] == [
+            "logs/rank-0.stderr",
+            "logs/rank-0.stdout",
+        ]
         # A second look says the same.
         assert await asyncio.to_thread(examine, task.dir) == found
 

@@ -118,7 +118,7 @@ MUTANTS = (
         "what outlives its lease has all of the margin to do so",
         _wrap(agent_follow, "_lease", _long_grace),
         ("I3", "I4", "I5"),
-        seed=65,
+        seed=46,
     ),
     Mutant(
         "a task is begun on a lease that is over",
