@@ -12,7 +12,7 @@ import shutil
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 DYING_S = 0.002
 RECORD_BYTES_MAX = 64 * 1024 * 1024
-STREAMS_MAX = 8192
-"""Twice as many as any task may have ranks."""
-_RANK_LOG = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)", re.ASCII)
-_OTHER_LOGS = {SETUP_LOG: "setup", LAUNCHER_LOG: "launcher"}
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+# As agent/shim/ranks.py and agent/shim/preparing.py name them.
+_OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
+_SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
 
 
 class Ownership(StrEnum):
@@ -87,7 +87,7 @@ def examine(task_dir: Path) -> FoundTask:
 
     Blocks while processes die.
     """
-    folder_fd = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    folder_fd = os.open(task_dir, _FOLDER)
     lock = -1
     try:
         # While we hold it, no shim can begin here.
@@ -96,13 +96,10 @@ def examine(task_dir: Path) -> FoundTask:
             return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
         status = _read(folder_fd, record.EXIT, ShimStatus)
         if status is not None and status.phase.terminal:
-            if status.stopped_by != StoppedBy.SHIM_LOST:
-                return FoundTask(task_dir.name, task_dir, Ownership.ENDED, status)
-            if not status.streams:
-                # Of a release that did not look for them.
-                streams = _streams_left(folder_fd)
-                status = msgspec.structs.replace(status, streams=streams)
-            return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
+            ownership = (
+                Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
+            )
+            return FoundTask(task_dir.name, task_dir, ownership, status)
         status = _bury(task_dir, folder_fd)
         return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
     finally:
@@ -151,25 +148,19 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
     status = ShimStatus(
         task=TaskId(task_dir.name),
         phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
+        streams=_streams(folder_fd),
         stopped_by=StoppedBy.SHIM_LOST,
         survivors=tuple(survivors),
-        streams=_streams_left(folder_fd),
     )
     record.write_exit(folder_fd, msgspec.to_builtins(status))
     return status
 
 
-def _streams_left(folder_fd: int) -> tuple[ShimStream, ...]:
-    """The logs that a dead shim left: it told nobody who lives of them, and bytes of them may not
-    have been read yet.
-    """
+def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
+    """What its processes wrote, by the names of the files: nobody else can tell any more."""
     try:
-        logs = os.open(
-            record.LOGS,
-            os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW,
-            dir_fd=folder_fd,
-        )
-    except OSError:
+        logs = os.open(record.LOGS, _FOLDER, dir_fd=folder_fd)
+    except FileNotFoundError:
         return ()
     try:
         names = sorted(os.listdir(logs))
@@ -177,12 +168,12 @@ def _streams_left(folder_fd: int) -> tuple[ShimStream, ...]:
         os.close(logs)
     found = []
     for name in names:
-        path = f"{record.LOGS}/{name}"
-        if match := _RANK_LOG.fullmatch(name):
-            found.append(ShimStream(match[2], path, int(match[1])))
-        elif name in _OTHER_LOGS:
-            found.append(ShimStream(_OTHER_LOGS[name], path, None))
-    return tuple(found[:STREAMS_MAX])
+        if name in _SINGLE:
+            found.append(ShimStream(_SINGLE[name], f"{record.LOGS}/{name}"))
+        elif (match := _OF_RANK.fullmatch(name)) is not None:
+            rank, stream = match.groups()
+            found.append(ShimStream(stream, f"{record.LOGS}/{name}", int(rank)))
+    return tuple(found)
 
 
 def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:
