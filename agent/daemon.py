@@ -49,7 +49,6 @@ from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
-from agent.probe.fabric.ib import CLASS
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
 from agent.proof.ports import PortWatch
@@ -119,7 +118,7 @@ class Agent:
                 owner,
             )
             gpus = Gpus(config, self._inbox.post)
-            fabric = Fabric(config)
+            fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
                 self._template,
@@ -137,15 +136,24 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
-            if (config.fabric.root / CLASS).is_dir():
+            if fabric.devices():
                 ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
-                watching = watch_ports(ports, self._clock, self._inbox.post, first=fabric.look)
+                watching = watch_ports(
+                    ports,
+                    self._clock,
+                    self._inbox.post,
+                    first=fabric.look,
+                    changed=fabric.stir,
+                )
                 owner.spawn(watching, name="ports", eternal=True)
             try:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
+                # Hello says what there is for RDMA.
+                await fabric.look()
                 await self._inbox.settled()
+                owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)

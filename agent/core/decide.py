@@ -13,6 +13,7 @@ from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -67,6 +68,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                     a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
                 )
             return seen
+        case s.RdmaSeen(rdma):
+            return _rdma_seen(state, rdma, now)
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
         case s.NetworkArranged(task, warnings):
@@ -130,6 +133,16 @@ def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> De
     if state.welcomed:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=devices)
         changed.actions.append(a.SendReport(beat))
+    return changed
+
+
+def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
+    if rdma is None or rdma == state.identity.inventory.rdma:
+        # What cannot be seen for a while is what it was.
+        return Decision()
+    changed = Decision([f.RdmaChanged(rdma)])
+    if state.welcomed:
+        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, rdma=rdma)))
     return changed
 
 
@@ -216,6 +229,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if told is not None and inventory.devices != told.devices:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
+        decision.actions.append(a.SendReport(beat))
+    if told is not None and inventory.rdma != told.rdma:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, rdma=inventory.rdma)
         decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
@@ -51,7 +51,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
     name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
-    how many jobs may have. An agent that cannot tell them apart names none.
+    how many jobs may have. An agent that cannot tell them apart names none. `rdma` is None where
+    nothing is known of it.
     """
 
     address: str
@@ -68,6 +69,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
     devices: tuple[GpuDevice, ...] = ()
+    rdma: NodeRdma | None = None
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
@@ -195,8 +197,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices` and `ports` are there where they have changed since Hello; `wall_s` is
-    its wall clock.
+    `interfaces`, `devices`, `ports` and `rdma` are there where they have changed since Hello;
+    `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -204,6 +206,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     wall_s: float | None = None
     devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
+    rdma: NodeRdma | None = None
 
 
 Report = Hello | TaskReport | Heartbeat

@@ -16,16 +16,15 @@ from orchestrator.core.fabric_view import plan_of, was_refused
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.gpus import Holder, room
 from orchestrator.core.job import JobPhase
+from orchestrator.core.lack import Lack, jobs_named
 from orchestrator.core.network import reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import (
     Considered,
-    Lack,
     Verdict,
     busy,
     consider,
     count,
-    jobs_named,
     natural,
     never_fits,
 )

@@ -235,7 +235,8 @@ def _task_moved(
             begun = attempt.started_at is not None
             return Decision([f.RunTimed(job.id, attempt.number, now.mono)] if begun else [])
         case f.TaskExited():
-            return Decision(_all_exited(attempt))
+            # Of one that has left, what comes of that has been decided.
+            return Decision(_all_exited(attempt) if task.present else [])
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Action] = []

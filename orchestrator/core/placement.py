@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec, Placement, Resources, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
 from muster.spec.units import size_text
+from orchestrator.core.alike import alike, kind_of, without_rdma
 from orchestrator.core.gpus import (
-    Holder,
     free_cpus,
     free_memory,
     matching,
@@ -20,37 +20,12 @@ from orchestrator.core.gpus import (
     shares,
     siblings_hold,
 )
+from orchestrator.core.lack import Lack
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
 from orchestrator.core.state import Job, Node, State
-
-
-class Lack(NamedTuple):
-    """What keeps a node from being taken: a stable code, and words that follow the node's name.
-
-    `holders` are the attempts that have the node, or a part of it.
-    """
-
-    code: str
-    words: str
-    holders: tuple[Holder, ...] = ()
-
-    @property
-    def text(self) -> str:
-        # Made when somebody asks: of a large cluster, nearly nobody does.
-        match self.code:
-            case "busy" if self.holders:
-                return f"runs {jobs_named(self.holders)}"
-            case "gpus_busy" | "cpu_busy" | "memory_busy":
-                has = "has" if len({job for job, _ in self.holders}) == 1 else "have"
-                return f"{self.words}: {jobs_named(self.holders)} {has} the rest"
-            case _:
-                return self.words
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Verdict(NamedTuple):
@@ -75,6 +50,8 @@ class Waiting:
         """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
         wanted = count(self.wanted, "node")
         apart = sum(lack is _APART for _, lack in self.lacking)
+        if any(lack is _UNLIKE for _, lack in self.lacking):
+            return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
         if apart:
             return (
                 f"needs {wanted} that share a network, and of the {apart} that are free no so many "
@@ -94,7 +71,9 @@ class Considered:
 
 
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
+_UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
 _SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
+_THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
     {
         "busy",
@@ -104,6 +83,7 @@ _FOR_NOW: Final = frozenset(
         "same_gpus",
         "not_connected",
         "network",
+        "fabric",
         "drained",
     }
 )
@@ -122,6 +102,7 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
         _too_few_gpus(spec.resources, node)
         or _too_small(spec.resources, node)
         or _without_label(spec.placement, node)
+        or without_rdma(spec, node)
     )
 
 
@@ -234,9 +215,14 @@ def consider(state: State, job: Job) -> Considered:
     # Of two that did not meet, one was at fault perhaps: it is seldom both.
     faults = blame(job) if job.avoid else {}
     free.sort(key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    gang = _gang(spec, free, state.networks)
-    if gang is not None:
-        return Considered(verdicts, gang)
+    there = [node for node in kept if node.link in _THERE and node.in_service]
+    groups = alike(spec, free, there)
+    for group in groups:
+        gang = _gang(spec, group, state.networks)
+        if gang is not None:
+            return Considered(verdicts, gang)
+    if not groups:
+        return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
     return Considered(tuple(v if v.lack else Verdict(v.node, _APART) for v in verdicts), ())
 
 
@@ -309,9 +295,12 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
         return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{out}"
     part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
     first = "those that others share already, then " if part else ""
+    kinds = {kind_of(state.nodes[name]) for name in nodes}
+    one = len(nodes) > 1 and len(kinds) == 1 and "" not in kinds and spec.rdma is not Rdma.OFF
+    also = " and with one kind of RDMA" if one else ""
     return (
         f"of {free} free nodes that fit, {first}those with the fewest GPUs that suffice, "
-        f"then by name, on one network{out}"
+        f"then by name, on one network{also}{out}"
     )
 
 
@@ -326,8 +315,7 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # One that has been lost or drained may never come back: it is no reason to wait.
-    there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    return [n for n in fitting if n.link in there and n.in_service and n.name not in avoid]
+    return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
 
 
 def _gang(
@@ -375,15 +363,6 @@ def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def jobs_named(holders: Iterable[Holder]) -> str:
-    """`job 3`, or `jobs 3, 5 and 7`."""
-    numbers = [str(job) for job in sorted({job for job, _ in holders})]
-    if len(numbers) == 1:
-        return f"job {numbers[0]}"
-    more = f"{len(numbers) - 4} more" if len(numbers) > 5 else numbers.pop()
-    return f"jobs {', '.join(numbers[:4])} and {more}"
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:
