@@ -38,6 +38,8 @@ from orchestrator.shell.logs.stream import LogStoreError
 from orchestrator.shell.meters import Histogram
 
 _SHUTDOWN_S: Final = 1.0
+# A node that was not heard for so many heartbeats is suspect, and its connection closed.
+_SILENT_BEATS: Final = 2
 _LAG_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
@@ -131,7 +133,13 @@ def _build(
         archived=archived,
     )
     agents.coordinator = coordinator
-    logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
+    logs = LogConnections(
+        owner,
+        store,
+        coordinator,
+        connections_max=2 * config.limits.agents_max,
+        heartbeat_s=config.heartbeat_s,
+    )
     app = make_app(
         coordinator=coordinator,
         agents=agents,
@@ -266,7 +274,7 @@ def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
         heartbeat_s=config.heartbeat_s,
-        silence_s=3 * config.heartbeat_s,
+        silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,
         arrange_timeout_s=config.arrange_timeout_s,
         start_timeout_s=config.start_timeout_s,

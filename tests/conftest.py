@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ):
         if missing and item.get_closest_marker(marker) is not None:
             pytest.skip(missing)
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Callable[[int, float], None]:
+    """Note a figure, in seconds, of a fault: docs/fault-matrix.md shows it, and nothing is judged
+    by it."""
+
+    def note(fault: int, seconds: float) -> None:
+        record_property(f"fault {fault}", round(seconds, 3))
+
+    return note
 
 
 def _cgroup_missing() -> str:

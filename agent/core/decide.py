@@ -22,8 +22,12 @@ from muster.protocol.states import TaskState
 
 AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
 
-SILENT_BEATS = 3
-"""A coordinator that has answered none of so many heartbeats is dialled anew."""
+SILENT_BEATS = 2
+"""A coordinator that was not heard for so many heartbeats is dialled anew."""
+WELCOME_S = 10.0
+"""A coordinator that has just started may have a thousand agents to welcome."""
+ROUNDING_S = 0.01
+"""A timer that is so early is not early."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
@@ -162,11 +166,16 @@ def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied)
 def _heartbeat(state: State, now: Instant) -> Decision:
     if not state.linked:
         return Decision()
+    patience_s = SILENT_BEATS * state.heartbeat_s
+    if not state.welcomed:
+        patience_s = max(patience_s, WELCOME_S)
     silent_s = now.mono - state.heard_at
-    if silent_s > SILENT_BEATS * state.heartbeat_s:
-        why = f"the coordinator has been silent for {silent_s:.0f} s"
+    if silent_s >= patience_s - ROUNDING_S:
+        why = f"the coordinator has been silent for {silent_s:.3g} s"
         return Decision([f.LinkClosed()], [a.CloseLink(why)])
-    beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+    # Not a whole beat where patience ends before: it ends on time, whenever the last word came.
+    due = min(now.mono + state.heartbeat_s, state.heard_at + patience_s)
+    beat = a.SetTimer(a.Timer.HEARTBEAT, due)
     if not state.welcomed:
         return Decision([], [beat])
     return Decision([], [a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall)), beat])
