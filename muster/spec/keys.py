@@ -151,6 +151,20 @@ KEYS: Final[dict[str, About]] = {
         "no limit",
         ("max_duration", "time"),
     ),
+    "lease": About(
+        "How long a node that is cut off from the coordinator goes on with the job; until then it "
+        "runs nowhere else.",
+        "lease: 30m",
+        "a duration from 15s to 30 days",
+        "the coordinator's `lease_s`",
+    ),
+    "checkpoint_dir": About(
+        "The folder on the nodes in which the job writes its checkpoints; see "
+        "[job-file.md](job-file.md#checkpoints).",
+        "checkpoint_dir: /data/ckpt/qwen",
+        "an absolute path",
+        "none: nothing is known of its progress",
+    ),
     "stop.signal": About(
         "What the ranks get first when the job is stopped.",
         "stop: {signal: SIGINT}",
@@ -196,6 +210,12 @@ KEYS: Final[dict[str, About]] = {
         "--nccl-debug`.",
         "nccl_debug: true",
     ),
+    "notify": About(
+        "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",
+        "notify: [https://hooks.example.com/team]",
+        "up to 8 addresses that the coordinator's configuration allows",
+        "none",
+    ),
     "placement.include": About(
         "The only nodes that the job may have.",
         "placement: {include: [gpu-01, gpu-02]}",
@@ -210,6 +230,13 @@ KEYS: Final[dict[str, About]] = {
         "placement: {labels: {rack: r1}}",
         "a map",
         "any node",
+    ),
+    "placement.spread": About(
+        "How near to each other the nodes are: all have the same value of a label, such as the "
+        "`switch` that their agents' configurations name.",
+        "placement: {spread: same-switch}",
+        "`same-` and the name of a label",
+        "anywhere",
     ),
 }
 

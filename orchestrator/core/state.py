@@ -20,7 +20,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
-from orchestrator.core.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
 class Share(NamedTuple):
@@ -165,6 +165,16 @@ class Hold:
     at: float
 
 
+class Notice(NamedTuple):
+    """What a webhook of a job is to be told (a value of `Told`), since when (UTC seconds), after so
+    many attempts; `problem`: why that did not succeed so far. The latter is volatile."""
+
+    event: str
+    at: float
+    attempt: int
+    problem: str = ""
+
+
 @dataclass(slots=True)
 class Job:
     """`spec` is as its users have changed it since."""
@@ -189,6 +199,8 @@ class Job:
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
     key: str = ""  # the idempotency key of its submit
+    notices: dict[tuple[int, int], Notice] = field(default_factory=dict)  # by number and webhook
+    notices_made: int = 0
 
     @property
     def as_submitted(self) -> JobSpec:
@@ -221,11 +233,14 @@ class State:
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     held: set[JobId] = field(default_factory=set)
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
+    telling: set[JobId] = field(default_factory=set)  # that have notices
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     disk_full: str = ""  # volatile; why nothing new is begun
+    judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
+    brake: Brake | None = None  # volatile; nothing is called lost
     forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
