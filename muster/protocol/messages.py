@@ -132,7 +132,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory.
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory;
+    `kernel`: the lines of the kernel's log about it.
     """
 
     rank: int
@@ -144,6 +145,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float | None = None
     stopped: bool = False
     oom: bool = False
+    kernel: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
