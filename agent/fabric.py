@@ -104,7 +104,7 @@ class Fabric:
         if found is None:
             return NO_FABRIC
         if task is None and self._seen == known:
-            return node_fabric(found, self._config.fabric)
+            return self._told(found)
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
         tell = _log.warning if errors else _log.info
         tell(
@@ -116,7 +116,11 @@ class Fabric:
             fingerprint=found.fingerprint,
             errors=errors,
         )
-        return node_fabric(found, self._config.fabric)
+        return self._told(found)
+
+    def _told(self, found: Probe) -> NodeFabric:
+        own = self._config.fabric
+        return node_fabric(found, own, own.variables)
 
     def _probed(self) -> Probe | None:
         """In a thread."""
