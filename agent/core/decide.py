@@ -22,8 +22,12 @@ from muster.protocol.states import TaskState
 
 AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
 
-SILENT_BEATS = 3
-"""A coordinator that has answered none of so many heartbeats is dialled anew."""
+SILENT_BEATS = 2
+"""A coordinator that was not heard for so many heartbeats is dialled anew."""
+WELCOME_S = 10.0
+"""A coordinator that has just started may have a thousand agents to welcome."""
+ROUNDING_S = 0.01
+"""A timer that is so early is not early."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
@@ -108,6 +112,8 @@ def _hello(state: State, now: Instant) -> m.Hello:
         tasks=tuple(report(state, held, now) for held in state.tasks.values()),
         epoch_seen=state.epoch,
         cluster=state.cluster,
+        protocol_min=m.PROTOCOL_MIN,
+        protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
         ports=state.ports,
@@ -160,11 +166,16 @@ def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied)
 def _heartbeat(state: State, now: Instant) -> Decision:
     if not state.linked:
         return Decision()
+    patience_s = SILENT_BEATS * state.heartbeat_s
+    if not state.welcomed:
+        patience_s = max(patience_s, WELCOME_S)
     silent_s = now.mono - state.heard_at
-    if silent_s > SILENT_BEATS * state.heartbeat_s:
-        why = f"the coordinator has been silent for {silent_s:.0f} s"
+    if silent_s >= patience_s - ROUNDING_S:
+        why = f"the coordinator has been silent for {silent_s:.3g} s"
         return Decision([f.LinkClosed()], [a.CloseLink(why)])
-    beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+    # Not a whole beat where patience ends before: it ends on time, whenever the last word came.
+    due = min(now.mono + state.heartbeat_s, state.heard_at + patience_s)
+    beat = a.SetTimer(a.Timer.HEARTBEAT, due)
     if not state.welcomed:
         return Decision([], [beat])
     return Decision([], [a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall)), beat])
@@ -198,6 +209,14 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
 
 
 def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
+    if not m.PROTOCOL_MIN <= welcome.protocol <= m.PROTOCOL_MAX:
+        older = "coordinator" if welcome.protocol < m.PROTOCOL_MIN else "agent"
+        why = (
+            f"the coordinator ({welcome.version}) speaks protocol {welcome.protocol} with this "
+            f"agent ({state.identity.version}), which speaks {m.PROTOCOL_MIN} to {m.PROTOCOL_MAX}: "
+            f"upgrade the {older}"
+        )
+        return Decision([f.LinkClosed()], [a.CloseLink(why, refused=True)])
     if welcome.cluster == state.cluster and welcome.epoch < state.epoch:
         why = (
             f"it is in epoch {welcome.epoch}, and this agent has served epoch {state.epoch}: "

@@ -175,7 +175,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were.
+    they were. `protocol_min` and `protocol_max` are its window; a default that moved with the
+    version would be left out by one side and read as its own by the other.
     """
 
     node: NodeName
@@ -186,8 +187,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     tasks: tuple[TaskReport, ...] = ()
     epoch_seen: int = 0
     cluster: str = ""
-    protocol_min: int = PROTOCOL_MIN
-    protocol_max: int = PROTOCOL_MAX
+    protocol_min: int = 1
+    protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
@@ -213,7 +214,8 @@ Report = Hello | TaskReport | Heartbeat
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
-    holds and `keep` does not name is to be stopped and removed.
+    holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
+    speak.
     """
 
     epoch: int
@@ -223,7 +225,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
-    protocol: int = PROTOCOL_MAX
+    protocol: int = 1
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):

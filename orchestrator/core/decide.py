@@ -40,6 +40,7 @@ from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
+from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
 from orchestrator.core.requests import cancel, change, signal
@@ -76,6 +77,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SpaceSeen(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.NoticeTried():
+            return tried(state, stimulus)
         case s.JobsArchived(jobs):
             return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):

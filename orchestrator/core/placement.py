@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -25,6 +25,7 @@ from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
+from orchestrator.core.spread import enough, groups, largest, value_of
 from orchestrator.core.state import Job, Node, State
 
 
@@ -44,17 +45,18 @@ class Waiting:
     wanted: int
     free: int
     lacking: tuple[tuple[NodeName, Lack], ...]
+    together: str = "share a network"
 
     @property
     def text(self) -> str:
         """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
         wanted = count(self.wanted, "node")
-        apart = sum(lack is _APART for _, lack in self.lacking)
+        apart = sum(lack.code in (_APART.code, SPREAD) for _, lack in self.lacking)
         if any(lack is _UNLIKE for _, lack in self.lacking):
             return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
         if apart:
             return (
-                f"needs {wanted} that share a network, and of the {apart} that are free no so many "
+                f"needs {wanted} that {self.together}, and of the {apart} that are free no so many "
                 "do"
             )
         told = _some(_by_name(self.lacking))
@@ -72,6 +74,7 @@ class Considered:
 
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
 _UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
+SPREAD: Final = "spread"
 _SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
 _THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
@@ -84,6 +87,7 @@ _FOR_NOW: Final = frozenset(
         "not_connected",
         "network",
         "fabric",
+        SPREAD,
         "drained",
     }
 )
@@ -140,6 +144,9 @@ def _without_label(placement: Placement, node: Node) -> Lack | None:
             return Lack("label", f"has no label {name}")
         if has != value:
             return Lack("label", f"has the label {name}={has}, not {value}")
+    shared = placement.shared_label
+    if shared is not None and shared not in node.inventory.labels:
+        return Lack("label", f"has no label {shared}, which placement.spread goes by")
     return None
 
 
@@ -182,9 +189,7 @@ def consider(state: State, job: Job) -> Considered:
     unfits = [unfit(spec, node) for node in known]
     fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
     kept = _unspoilt(fitting, job.avoid)
-    if len(one_a_machine(kept)) < spec.nodes or (
-        job.avoid and reachable_gang(kept, spec.nodes, state.networks) is None
-    ):
+    if not enough(spec, kept, state.networks, meeting=bool(job.avoid)):
         kept = fitting
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
@@ -216,14 +221,26 @@ def consider(state: State, job: Job) -> Considered:
     faults = blame(job) if job.avoid else {}
     free.sort(key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
     there = [node for node in kept if node.link in _THERE and node.in_service]
-    groups = alike(spec, free, there)
-    for group in groups:
-        gang = _gang(spec, group, state.networks)
+    kinds = alike(spec, free, there)
+    for kind in kinds:
+        gang = _best_gang(spec, kind, state.networks, faults)
         if gang is not None:
             return Considered(verdicts, gang)
-    if not groups:
+    if not kinds:
         return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
-    return Considered(tuple(v if v.lack else Verdict(v.node, _APART) for v in verdicts), ())
+    sizes = {node.name: len(group) for group in groups(spec, free) for node in group}
+    return Considered(
+        tuple(v if v.lack else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts), ()
+    )
+
+
+def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
+    """Why a free node is of no gang, where so many free nodes may be of one with it."""
+    here = sizes[node.name]
+    if here >= spec.nodes:
+        return _APART
+    which = "no other node has" if here == 1 else f"only {here} free nodes have"
+    return Lack(SPREAD, f"is free, and {which} {value_of(spec, node)}")
 
 
 def preference(
@@ -250,9 +267,13 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     )
     fitting = len(able)
     if fitting >= spec.nodes:
-        if reachable_gang(able, spec.nodes, state.networks) is not None:
+        if enough(spec, able, state.networks):
             return None
-        found = choose(able[: spec.nodes], state.networks)
+        near = largest(spec, able)
+        if len(near) < spec.nodes:
+            most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
+            return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
+        found = choose(near[: spec.nodes], state.networks)
         return found.text if isinstance(found, Apart) else None
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
@@ -281,7 +302,13 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         if verdict.lack is not None and verdict.lack.code in _FOR_NOW
     )
     free = sum(verdict.lack is None for verdict in found.verdicts)
-    return Waiting(job.spec.nodes, free, lacking)
+    near = any(lack.code == SPREAD for _, lack in lacking)
+    together = _together(job.spec) if near else "share a network"
+    return Waiting(job.spec.nodes, free, lacking, together)
+
+
+def _together(spec: JobSpec) -> str:
+    return f"have the same {spec.placement.shared_label}"
 
 
 def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
@@ -290,9 +317,10 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
     free = len(fitting) - len(left_out)
+    near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""
     out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
     if free == len(nodes):
-        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{out}"
+        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{near}{out}"
     part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
     first = "those that others share already, then " if part else ""
     kinds = {kind_of(state.nodes[name]) for name in nodes}
@@ -300,7 +328,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     also = " and with one kind of RDMA" if one else ""
     return (
         f"of {free} free nodes that fit, {first}those with the fewest GPUs that suffice, "
-        f"then by name, on one network{also}{out}"
+        f"then by name, on one network{near}{also}{out}"
     )
 
 
@@ -308,14 +336,26 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = one_a_machine(_unspoilt(fitting, avoid))
-    if len(kept) < spec.nodes:
-        return False
-    return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
+    return enough(spec, kept, state.networks, meeting=bool(avoid))
 
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # One that has been lost or drained may never come back: it is no reason to wait.
     return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
+
+
+def _best_gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...], faults: Mapping[NodeName, int]
+) -> tuple[NodeName, ...] | None:
+    """Of nodes that are near enough to each other: an elastic gang as large as can be, and else
+    where the fewest are free, so that others find many together."""
+    found: list[tuple[tuple[int, int, int], tuple[NodeName, ...]]] = []
+    for group in groups(spec, free):
+        gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
+        if gang is not None:
+            blamed = sum(faults.get(name, 0) for name in gang)
+            found.append(((blamed, -len(gang), len(group)), gang))
+    return min(found, key=lambda it: it[0], default=(None, None))[1]
 
 
 def _gang(
