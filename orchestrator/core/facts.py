@@ -362,9 +362,21 @@ PortsSeen = of_link.PortsSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
+JudgementPut = of_link.JudgementPut
+BrakeSet = of_link.BrakeSet
+BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
+OfJudgement = of_link.OfJudgement
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured | nf.NoticeFailed
+Ephemeral = (
+    OfLink
+    | OfJudgement
+    | RunTimed
+    | SpaceChanged
+    | JobForgotten
+    | TrafficMeasured
+    | nf.NoticeFailed
+)
 
 Durable = (
     EpochStarted

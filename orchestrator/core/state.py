@@ -20,7 +20,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
-from orchestrator.core.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
 class Share(NamedTuple):
@@ -239,6 +239,8 @@ class State:
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     disk_full: str = ""  # volatile; why nothing new is begun
+    judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
+    brake: Brake | None = None  # volatile; nothing is called lost
     forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
