@@ -84,8 +84,7 @@ class Fabric:
             except TimeoutError:
                 pass
             self._stirred.clear()
-            if self.there():
-                await self.look()
+            await self.look()
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe, for this task; those that come together share one look."""
