@@ -7,6 +7,7 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.protocol import http as h
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
@@ -141,7 +142,14 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
         admin=node.admin.value,
         drain=None if node.drain is None else _drain_view(node.drain),
         faults=tuple(h.FaultView(it.job, it.attempt, it.text, it.since) for it in node.faults),
+        rdma=_rdma(node.inventory.rdma),
     )
+
+
+def _rdma(rdma: NodeRdma | None) -> h.RdmaView | None:
+    if rdma is None:
+        return None
+    return h.RdmaView(rdma.group, rdma.ports, rdma.expected, rdma.kind, rdma.why)
 
 
 def _drain_view(drain: Drain) -> h.DrainView:
