@@ -14,7 +14,7 @@ import msgspec
 from muster.daemon.address import is_loopback
 from muster.daemon.config import load_config
 from muster.daemon.errors import InsecureConfigError
-from muster.daemon.settings import Log, Port
+from muster.daemon.settings import Log, Port, Seconds
 from muster.fabric.rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
@@ -66,6 +66,12 @@ class Fabric(Rules, frozen=True, kw_only=True):
             raise ValueError(f"fabric.root {self.root} is no absolute path")
 
 
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+    """How often ranks are looked at."""
+
+    period_s: Seconds = 5.0
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent."""
 
@@ -83,6 +89,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ports: Ports = Ports()
     hosts: Hosts = Hosts()
     fabric: Fabric = Fabric()
+    hangs: Hangs = Hangs()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False

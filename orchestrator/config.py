@@ -65,6 +65,16 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
 
 
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job is taken to hang: silent for `quiet_s` and for `gaps` times the longest gap that
+    it has shown; and when one that computes or waits for a disk is told of."""
+
+    quiet_s: Seconds = 60.0
+    gaps: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0
+    slow_s: Seconds = 600.0
+    again_s: Seconds = 5.0
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
@@ -80,6 +90,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     networks: tuple[str, ...] = ()
     limits: Limits = Limits()
     quarantine: Quarantine = Quarantine()
+    hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
     log: Log = Log()
 

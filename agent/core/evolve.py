@@ -77,6 +77,7 @@ def _apply_held(
     fact: f.TaskHoused
     | f.FabricKnown
     | f.TrafficKnown
+    | f.ActivityKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -96,6 +97,8 @@ def _apply_held(
             held.fabric = fabric
         case f.TrafficKnown(_, traffic):
             held.traffic = traffic
+        case f.ActivityKnown(_, ranks, at):
+            held.activity, held.activity_at = ranks, at
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

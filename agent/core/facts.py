@@ -12,6 +12,7 @@ from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -97,6 +98,13 @@ class FabricKnown:
 class TrafficKnown:
     task: TaskId
     report: FabricReport
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityKnown:
+    task: TaskId
+    ranks: tuple[RankActivity, ...]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,7 @@ TaskFact = (
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | ActivityKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -60,7 +60,9 @@ class TaskView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
+    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of.
+    `hang`: what is wrong while it hangs or is slow.
+    """
 
     number: int
     state: str
@@ -73,6 +75,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     network: str | None = None
     fabric: str | None = None
     proof: ProofView | None = None
+    hang: str = ""
 
 
 class JobSummary(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ import msgspec
 
 from muster.protocol.fabric import NodeFabric, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -25,11 +26,13 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 3
+PROTOCOL_MAX = 4
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain."""
+which agents of 2 wait in vain. 4: `LookTask`, which agents of 3 do not know."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
+LOOKS: Final = 4
+"""From this protocol on `LookTask` is understood."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -150,7 +153,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows.
+    `traffic` is what carried the gang's, as far as this node knows. `activity` says of each rank
+    whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -166,6 +170,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
+    activity: tuple[RankActivity, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -205,7 +210,20 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     ports: tuple[PortHealth, ...] | None = None
 
 
-Report = Hello | TaskReport | Heartbeat
+class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):
+    """Answers LookTask, with its `epoch` and `number`. `activity` is as of now; `problem` is why no
+    rank has a stack."""
+
+    task: TaskId
+    epoch: int
+    number: int
+    ranks: tuple[RankStacks, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    recorded: tuple[RecordedRank, ...] = ()
+    problem: str = ""
+
+
+Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
@@ -334,6 +352,19 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     late: bool = True
 
 
+class LookTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+    """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
+
+    `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
+    """
+
+    task: TaskId
+    epoch: int
+    number: int
+    threads: bool = False
+    recorder: bool = False
+
+
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
     """The task's end is durable with the coordinator; the agent removes it once its logs are
     shipped."""
@@ -350,5 +381,6 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
+    | LookTask
     | ForgetTask
 )

@@ -16,7 +16,6 @@ LATER_KEYS: Final = {
         "checkpoint_dir": "leave it out; the program writes checkpoints where its arguments say",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
-        "hang": "leave it out; set `time_limit`, and the time-outs of NCCL in `env`",
         "idle": "leave it out; set `time_limit`",
         "image": "jobs run on the node itself: name an interpreter or environment in `python`",
         "notify": "leave it out; call your webhook after `muster wait ID`",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.hangs import Hang
 from muster.spec.types import Argv, Command, JobSpec, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text, size_text
 
@@ -62,6 +63,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["priority"] = spec.priority
     made["pool"] = spec.pool
     made["rdma"] = spec.rdma.value
+    if spec.hang is not Hang.NOTIFY:
+        made["hang"] = spec.hang.value
     if spec.nccl_debug:
         made["nccl_debug"] = True
     chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}

@@ -12,6 +12,7 @@ from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
+from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
@@ -319,7 +320,15 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         network=attempt.network or None,
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
+        hang=_hang_text(attempt),
     )
+
+
+def _hang_text(attempt: Attempt) -> str:
+    if attempt.hang is None:
+        return ""
+    quiet = duration_text(float(round(attempt.hang.quiet_s)))
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
 
 
 def host_port(address: str, port: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, get_args
 
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import service_facts as sf
 
 
@@ -29,6 +30,7 @@ _LAZY: Final = (
     f.TaskListening,
     f.TaskStarted,
     f.TrafficJudged,
+    hf.HangOver,
     f.JobRequeued,
     sf.DrainTimed,
     sf.NodeTrusted,
@@ -46,6 +48,7 @@ _EPHEMERAL: Final = (
     f.RunTimed,
     f.SpaceChanged,
     f.TrafficMeasured,
+    *get_args(hf.Looking),
     f.JobForgotten,
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import Final, assert_never
+from typing import Final, assert_never, get_args
 
 from msgspec import UNSET, structs
 
@@ -11,9 +11,11 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.gpus import share_of
+from orchestrator.core.hang_course import apply_hang
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.service import apply_service
@@ -32,6 +34,9 @@ from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
+
+
+_OF_THIS_PROCESS: Final = (f.RunTimed, f.JobForgotten, *get_args(hf.Looking))
 
 
 class InvalidTransition(Exception):
@@ -99,6 +104,18 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case f.TrafficMeasured() | f.TrafficJudged():
             _apply_traffic(state, fact, at)
         case (
+            hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
+        ):
+            apply_hang(state, fact, at)
+        case (
             f.TaskPrepared()
             | f.TaskRefused()
             | f.TaskArranged()
@@ -113,7 +130,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, f.RunTimed | f.JobForgotten):
+    if name is not None and not isinstance(fact, _OF_THIS_PROCESS):
         state.jobs[name].revision += 1
 
 
@@ -128,6 +145,9 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()
+            state.looks.clear()
+            state.watches.clear()
+            state.look_number = 0
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
@@ -300,6 +320,7 @@ def _apply_attempt(
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
             for task in attempt.tasks:
                 state.suspects.pop(task.id, None)
+            state.watches.pop((job.id, attempt.number), None)
         case f.StopForced():
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):

@@ -20,6 +20,7 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core import hang_facts as of_hang
 from orchestrator.core import link_facts as of_link
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.service_facts import OfService
@@ -363,7 +364,11 @@ LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
 OfLink = of_link.OfLink
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
+HangJudged = of_hang.HangJudged
+HangOver = of_hang.HangOver
+Looking = of_hang.Looking
+
+Ephemeral = OfLink | Looking | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
 
 Durable = (
     EpochStarted
@@ -393,6 +398,8 @@ Durable = (
     | TaskJoined
     | TaskLeft
     | TrafficJudged
+    | HangJudged
+    | HangOver
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

@@ -16,6 +16,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
+from orchestrator.core import looks
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
@@ -57,8 +59,15 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobRequeued()
             | f.JobEnded()
             | f.JobForgotten()
+            | hf.LookJoined()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangOver()
         ):
             return Decision()
+        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
+            return looks.follow_look(state, fact, now, limits)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))

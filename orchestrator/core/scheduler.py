@@ -10,6 +10,7 @@ from typing import assert_never
 
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.gpus import given, may_have_room
@@ -54,6 +55,15 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.PortsSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
+            | hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()

@@ -15,7 +15,14 @@ from agent.core.turn import turn
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Command, PrepareTask, Refusal
+from muster.protocol.messages import (
+    PORT_TAKEN,
+    UNREACHABLE,
+    Command,
+    PrepareTask,
+    Refusal,
+    StacksReport,
+)
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.machine import Machine
@@ -204,6 +211,9 @@ class Node:
                 self._later(self._pause(0.01), partial(self._arrange, task, number))
             case a.LetGo() | a.WatchTraffic():
                 pass
+            case a.TakeStacks(task, look):
+                seen = s.StacksSeen(StacksReport(task, look.epoch, look.number))
+                self._later(self._pause(0.01), partial(self.feed, seen))
             case a.RestoreNetwork(task):
                 self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._restore, task))
