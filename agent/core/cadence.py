@@ -13,8 +13,10 @@ FLOORS: Final = {Sign.LOG: 1.0, Sign.NETWORK: 128.0, Sign.HCA: 1024.0, Sign.DISK
 send (a monitor's beat), and what a port carries for itself."""
 CPU_SHARE: Final = 0.03
 """Of one core. The threads that watch a rank which waits take less."""
+TEACHES: Final = frozenset({Sign.LOG, Sign.NETWORK, Sign.HCA})
+"""What steps give. A program that begins reads its libraries from a disk."""
 LOUD_LOOKS: Final = 3
-"""After so many looks at which it moved bytes, gaps between them are its cadence."""
+"""After so many looks with a sign of steps, gaps between them are its cadence."""
 SIGNS_MIN: Final = 2
 """Whoever has only ever given one sign is not judged by its absence."""
 TOLD_AFTER: Final = 3
@@ -82,11 +84,12 @@ class Cadence:
         if loud:
             self.still_gap_s = max(self.still_gap_s, self._gap(seen.at - self.still_at))
             self.still_at = seen.at
+        if signs & TEACHES:
             self.louds += 1
 
     def _gap(self, seconds: float) -> float:
-        """What passes before the first steps is no cadence."""
-        return seconds if self.learned else 0.0
+        """Without news. What passes before the first steps is no cadence."""
+        return max(0.0, seconds - self.period_s) if self.learned else 0.0
 
     def told(self) -> RankActivity:
         """As of the last look."""

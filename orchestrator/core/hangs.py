@@ -11,10 +11,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
 from muster.protocol.hangs import (
     Doing,
+    Frame,
     HangKind,
     HangVerdict,
     RankActivity,
@@ -143,23 +144,33 @@ def opinion(
         return Opinion.SLOW
     if any(reads_or_writes(frames) for frames in stood.values()):
         return Opinion.SLOW
+    idle = [rank for rank in alive if rank.rank in suspected.ranks]
     if moved:
         return Opinion.SLOW if suspected.rule is Rule.STILL else Opinion.DISMISSED
     match suspected.rule:
         case Rule.IDLE:
             return Opinion.HUNG
         case Rule.STILL:
-            # A GPU's driver spins while it waits.
+            # A GPU's driver spins while it waits: in a call that says so, or in one of the job's
+            # own lines, for a rank that does nothing at all.
             busy = [rank for rank in alive if rank.rank not in suspected.ranks]
             spins = all(rank.rank in stood and waits(stood[rank.rank]) for rank in busy)
-            return Opinion.HUNG if spins else Opinion.SLOW
+            stay = all(rank.rank in stood for rank in busy)
+            held = stay and 0 < 2 * len(idle) < len(alive) and _stuck(idle, stood)
+            stopped = any(rank.doing is Doing.STOPPED for rank in alive)
+            return Opinion.HUNG if spins or held or stopped else Opinion.SLOW
         case Rule.ODD:
-            idle = [rank for rank in alive if rank.rank in suspected.ranks]
-            stuck = all(
-                rank.doing is Doing.STOPPED or (rank.rank in stood and not waits(stood[rank.rank]))
-                for rank in idle
-            )
-            return Opinion.HUNG if stuck else Opinion.DISMISSED
+            return Opinion.HUNG if _stuck(idle, stood) else Opinion.DISMISSED
+        case _:
+            assert_never(suspected.rule)
+
+
+def _stuck(idle: Sequence[RankActivity], stood: Mapping[int, Sequence[Frame]]) -> bool:
+    """Whether they wait for nobody, and yet do nothing."""
+    return all(
+        rank.doing is Doing.STOPPED or (rank.rank in stood and not waits(stood[rank.rank]))
+        for rank in idle
+    )
 
 
 def verdict(
@@ -176,10 +187,10 @@ def verdict(
     odd = _odd(suspected, alive, groups, stacks)
     rank = odd[0] if len(odd) == 1 else None
     place = place_of(stacks[odd[0]].main) if odd and odd[0] in stacks else ""
+    stopped = [r.rank for r in alive if r.doing is Doing.STOPPED]
     if odd:
         where = ranks_text(odd) + (f" at {place}" if place else "")
-        stopped = all(r.doing is Doing.STOPPED for r in alive if r.rank in odd)
-        where += " (stopped by a signal)" if stopped else ""
+        where += " (stopped by a signal)" if stopped and set(odd) <= set(stopped) else ""
     else:
         where = _everywhere(alive, groups)
     order = sorted(alive, key=lambda one: (one.rank not in odd, one.rank))
@@ -189,6 +200,7 @@ def verdict(
         text=f"{kind.value}: {where}",
         quiet_s=round(suspected.quiet_s, 1),
         limit_s=round(suspected.limit_s, 1),
+        firm=bool(stopped) or all(r.rank in stacks and stacks[r.rank].main for r in alive),
         rank=rank,
         node=nodes.get(odd[0], "") if odd else "",
         place=place,

@@ -171,6 +171,8 @@ def _hung(job: Job, fact: hf.HangJudged) -> Cause | None:
     found = fact.verdict
     if found.kind is not HangKind.HUNG or job.spec.hang is not Hang.RESTART:
         return None
+    if not found.firm:
+        return None
     return Cause(
         CauseCode.HUNG, Outcome.INFRA, found.text, node=found.node or None, rank=found.rank
     )

@@ -46,6 +46,7 @@ ACCEPTED: dict[str, list[object]] = {
     "priority": [0, "100"],
     "rdma": ["required", "preferred", "off"],
     "nccl_debug": [True, "false"],
+    "hang": ["notify", "dump", "restart"],
     "pool": ["x"],
     "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}, {"labels": {"rack": "r1"}}],
 }
