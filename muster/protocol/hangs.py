@@ -133,8 +133,8 @@ class HangKind(enum.Enum):
 
 class HangVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """A verdict with all that it rests on. `quiet_s`: for how long the job had not moved, of
-    `limit_s` after which that is told; `rank`, `node` and `place` are of the odd rank. `firm`: where
-    every rank stands is known, or the odd one is stopped; what is not is never restarted.
+    `limit_s` after which that is told; `rank`, `node` and `place` are of the odd rank. `firm`:
+    where every rank stands is known, or the odd one is stopped; what is not is never restarted.
     """
 
     kind: HangKind
