@@ -7,13 +7,15 @@ from typing import Final, get_args
 
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 
 
 class Durability(enum.Enum):
     """SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and
     a moment may pass in which more of its kind come. LAZY: with the next sync; an agent would
-    report it again. EPHEMERAL: never; it is about connections of this process.
+    report it again, a webhook would be told again. EPHEMERAL: never; it is about connections of
+    this process.
     """
 
     SYNC = "sync"
@@ -32,6 +34,7 @@ _LAZY: Final = (
     f.TrafficJudged,
     hf.HangOver,
     f.JobRequeued,
+    nf.NoticeSettled,
     sf.DrainTimed,
     sf.NodeTrusted,
 )
@@ -49,6 +52,7 @@ _EPHEMERAL: Final = (
     f.SpaceChanged,
     f.TrafficMeasured,
     *get_args(hf.Looking),
+    nf.NoticeFailed,
     f.JobForgotten,
 )
 

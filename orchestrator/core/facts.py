@@ -22,6 +22,7 @@ from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core import hang_facts as of_hang
 from orchestrator.core import link_facts as of_link
+from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.service_facts import OfService
 
@@ -348,7 +349,7 @@ class SpaceChanged(_Fact, frozen=True):
 
 class JobForgotten(_Fact, frozen=True):
     """The job has ended and is in the archive: the state has it no longer. No fact of a job
-    follows its JobEnded but this one."""
+    follows its JobEnded but those of its notices and this one."""
 
     job: JobId
 
@@ -368,12 +369,16 @@ HangJudged = of_hang.HangJudged
 HangOver = of_hang.HangOver
 Looking = of_hang.Looking
 
-Ephemeral = OfLink | Looking | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
+Ephemeral = (
+    OfLink | Looking | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured | nf.NoticeFailed
+)
 
 Durable = (
     EpochStarted
     | NodeRegistered
     | OfService
+    | nf.NoticeDue
+    | nf.NoticeSettled
     | JobSubmitted
     | JobHeld
     | JobReleased
