@@ -9,7 +9,7 @@ import structlog
 
 from agent.core.stimuli import StacksSeen, Stimulus
 from agent.folders import Folders
-from agent.hangs import recorder, spy
+from agent.hangs import py_spy, recorder, spy
 from agent.hangs.watch import HangWatch
 from muster.daemon.clock import Clock
 from muster.daemon.tasks import TaskOwner
@@ -64,7 +64,7 @@ class Looks:
 
     async def _answer(self, look: LookTask) -> StacksReport:
         pids = self._watch.pid_of(look.task)
-        problem = spy.MISSING if spy.find() is None else ""
+        problem = py_spy.MISSING if py_spy.find() is None else ""
         stacks: tuple[RankStacks, ...] = ()
         recorded: tuple[RecordedRank, ...] = ()
         if not problem:

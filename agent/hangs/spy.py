@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +15,11 @@ from typing import Final
 
 import msgspec
 
+from agent.hangs import py_spy
 from agent.hangs.processes import stat_of
 from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
-MISSING: Final = (
-    "py-spy is not installed on this node, so no stacks can be read: install it beside the agent's "
-    "interpreter (the extra `stacks` of muster-cluster), or anywhere on the agent's PATH"
-)
+_WORDS: Final = ("--nonblocking", "--json")
 _AT_ONCE: Final = 4
 _WAIT_S: Final = 10.0
 _OUTPUT_BYTES_MAX: Final = 4 << 20
@@ -53,16 +49,10 @@ class _Said:
     err: bytes
 
 
-def find() -> str | None:
-    """The py-spy to use, if there is one."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
-
-
 async def stacks_of(ranks: Mapping[int, int], *, threads: bool) -> tuple[RankStacks, ...]:
     """The stacks of these processes, by rank; with `threads`, those of all their threads. Whatever
     stands in the way is told in each."""
-    program = find()
+    program = py_spy.find()
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(rank: int, pid: int) -> RankStacks:
@@ -93,9 +83,6 @@ async def _one(program: str, rank: int, pid: int, *, threads: bool) -> RankStack
     except msgspec.DecodeError as error:
         return RankStacks(rank, pid, problem=f"py-spy's answer is not understood: {error}")
     return RankStacks(rank, pid, _told(found, pid, threads=threads))
-
-
-_WORDS: Final = ("--nonblocking", "--json")
 
 
 def _as_owner(pid: int) -> list[str]:

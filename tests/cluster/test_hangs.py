@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.hangs import spy
+from agent.hangs import py_spy
 from examples.local_cluster import LocalCluster
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import pid_of, submit, until
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(spy.find() is None, reason="py-spy is not installed"),
+    pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed"),
 ]
 
 QUICK = {
