@@ -64,10 +64,12 @@ class Cadence:
     def take(self, seen: Seen) -> None:
         """Add a look."""
         span = max(seen.at - self.seen_at, 1e-6)
-        if span > MISSED * self.period_s:
-            unseen = span - self.period_s
-            self.still_at += unseen
-            self.idle_at += unseen
+        unseen = span - self.period_s if span > MISSED * self.period_s else 0.0
+        if seen.doing is Doing.TRACED:
+            # What it does is a debugger's doing.
+            unseen = span
+        self.still_at += unseen
+        self.idle_at += unseen
         self.seen_at, self.doing, self.where = seen.at, seen.doing, seen.where
         signs = {
             sign

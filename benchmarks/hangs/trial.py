@@ -12,6 +12,7 @@ from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks, Sign, T
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.messages import (
+    PROTOCOL_MAX,
     Heartbeat,
     Hello,
     Inventory,
@@ -101,7 +102,15 @@ class Trial:
     def _connect(self, name: NodeName, tasks: tuple[TaskReport, ...]) -> None:
         self._sessions += 1
         inventory = Inventory(address="10.0.0.1", machine_id=name, python="python3", cpus=64)
-        hello = Hello(name, f"id-{name}", "boot", "0.1.0", inventory, tasks)
+        hello = Hello(
+            name,
+            f"id-{name}",
+            "boot",
+            "0.1.0",
+            inventory,
+            tasks,
+            protocol_max=PROTOCOL_MAX,
+        )
         self._turn(s.HelloReceived(SessionId(self._sessions), hello, "127.0.0.1"))
 
     def _look(self, moments: list[Moment]) -> None:
