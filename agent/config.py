@@ -93,6 +93,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
+    unkillable_s: Seconds = 60.0
     log: Log = Log()
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
 from agent.probe.network import NetworkProbe
-from agent.process.template import Template
+from agent.process.template import ShimOptions, Template
 from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
@@ -102,7 +102,7 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._template = Template()
+        self._template = Template(ShimOptions(unkillable_s=config.unkillable_s))
         self._probe = network
         self._config = config
 

@@ -40,7 +40,9 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.told_ports = state.ports
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
+            for held in state.tasks.values():
+                held.lease_s = leases.get(held.id, held.lease_s)
             state.welcomed, state.cluster = True, cluster
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
             state.buried.clear()
@@ -55,7 +57,9 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
 def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
-            state.tasks[task] = HeldTask(task, prepare=prepare, gpus=prepare.gpus)
+            state.tasks[task] = HeldTask(
+                task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
+            )
         case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
             state.tasks[task] = HeldTask(
                 task,

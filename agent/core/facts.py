@@ -6,7 +6,8 @@ agent that starts learns it from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
@@ -35,6 +36,7 @@ class Welcomed:
     cluster: str
     lease_s: float
     heartbeat_s: float
+    leases: Mapping[TaskId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,8 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
         ):
             return []
         case f.LeaseGranted(until):
-            lease = _lease(until, now)
             return [
-                a.TellShim(held.id, lease)
+                a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
                 for held in state.tasks.values()
                 if held.status is not None and task_state(held) is not TaskState.CLEANED
             ]
@@ -109,6 +108,8 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
         # Its agent died before it was told what to prepare: nothing can come of it.
         return [a.TellShim(held.id, ShimKill())]
     until = state.lease_until
+    if until is not None:
+        until = held.lease_until(until, state.lease_s)
     if until is None or until <= now.mono:
         # The agent itself was stopped for so long: its task may have been given elsewhere.
         return [a.TellShim(held.id, ShimKill())]

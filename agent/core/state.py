@@ -39,6 +39,7 @@ class HeldTask:
     id: TaskId
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
     gpus: tuple[str, ...] = ()  # by UUID; () is all of the node
+    lease_s: float | None = None  # where it is not that of all tasks
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
@@ -56,6 +57,10 @@ class HeldTask:
     stop: StopTask | None = None
     forgotten: bool = False
     logs_stored: bool = False
+
+    def lease_until(self, until: float, lease_s: float) -> float:
+        """When its lease ends, where one of `lease_s` ends at `until`."""
+        return until if self.lease_s is None else until - lease_s + self.lease_s
 
 
 @dataclass(slots=True)

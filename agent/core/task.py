@@ -133,6 +133,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         warnings=held.warnings,
         traffic=held.traffic,
         activity=_activity(held, now),
+        survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
     )
 
 

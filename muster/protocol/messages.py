@@ -26,12 +26,15 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 4
+PROTOCOL_MAX = 5
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: `LookTask`, which agents of 3 do not know."""
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
+5: `LookTask`, which agents of 4 do not know."""
+LEASES_OF_TASKS: Final = 4
+"""From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
-LOOKS: Final = 4
+LOOKS: Final = 5
 """From this protocol on `LookTask` is understood."""
 
 PORT_TAKEN: Final = "port_taken"
@@ -155,8 +158,9 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows. `activity` says of each rank
-    whether it moves, as of this report; () where that is not watched.
+    `traffic` is what carried the gang's, as far as this node knows. `survivors` are processes that
+    SIGKILL does not end: the task is not clean until the kernel lets go of them. `activity` says of
+    each rank whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -172,6 +176,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
+    survivors: tuple[int, ...] = ()
     activity: tuple[RankActivity, ...] = ()
 
 
@@ -233,7 +238,7 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
     holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
-    speak.
+    speak. `leases` are those of tasks whose lease is not `lease_s`, in seconds.
     """
 
     epoch: int
@@ -244,6 +249,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
+    leases: dict[TaskId, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -267,7 +273,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
-    has, all of them there and nobody else's; empty: all of the node, whatever it has.
+    has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
+    the task's own lease, None where it is that of the welcome.
     """
 
     task: TaskId
@@ -279,6 +286,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     timeout_s: float
     ports: int = 0
     gpus: tuple[str, ...] = ()
+    lease_s: float | None = None
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -194,6 +194,10 @@ def rdma(text: str) -> Rdma:
     return Rdma(name)
 
 
+LEAST_LEASE_S: Final = 15.0
+MOST_LEASE_S: Final = 30 * DAY
+
+
 def hang(text: str) -> Hang:
     """What is done when the job hangs."""
     name = text.strip()

@@ -28,6 +28,7 @@ from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.service import deadline_text, drained_by
+from orchestrator.core.silence import brake_text
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.versions import odd_versions
@@ -95,8 +96,9 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
     )
 
 
-def node_view(node: Node, now: Instant) -> h.NodeView:
-    """One node, as its link, its inventory and its job are known now."""
+def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
+    """One node, as its link, its inventory and its job are known now; `brake` is said of those that
+    cannot be reached."""
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
@@ -104,7 +106,7 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now), warnings),
+        state=_warned(node_state(node, now, brake), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -252,7 +254,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
         more = f" and {len(away) - 1} more" if len(away) > 1 else ""
         presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
-        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}")
+        brake = _and(brake_text(state))
+        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}{brake}")
     match attempt.phase:
         case AttemptPhase.PREPARING:
             if any(t.refusal is not None for t in attempt.tasks):
@@ -403,9 +406,13 @@ def _why_stopping(attempt: Attempt) -> str:
     return f"{cause.text}{others}"
 
 
-def node_state(node: Node, now: Instant) -> h.Reason:
+def _and(text: str) -> str:
+    return f"; {text}" if text else ""
+
+
+def node_state(node: Node, now: Instant, brake: str = "") -> h.Reason:
     """What a node does, or why it cannot be reached or used."""
-    linked, drain = _link_state(node, now), node.drain
+    linked, drain = _link_state(node, now, brake), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
@@ -416,7 +423,7 @@ def node_state(node: Node, now: Instant) -> h.Reason:
     return h.Reason(code, "; ".join(text for text in told if text))
 
 
-def _link_state(node: Node, now: Instant) -> h.Reason:
+def _link_state(node: Node, now: Instant, brake: str) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders:
@@ -432,7 +439,7 @@ def _link_state(node: Node, now: Instant) -> h.Reason:
         case LinkState.SUSPECT:
             left = max(0.0, node.lease_until - now.mono)
             what = f"; what it runs keeps it for {left:.0f} s" if node.holders else ""
-            return h.Reason("unreachable", f"unreachable{what}")
+            return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")
         case _:

@@ -363,14 +363,25 @@ PortsSeen = of_link.PortsSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
+JudgementPut = of_link.JudgementPut
+BrakeSet = of_link.BrakeSet
+BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
+OfJudgement = of_link.OfJudgement
 
 HangJudged = of_hang.HangJudged
 HangOver = of_hang.HangOver
 Looking = of_hang.Looking
 
 Ephemeral = (
-    OfLink | Looking | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured | nf.NoticeFailed
+    OfLink
+    | OfJudgement
+    | Looking
+    | RunTimed
+    | SpaceChanged
+    | JobForgotten
+    | TrafficMeasured
+    | nf.NoticeFailed
 )
 
 Durable = (

@@ -36,6 +36,7 @@ from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
+from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
@@ -46,13 +47,14 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             f.EpochStarted()
             | f.NodeRegistered()
-            | f.NodeConnected()
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
             | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.JudgementPut()
+            | f.BrakeSet()
             | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobHeld()
@@ -97,8 +99,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
-            timer = a.Timer(a.TimerKind.NODE, node=name)
-            return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
+            return Decision([], silent_timer(state, state.nodes[name], now, limits))
+        case f.NodeConnected():
+            return Decision(released(state, now, limits))
+        case f.BrakeReleased():
+            return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             told = due(state.jobs[job_id], nf.Told.RETRYING)

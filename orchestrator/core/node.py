@@ -56,6 +56,17 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Brake:
+    """Since `at` (monotonic) and for `lasts_s` nothing is called lost: of the agents that were
+    there, `gone` of `of` fell silent at once."""
+
+    at: float
+    lasts_s: float
+    gone: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A job of which an attempt failed by this node's fault. Since then `since` attempts ended well
     there."""

@@ -21,7 +21,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
-from orchestrator.core.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
 class Share(NamedTuple):
@@ -270,6 +270,8 @@ class State:
     watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt
     look_number: int = 0  # volatile; of the last look of this process
     disk_full: str = ""  # volatile; why nothing new is begun
+    judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
+    brake: Brake | None = None  # volatile; nothing is called lost
     forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
