@@ -90,6 +90,12 @@ class Fabric(Rules, frozen=True, kw_only=True):
             raise ValueError(f"fabric.root {self.root} is no absolute path")
 
 
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+    """How often ranks are looked at."""
+
+    period_s: Seconds = 5.0
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent."""
 
@@ -107,6 +113,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ports: Ports = Ports()
     hosts: Hosts = Hosts()
     fabric: Fabric = Fabric()
+    hangs: Hangs = Hangs()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False

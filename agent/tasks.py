@@ -23,6 +23,7 @@ from agent.core.stimuli import (
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
+from agent.hangs.watch import HangWatch
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -54,6 +55,7 @@ class Tasks:
         network: NetworkProbe,
         fabric: Fabric,
         proofs: Proofs,
+        hangs: HangWatch,
         gpus: Gpus,
         checkpoints: Checkpoints,
         post: Callable[[Stimulus], None],
@@ -66,6 +68,7 @@ class Tasks:
         self._network = network
         self._fabric = fabric
         self._proofs = proofs
+        self._hangs = hangs
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._post = post
@@ -99,7 +102,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -147,7 +150,9 @@ class Tasks:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
+        return Keeper(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
+        )
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task

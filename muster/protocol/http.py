@@ -69,7 +69,9 @@ class CheckpointView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
+    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of.
+    `hang`: what is wrong while it hangs or is slow.
+    """
 
     number: int
     state: str
@@ -83,6 +85,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     fabric: str | None = None
     proof: ProofView | None = None
     checkpoint: CheckpointView | None = None
+    hang: str = ""
 
 
 class JobSummary(msgspec.Struct, frozen=True):

@@ -89,6 +89,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.StopForced()
             | f.GraceShortened()
             | f.TrafficJudged()
+            | f.HangJudged()
+            | f.HangOver()
             | f.AttemptClosed()
         ):
             return f"attempt {fact.attempt}: {_attempt_text(fact)}"
@@ -125,6 +127,8 @@ def _attempt_text(
     | f.StopForced
     | f.GraceShortened
     | f.TrafficJudged
+    | f.HangJudged
+    | f.HangOver
     | f.AttemptClosed,
 ) -> str:
     match fact:
@@ -145,6 +149,10 @@ def _attempt_text(
             return f"grace cut to {duration_text(grace_s)} by {user}"
         case f.TrafficJudged(_, _, proof):
             return proof.text
+        case f.HangJudged(_, _, verdict):
+            return verdict.text
+        case f.HangOver():
+            return "it moves again"
         case f.StopForced():
             return "grace is over, killing"
         case f.AttemptClosed():

@@ -13,6 +13,7 @@ from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
+from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.commands import stop_grace_s
@@ -336,12 +337,20 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
         checkpoint=_checkpoint_view(attempt),
+        hang=_hang_text(attempt),
     )
 
 
 def _checkpoint_view(attempt: Attempt) -> h.CheckpointView | None:
     last = attempt.checkpoint
     return None if last is None else h.CheckpointView(timestamp(last.at), last.name, last.node)
+
+
+def _hang_text(attempt: Attempt) -> str:
+    if attempt.hang is None:
+        return ""
+    quiet = duration_text(float(round(attempt.hang.quiet_s)))
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
 
 
 def host_port(address: str, port: int) -> str:

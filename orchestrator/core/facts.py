@@ -20,6 +20,7 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core import hang_facts as of_hang
 from orchestrator.core import link_facts as of_link
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
@@ -396,9 +397,14 @@ BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
 OfJudgement = of_link.OfJudgement
 
+HangJudged = of_hang.HangJudged
+HangOver = of_hang.HangOver
+Looking = of_hang.Looking
+
 Ephemeral = (
     OfLink
     | OfJudgement
+    | Looking
     | RunTimed
     | SpaceChanged
     | JobForgotten
@@ -439,6 +445,8 @@ Durable = (
     | TaskLeft
     | TrafficJudged
     | TaskCheckpointed
+    | HangJudged
+    | HangOver
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

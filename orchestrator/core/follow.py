@@ -16,6 +16,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
+from orchestrator.core import looks
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
@@ -64,6 +66,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobForgotten()
+            | hf.LookJoined()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangOver()
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
@@ -71,6 +78,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision()
         case f.JobEnded(job_id):
             return Decision(due(state.jobs[job_id], nf.Told.ENDED))
+        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
+            return looks.follow_look(state, fact, now, limits)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))

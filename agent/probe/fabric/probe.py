@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.hangs import py_spy
 from agent.probe.fabric import problems, surroundings
 from agent.probe.fabric.gpus import gpus_of
 from agent.probe.fabric.ib import Devices
@@ -103,6 +104,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         redirecting=redirecting(tree, _near_paths(gpus, choice.used, pairs)),
     )
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    if tree.live and py_spy.find() is None:
+        found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",
