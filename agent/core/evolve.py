@@ -84,6 +84,7 @@ def _apply_held(
     fact: f.TaskHoused
     | f.FabricKnown
     | f.TrafficKnown
+    | f.CheckpointKnown
     | f.ActivityKnown
     | f.ShimSeen
     | f.TaskFailed
@@ -104,6 +105,9 @@ def _apply_held(
             held.fabric = fabric
         case f.TrafficKnown(_, traffic):
             held.traffic = traffic
+        case f.CheckpointKnown(_, name, at):
+            before = 0 if held.checkpoint is None else held.checkpoint[0]
+            held.checkpoint = before + 1, name, at
         case f.ActivityKnown(_, ranks, at):
             held.activity, held.activity_at = ranks, at
         case f.ShimSeen(_, status, at):

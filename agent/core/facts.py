@@ -110,6 +110,13 @@ class TrafficKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointKnown:
+    task: TaskId
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ActivityKnown:
     task: TaskId
     ranks: tuple[RankActivity, ...]
@@ -203,6 +210,7 @@ TaskFact = (
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | CheckpointKnown
     | ActivityKnown
     | ShimSeen
     | TaskFailed

@@ -46,6 +46,7 @@ class HeldTask:
     status_at: float = 0.0
     fabric: NodeFabric | None = None  # None until it has been looked at
     traffic: FabricReport | None = None
+    checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
     activity: tuple[RankActivity, ...] = ()  # as of activity_at
     activity_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made

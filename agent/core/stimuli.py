@@ -120,6 +120,14 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
+    newest file there."""
+
+    task: TaskId
+    name: str
+
+
 class ActivitySeen:
     """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
 
@@ -217,6 +225,7 @@ Stimulus = (
     | TaskPlaced
     | FabricSeen
     | TrafficSeen
+    | CheckpointSeen
     | ActivitySeen
     | StacksSeen
     | NetworkSeen

@@ -64,10 +64,10 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["priority"] = spec.priority
     made["pool"] = spec.pool
     made["rdma"] = spec.rdma.value
-    if spec.hang is not Hang.NOTIFY:
-        made["hang"] = spec.hang.value
     if spec.nccl_debug:
         made["nccl_debug"] = True
+    if spec.preflight is not None:
+        made["preflight"] = spec.preflight.value
     if spec.notify:
         made["notify"] = list(spec.notify)
     if placed := _placement(spec.placement):
@@ -91,6 +91,8 @@ def _endurance(spec: JobSpec) -> dict[str, object]:
         made["lease"] = duration_text(spec.lease_s)
     if spec.checkpoint_dir is not None:
         made["checkpoint_dir"] = spec.checkpoint_dir
+    if spec.hang is not Hang.NOTIFY:
+        made["hang"] = spec.hang.value
     return made
 
 

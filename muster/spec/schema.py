@@ -23,6 +23,7 @@ from muster.spec.types import (
     SCHEMA_VERSION,
     Launcher,
     NumaBinding,
+    Preflight,
     Rdma,
     Rendezvous,
 )
@@ -164,6 +165,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [True, False, "true", "false"],
             "default": False,
         },
+        "preflight": {"enum": [preflight.value for preflight in Preflight]},
         "notify": {
             "type": "array",
             "maxItems": MAX_WEBHOOKS,

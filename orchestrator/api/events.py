@@ -49,6 +49,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()
@@ -104,6 +105,9 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskLost()
             | f.TaskJoined()
             | f.TaskLeft()
+            | f.TaskCheckpointed()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -167,7 +171,10 @@ def _task_text(
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskJoined
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCheckpointed
+    | f.TaskCut
+    | f.TaskBack,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -186,8 +193,14 @@ def _task_text(
             return "nothing is left on the node"
         case f.TaskLost(_, _, _, reason):
             return f"lost: {reason}"
+        case f.TaskCheckpointed(_, _, _, name):
+            return f"saw a checkpoint: {name}"
         case f.TaskJoined():
             return "joins the running gang"
+        case f.TaskCut():
+            return "cannot be reached, presumed running"
+        case f.TaskBack():
+            return "is back"
         case f.TaskLeft(_, _, _, reason):
             return f"the gang goes on without it: {reason}"
         case _:

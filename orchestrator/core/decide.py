@@ -35,9 +35,10 @@ from orchestrator.core import looks, proof
 from orchestrator.core import stimuli as s
 from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_news
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import drain, resume
+from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
@@ -74,6 +75,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return drain(state, stimulus)
         case s.ResumeReceived():
             return resume(state, stimulus, now)
+        case s.RemoveReceived():
+            return remove(state, stimulus)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
         case s.ReportReceived(session, report):
@@ -303,7 +306,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
-    found = [*measured, *news(task, report), *looks.activity_news(report, now)]
+    seen = checkpoint_news(attempt, task, report.checkpoint)
+    found = [*measured, *seen, *news(task, report), *looks.activity_news(report, now)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

@@ -267,6 +267,22 @@ class TaskLost(_Fact, frozen=True):
     reason: str
 
 
+class TaskCut(_Fact, frozen=True):
+    """Its node cannot be reached; the task is presumed to go on."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class TaskBack(_Fact, frozen=True):
+    """Its node is connected again, and has it still."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
 class TaskJoined(_Fact, frozen=True):
     """A node becomes part of a running elastic gang: its task has the next free rank, and is
     reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
@@ -288,6 +304,18 @@ class TaskLeft(_Fact, frozen=True):
     rank: int
     reason: str
     force: bool = False
+
+
+class TaskCheckpointed(_Fact, frozen=True):
+    """A node has seen that the job has written a checkpoint, `ago_s` before: for the `fresh`-th
+    time since its task began, and `name` is the newest file."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    name: str
+    fresh: int = 1
+    ago_s: float = 0.0
 
 
 class TrafficJudged(_Fact, frozen=True):
@@ -411,9 +439,12 @@ Durable = (
     | TaskExited
     | TaskCleaned
     | TaskLost
+    | TaskCut
+    | TaskBack
     | TaskJoined
     | TaskLeft
     | TrafficJudged
+    | TaskCheckpointed
     | HangJudged
     | HangOver
     | AttemptClosed

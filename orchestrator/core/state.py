@@ -89,10 +89,12 @@ class Task:
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None  # volatile until it has ended
+    checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
+    cut_at: float | None = None  # since when its node cannot be reached
     left: str | None = None  # why an elastic gang goes on without it
     left_force: bool = False  # then it is not asked to end, but killed
     gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
@@ -100,6 +102,16 @@ class Task:
     @property
     def present(self) -> bool:
         return self.left is None
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheckpoint:
+    """`at` is UTC seconds, only ever shown; `rank` is the node's."""
+
+    at: float
+    name: str
+    node: NodeName
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,14 @@ class Signal:
     late: bool = False
     node: NodeName | None = None
     rank: int | None = None
+
+
+class Cut(NamedTuple):
+    """When a node could not be reached any more, or (`after_s`) was back, and after how long."""
+
+    at: float
+    node: NodeName
+    after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -172,9 +192,11 @@ class Attempt:
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
+    cuts: list[Cut] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known
+    checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
     hang: HangVerdict | None = None  # as long as it is so
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
 

@@ -89,13 +89,14 @@ class StacksReceived:
 
 @dataclass(frozen=True, slots=True)
 class DrainReceived:
-    """`deadline_s` as in NodeDrained."""
+    """`deadline_s` and `after_checkpoint` as in NodeDrained."""
 
     request: RequestId
     node: NodeName
     user: str
     reason: str
     deadline_s: float | None = None
+    after_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,15 @@ class ResumeReceived:
     node: NodeName
     user: str
     check: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveReceived:
+    """Forget a node that is gone."""
+
+    request: RequestId
+    node: NodeName
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +177,7 @@ Stimulus = (
     | StacksReceived
     | DrainReceived
     | ResumeReceived
+    | RemoveReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded
