@@ -255,9 +255,7 @@ def check_archive(database: sqlite3.Connection, path: Path) -> int:
         facts += 1
     left = _meta(database, "moved") - _meta(database, "forgotten_facts")
     if facts != left:
-        raise CorruptJournalError(
-            f"{path}: the archive has {facts} records, and {left} went there"
-        )
+        raise CorruptJournalError(f"{path}: the archive has {facts} records, and {left} went there")
     return jobs
 
 
