@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from agent import preflight
+from agent.checkpoints import Checkpoints
 from agent.config import Ports
 from agent.core.shim import ShimCommand
 from agent.core.stimuli import (
@@ -22,6 +23,7 @@ from agent.core.stimuli import (
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
+from agent.hangs.watch import HangWatch
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -53,7 +55,9 @@ class Tasks:
         network: NetworkProbe,
         fabric: Fabric,
         proofs: Proofs,
+        hangs: HangWatch,
         gpus: Gpus,
+        checkpoints: Checkpoints,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -64,7 +68,9 @@ class Tasks:
         self._network = network
         self._fabric = fabric
         self._proofs = proofs
+        self._hangs = hangs
         self._gpus = gpus
+        self._checkpoints = checkpoints
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -96,7 +102,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -121,7 +127,10 @@ class Tasks:
         self._keepers[keeper.task] = keeper
 
         async def kept() -> None:
-            await work()
+            try:
+                await work()
+            finally:
+                self._checkpoints.end(keeper.task)
             self._keepers.pop(keeper.task, None)
 
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
@@ -137,9 +146,13 @@ class Tasks:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
+        if manifest is not None:
+            self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
+        return Keeper(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
+        )
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
@@ -150,6 +163,7 @@ class Tasks:
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
+            self._checkpoints.begin(task, prepare.checkpoint_dir)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))

@@ -25,6 +25,7 @@ from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
+from orchestrator.core.hangs import HangLimits
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
@@ -302,6 +303,12 @@ def _limits(config: CoordinatorConfig) -> Limits:
         prepare_timeout_s=config.prepare_timeout_s,
         arrange_timeout_s=config.arrange_timeout_s,
         start_timeout_s=config.start_timeout_s,
+        hangs=HangLimits(
+            quiet_s=config.hangs.quiet_s,
+            gaps=config.hangs.gaps,
+            slow_s=config.hangs.slow_s,
+            again_s=config.hangs.again_s,
+        ),
         quarantine=Quarantine(
             jobs=config.quarantine.jobs,
             forgiven_after=config.quarantine.forgiven_after,

@@ -20,6 +20,7 @@ from muster.protocol.http import (
     InterfaceView,
     JobView,
     NodeView,
+    RdmaView,
 )
 
 _INTERFACES = (
@@ -92,6 +93,8 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
         ("CPUs", str(view.cpus)),
         ("memory", gib(view.memory_bytes)),
     ]
+    if view.rdma is not None:
+        facts.append(("RDMA", _rdma(view.rdma)))
     if view.python:
         facts.append(("python", view.python))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(view.labels.items()))
@@ -106,6 +109,12 @@ def _drain(drain: DrainView) -> str:
 def _fault(fault: FaultView) -> str:
     since = f"; {fault.since} ended well there since" if fault.since else ""
     return f"job {fault.job}, attempt {fault.attempt}: {fault.text}{since}"
+
+
+def _rdma(rdma: RdmaView) -> str:
+    if not rdma.ports:
+        return f"none: it {rdma.why}"
+    return f"{rdma.ports} of {rdma.expected} ports of {rdma.group}"
 
 
 def _link(view: NodeView) -> str:

@@ -17,7 +17,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
+from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -125,6 +127,14 @@ def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
 
 def fabric(number: int) -> Call[FabricView]:
     return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
+
+
+def stacks(number: int) -> Call[StacksView]:
+    return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
+
+
+def evidence(number: int) -> Call[Evidence]:
+    return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
 
 
 def environment(number: int) -> Call[EnvironmentView]:

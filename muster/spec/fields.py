@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import units
 from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
@@ -211,6 +212,17 @@ def rdma(text: str) -> Rdma:
 
 LEAST_LEASE_S: Final = 15.0
 MOST_LEASE_S: Final = 30 * DAY
+
+
+def hang(text: str) -> Hang:
+    """What is done when the job hangs."""
+    name = text.strip()
+    known = [known.value for known in Hang]
+    if name not in known:
+        meant = nearest(name.lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither notify, dump nor restart", hint)
+    return Hang(name)
 
 
 def time_limit(text: str) -> float | None:

@@ -205,6 +205,12 @@ KEYS: Final[dict[str, About]] = {
         "where it can be; `off`: TCP.",
         "rdma: required",
     ),
+    "hang": About(
+        "What is done when the job hangs. `notify`: it is told, with the stacks of all ranks; "
+        "`dump`: all threads and NCCL's flight recorder are kept, too; `restart`: and the attempt "
+        "ends, to be tried again on the `infra` budget.",
+        "hang: restart",
+    ),
     "nccl_debug": About(
         "NCCL says what it chooses and why (`NCCL_DEBUG=INFO`), as with `muster submit "
         "--nccl-debug`.",

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
@@ -121,6 +122,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         notify=_notify(job),
         preflight=job.read("preflight", fields.preflight, None),
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
+        hang=job.read("hang", fields.hang, Hang.NOTIFY),
     )
     job.finish()
     check_gpus(spec, problems)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.hangs import Hang
 from muster.spec.types import Argv, Command, JobSpec, Placement, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text, size_text
 
@@ -90,6 +91,8 @@ def _endurance(spec: JobSpec) -> dict[str, object]:
         made["lease"] = duration_text(spec.lease_s)
     if spec.checkpoint_dir is not None:
         made["checkpoint_dir"] = spec.checkpoint_dir
+    if spec.hang is not Hang.NOTIFY:
+        made["hang"] = spec.hang.value
     return made
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import fields
 from muster.spec.fields import MAX_NODES
 from muster.spec.keys import KEYS, alias_of
@@ -159,6 +160,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [rdma.value for rdma in Rdma],
             "default": Rdma.PREFERRED.value,
         },
+        "hang": {"enum": [hang.value for hang in Hang], "default": Hang.NOTIFY.value},
         "nccl_debug": {
             "enum": [True, False, "true", "false"],
             "default": False,

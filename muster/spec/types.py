@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 
 SCHEMA_VERSION = 1
 
@@ -214,6 +215,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement()
     rdma: Rdma = Rdma.PREFERRED
     nccl_debug: bool = False
+    hang: Hang = Hang.NOTIFY
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
     schema_version: int = SCHEMA_VERSION

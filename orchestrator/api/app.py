@@ -82,6 +82,8 @@ def make_app(
         Route("GET", "/v1/events", events.of_all, admin),
         Route("GET", "/v1/jobs/{id}/explain", verbs.explain, admin),
         Route("POST", "/v1/jobs/{id}/signal", verbs.signal, admin),
+        Route("POST", "/v1/jobs/{id}/stacks", verbs.stacks, admin),
+        Route("GET", "/v1/jobs/{id}/evidence", details.evidence, admin),
         Route("POST", "/v1/jobs/{id}/rerun", verbs.rerun, admin),
         Route("GET", "/v1/jobs/{id}/logs", logs.read, admin),
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),

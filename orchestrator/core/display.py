@@ -7,12 +7,15 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.protocol import http as h
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
+from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
@@ -140,7 +143,14 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
         admin=node.admin.value,
         drain=None if node.drain is None else _drain_view(node.drain),
         faults=tuple(h.FaultView(it.job, it.attempt, it.text, it.since) for it in node.faults),
+        rdma=_rdma(node.inventory.rdma),
     )
+
+
+def _rdma(rdma: NodeRdma | None) -> h.RdmaView | None:
+    if rdma is None:
+        return None
+    return h.RdmaView(rdma.group, rdma.ports, rdma.expected, rdma.kind, rdma.why)
 
 
 def _drain_view(drain: Drain) -> h.DrainView:
@@ -152,6 +162,7 @@ def _drain_view(drain: Drain) -> h.DrainView:
         ends_at=None if left_s is None else timestamp(drain.left_at + left_s),
         quarantine=bool(drain.jobs),
         jobs=drain.jobs,
+        after_checkpoint=drain.after_checkpoint,
     )
 
 
@@ -266,7 +277,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         case AttemptPhase.RUNNING:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
-            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}")
+            progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
             return h.Reason(
@@ -324,7 +336,21 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         network=attempt.network or None,
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
+        checkpoint=_checkpoint_view(attempt),
+        hang=_hang_text(attempt),
     )
+
+
+def _checkpoint_view(attempt: Attempt) -> h.CheckpointView | None:
+    last = attempt.checkpoint
+    return None if last is None else h.CheckpointView(timestamp(last.at), last.name, last.node)
+
+
+def _hang_text(attempt: Attempt) -> str:
+    if attempt.hang is None:
+        return ""
+    quiet = duration_text(float(round(attempt.hang.quiet_s)))
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
 
 
 def host_port(address: str, port: int) -> str:

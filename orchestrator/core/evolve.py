@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import Final, assert_never
+from typing import Final, assert_never, get_args
 
 from msgspec import UNSET, structs
 
@@ -11,11 +11,14 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
+from orchestrator.core.hang_course import apply_hang
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
@@ -37,7 +40,7 @@ SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 
-_OF_NO_REVISION: Final = f.RunTimed | f.JobForgotten | nf.NoticeFailed
+_OF_NO_REVISION: Final = (f.RunTimed, f.JobForgotten, nf.NoticeFailed, *get_args(hf.Looking))
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
@@ -105,8 +108,22 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_attempt(state, fact, at)
         case f.AttemptWarned() | f.SignalRequested():
             _apply_signal(state, fact, at)
+        case f.TaskCheckpointed():
+            apply_checkpoint(state, fact, at)
         case f.TrafficMeasured() | f.TrafficJudged():
             _apply_traffic(state, fact, at)
+        case (
+            hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
+        ):
+            apply_hang(state, fact, at)
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -249,6 +266,7 @@ def _apply_attempt(
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
             for task in attempt.tasks:
                 state.suspects.pop(task.id, None)
+            state.watches.pop((job.id, attempt.number), None)
         case f.StopForced():
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):

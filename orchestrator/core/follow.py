@@ -16,13 +16,15 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
+from orchestrator.core import looks
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import follow_service
+from orchestrator.core.drains import follow_service, leaves_after_checkpoint
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
@@ -64,6 +66,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobForgotten()
+            | hf.LookJoined()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangOver()
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
@@ -71,6 +78,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision()
         case f.JobEnded(job_id):
             return Decision(due(state.jobs[job_id], nf.Told.ENDED))
+        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
+            return looks.follow_look(state, fact, now, limits)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
@@ -104,6 +113,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
         case f.NodeConnected():
             return Decision(released(state, now, limits))
+        case f.TaskCheckpointed():
+            return Decision(leaves_after_checkpoint(state, fact))
         case f.BrakeReleased():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):

@@ -49,6 +49,7 @@ ACCEPTED: dict[str, list[object]] = {
     "rdma": ["required", "preferred", "off"],
     "nccl_debug": [True, "false"],
     "preflight": ["quick"],
+    "hang": ["notify", "dump", "restart"],
     "notify": [["https://hooks.example.com/x?a=b", "http://10.0.0.1:8080"], []],
     "pool": ["x"],
     "placement": [{}, {"include": ["a"]}, {"exclude": ["a", "b.c"]}, {"labels": {"rack": "r1"}}],
