@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Final, Never, assert_never
 
 import structlog
 
+from agent.checkpoints import Checkpoints
+from agent.claim import alone
 from agent.config import AgentConfig
 from agent.core.actions import (
     Action,
@@ -29,6 +30,7 @@ from agent.core.actions import (
     RestoreNetwork,
     SendReport,
     SetTimer,
+    TakeStacks,
     TellShim,
     Timer,
     WatchTraffic,
@@ -41,6 +43,8 @@ from agent.dial import Dialer
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
+from agent.hangs.looks import Looks
+from agent.hangs.watch import HangWatch
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -56,7 +60,7 @@ from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
-from muster.daemon.errors import DaemonError, FileError, TaskEndedError
+from muster.daemon.errors import FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
 from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
@@ -66,7 +70,6 @@ from muster.protocol.messages import Refused, Welcome
 
 _AGENT_ID: Final = "agent_id"
 _CLUSTER: Final = "cluster"
-_CLAIM: Final = "\0muster-agent"
 _DISTRIBUTION: Final = "muster-cluster"
 
 _log = structlog.get_logger("agent")
@@ -117,6 +120,10 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
+            hangs = HangWatch(
+                self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
+            )
+            self._looks = Looks(hangs, folders, self._clock, self._inbox.post, owner)
             gpus = Gpus(config, self._inbox.post)
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
@@ -127,7 +134,13 @@ class Agent:
                 self._probe,
                 fabric,
                 self._proofs,
+                hangs,
                 gpus,
+                Checkpoints(
+                    owner_named(config.run_as),
+                    self._inbox.post,
+                    asyncio.get_running_loop().call_soon_threadsafe,
+                ),
                 self._inbox.post,
                 owner,
             )
@@ -156,6 +169,7 @@ class Agent:
                 owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
+                owner.spawn(hangs.run(), name="hangs", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -205,6 +219,8 @@ class Agent:
                 self._network.let_go(action.task)
             case WatchTraffic():
                 self._proofs.begin(action.plan)
+            case TakeStacks():
+                self._looks.begin(action.look)
             case RestoreNetwork():
                 self._network.restore(action.task)
             case RemoveTask():
@@ -265,7 +281,7 @@ async def serve(
     config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
-    with lock_directory(config.state_dir), _alone(config):
+    with lock_directory(config.state_dir), alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
         _warn_of_network(config)
@@ -321,30 +337,6 @@ def version() -> str:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "0"
-
-
-class SecondAgentError(DaemonError):
-    """Another agent serves this machine, and neither was told to share it."""
-
-
-def _alone(config: AgentConfig) -> socket.socket:
-    """Hold this machine (this network namespace) alone, unless the configuration shares it.
-
-    The name is in the abstract namespace: it goes with the process, and no file is left behind.
-    Raises SecondAgentError.
-    """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    if config.shared_host:
-        return claim
-    try:
-        claim.bind(_CLAIM)
-    except OSError as error:
-        claim.close()
-        raise SecondAgentError(
-            "another agent already serves this machine; stop it, or set shared_host: true in the "
-            "configuration of both to try things out"
-        ) from error
-    return claim
 
 
 def _check_ports(config: AgentConfig) -> None:

@@ -11,10 +11,18 @@ from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
+from muster.protocol.messages import (
+    Checkpoint,
+    Fingerprint,
+    Prepared,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
@@ -131,8 +139,23 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         traffic=held.traffic,
+        activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
+        checkpoint=_checkpoint(held, now),
     )
+
+
+def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
+    if held.checkpoint is None:
+        return None
+    fresh, name, at = held.checkpoint
+    return Checkpoint(fresh, name, max(0.0, now.mono - at))
+
+
+def _activity(held: HeldTask, now: Instant) -> tuple[RankActivity, ...]:
+    if task_state(held) is not TaskState.STARTED:
+        return ()
+    return tuple(rank.later(max(0.0, now.mono - held.activity_at)) for rank in held.activity)
 
 
 def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:

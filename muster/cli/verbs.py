@@ -22,6 +22,8 @@ VERBS: Final = {
     "wait": "Wait for jobs to end; exits with their code.",
     "cancel": "Stop jobs, or take them out of the queue.",
     "signal": "Signal the ranks of a running job.",
+    "stacks": "Show where the ranks of a running job stand.",
+    "evidence": "Write all that is known of a job into one file to send.",
     "hold": "Keep jobs that wait from starting.",
     "release": "Let held jobs go.",
     "set": "Change priority, time limit or name of a job.",

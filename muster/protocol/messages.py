@@ -18,6 +18,7 @@ import msgspec
 
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -25,13 +26,16 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 4
+PROTOCOL_MAX = 5
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep."""
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
+5: `LookTask`, which agents of 4 do not know."""
 LEASES_OF_TASKS: Final = 4
 """From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
+LOOKS: Final = 5
+"""From this protocol on `LookTask` is understood."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -148,6 +152,16 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     kernel: str = ""
 
 
+class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node saw of a job's checkpoints since its task began there: so many times something
+    `fresh` had settled, `name` is the newest file of the last time, noticed `ago_s` before this was
+    said."""
+
+    fresh: int
+    name: str
+    ago_s: float = 0.0
+
+
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     """All that an agent knows of one task.
 
@@ -157,7 +171,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
     `traffic` is what carried the gang's, as far as this node knows. `survivors` are processes that
-    SIGKILL does not end: the task is not clean until the kernel lets go of them.
+    SIGKILL does not end: the task is not clean until the kernel lets go of them. `activity` says of
+    each rank whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -174,6 +189,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
     survivors: tuple[int, ...] = ()
+    checkpoint: Checkpoint | None = None
+    activity: tuple[RankActivity, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -215,7 +232,20 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     rdma: NodeRdma | None = None
 
 
-Report = Hello | TaskReport | Heartbeat
+class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):
+    """Answers LookTask, with its `epoch` and `number`. `activity` is as of now; `problem` is why no
+    rank has a stack."""
+
+    task: TaskId
+    epoch: int
+    number: int
+    ranks: tuple[RankStacks, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    recorded: tuple[RecordedRank, ...] = ()
+    problem: str = ""
+
+
+Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
@@ -257,7 +287,9 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
 
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
-    the task's own lease, None where it is that of the welcome.
+    the task's own lease, None where it is that of the welcome. Changes of files in
+    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
+    where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -270,6 +302,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     ports: int = 0
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
+    checkpoint_dir: str | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -348,6 +382,19 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     late: bool = True
 
 
+class LookTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+    """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
+
+    `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
+    """
+
+    task: TaskId
+    epoch: int
+    number: int
+    threads: bool = False
+    recorder: bool = False
+
+
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
     """The task's end is durable with the coordinator; the agent removes it once its logs are
     shipped."""
@@ -364,5 +411,6 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
+    | LookTask
     | ForgetTask
 )

@@ -16,7 +16,8 @@ _DEADLINE: Final = msgspec.Meta(ge=0, le=DEADLINE_S_MAX)
 
 class DrainRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/nodes/{id}/drain`. What runs there goes on; with `deadline_s` it is asked
-    to end so many seconds from now, with `now` it ends at once.
+    to end so many seconds from now, with `now` it ends at once, with `after_checkpoint` each job
+    that says where its checkpoints are is asked to once it has written one.
     """
 
     reason: Annotated[str, _REASON]
@@ -31,8 +32,12 @@ class ResumeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     check: bool = True
 
 
+class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/nodes/{id}/remove`."""
+
+
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """Of drain and resume. `changed` is false where all was so already."""
+    """Of drain, resume and remove (as it was). `changed` is false where all was so already."""
 
     node: NodeView
     changed: bool

@@ -21,6 +21,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.lack import jobs_named
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import claim_warning, clock_warning
 from orchestrator.core.service import drained_by
@@ -37,7 +38,16 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
-    before, fact = node.drain, sf.NodeDrained(node.name, asked.user, asked.reason, asked.deadline_s)
+    before, fact = (
+        node.drain,
+        sf.NodeDrained(
+            node.name,
+            asked.user,
+            asked.reason,
+            asked.deadline_s,
+            after_checkpoint=asked.after_checkpoint,
+        ),
+    )
     # A deadline is counted anew.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     return Decision(
@@ -56,6 +66,31 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     if found:
         return _answer(asked.request, unfit_to_resume(node, found))
     fact = sf.NodeResumed(node.name, asked.user)
+    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+
+
+def remove(state: State, asked: s.RemoveReceived) -> Decision:
+    """Forget a node that is gone and has nothing of a job: nobody waits for it then."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    if node.session is not None or node.link is LinkState.CONNECTED:
+        declined = a.Declined(
+            "node_connected",
+            f"{node.name} is connected, and would be back at once",
+            f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
+            f"remove {node.name}",
+        )
+        return _answer(asked.request, declined)
+    if node.holders:
+        held = jobs_named(node.holders)
+        declined = a.Declined(
+            "node_busy",
+            f"{node.name} cannot be reached, and may still run {held}",
+            "wait until its lease is over (muster nodes says when), or start its agent",
+        )
+        return _answer(asked.request, declined)
+    fact = sf.NodeRemoved(node.name, asked.user)
     return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
 
 
@@ -97,7 +132,13 @@ def follow_service(state: State, fact: sf.OfService, now: Instant) -> Decision:
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeBlamed() | sf.NodeTrusted() | sf.QuarantineSpared():
+        case (
+            sf.NodeRemoved()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+        ):
             return Decision()
         case _:
             assert_never(fact)
@@ -113,11 +154,25 @@ def drain_timer(node: Node, now: Instant) -> list[a.Action]:
 
 
 def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
-    node = state.nodes[timer.node]
-    drain = node.drain
-    if drain is None or drain.number != timer.attempt or not drain.left_s:
+    node = state.nodes.get(timer.node)
+    drain = None if node is None else node.drain
+    if node is None or drain is None or drain.number != timer.attempt or not drain.left_s:
         return Decision()
     return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
+
+
+def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
+    """A gang has written a checkpoint: where one of its nodes waits for that, it may leave now."""
+    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if node.drain is not None and node.drain.after_checkpoint:
+            found = _end(state, task, drained_cause(node, node.drain), over=True, force=False)
+            if found:
+                return found
+    return []
 
 
 def drained_cause(node: Node, drain: Drain) -> Cause:
@@ -166,8 +221,8 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
             assert_never(attempt.phase)
 
 
-def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool]:
-    return what.user, what.reason, what.deadline_s, bool(what.jobs)
+def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool, bool]:
+    return what.user, what.reason, what.deadline_s, bool(what.jobs), what.after_checkpoint
 
 
 def _answer(request: a.RequestId, result: a.Result) -> Decision:

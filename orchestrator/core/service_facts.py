@@ -16,7 +16,8 @@ class NodeDrained(_Fact, frozen=True):
     these take the place of the first.
 
     What runs there goes on (`deadline_s` None), is asked to end so many seconds later, or (0) ends
-    at once. `jobs`: those for whose failures the coordinator itself quarantines the node.
+    at once. With `after_checkpoint` each job may go as soon as it has written its next one. `jobs`:
+    those for whose failures the coordinator itself quarantines the node.
     """
 
     node: NodeName
@@ -24,6 +25,7 @@ class NodeDrained(_Fact, frozen=True):
     reason: str
     deadline_s: float | None = None
     jobs: tuple[JobId, ...] = ()
+    after_checkpoint: bool = False
 
 
 class DrainTimed(_Fact, frozen=True):
@@ -32,6 +34,13 @@ class DrainTimed(_Fact, frozen=True):
 
     node: NodeName
     left_s: float
+
+
+class NodeRemoved(_Fact, frozen=True):
+    """Nothing is known of a node any more. One of that name may come, as if there had been none."""
+
+    node: NodeName
+    user: str
 
 
 class NodeResumed(_Fact, frozen=True):
@@ -65,4 +74,12 @@ class QuarantineSpared(_Fact, frozen=True):
     reason: str
 
 
-OfService = NodeDrained | DrainTimed | NodeResumed | NodeBlamed | NodeTrusted | QuarantineSpared
+OfService = (
+    NodeDrained
+    | DrainTimed
+    | NodeRemoved
+    | NodeResumed
+    | NodeBlamed
+    | NodeTrusted
+    | QuarantineSpared
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
-from muster.protocol.messages import Heartbeat, Hello, TaskReport
+from muster.protocol.messages import Heartbeat, Hello, StacksReport, TaskReport
 from muster.spec.types import JobSpec
 from orchestrator.core.actions import RequestId, Timer
 
@@ -80,14 +80,23 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class StacksReceived:
+    """Somebody wants to see where the ranks of a job stand."""
+
+    request: RequestId
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class DrainReceived:
-    """`deadline_s` as in NodeDrained."""
+    """`deadline_s` and `after_checkpoint` as in NodeDrained."""
 
     request: RequestId
     node: NodeName
     user: str
     reason: str
     deadline_s: float | None = None
+    after_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,15 @@ class ResumeReceived:
     node: NodeName
     user: str
     check: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveReceived:
+    """Forget a node that is gone."""
+
+    request: RequestId
+    node: NodeName
+    user: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +130,7 @@ class HelloReceived:
 @dataclass(frozen=True, slots=True)
 class ReportReceived:
     session: SessionId
-    report: TaskReport | Heartbeat
+    report: TaskReport | Heartbeat | StacksReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +174,10 @@ Stimulus = (
     | CancelReceived
     | ChangeReceived
     | SignalReceived
+    | StacksReceived
     | DrainReceived
     | ResumeReceived
+    | RemoveReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded
