@@ -26,6 +26,7 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
+from agent.process.remains import remains
 from muster.fabric import affinity
 from muster.fabric.choice import choose
 from muster.fabric.environment import environment
@@ -97,6 +98,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         redirecting=redirecting(tree, _near_paths(gpus, choice.used, pairs)),
     )
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    # An agent has ended what it found when it began.
+    if tree.live and not asked.agent:
+        found += surroundings.of_earlier_lives(remains())
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",
