@@ -16,6 +16,7 @@ from typing import Final, Never, assert_never
 
 import structlog
 
+from agent.checkpoints import Checkpoints
 from agent.claim import alone
 from agent.config import AgentConfig
 from agent.core.actions import (
@@ -128,6 +129,11 @@ class Agent:
                 fabric,
                 self._proofs,
                 gpus,
+                Checkpoints(
+                    owner_named(config.run_as),
+                    self._inbox.post,
+                    asyncio.get_running_loop().call_soon_threadsafe,
+                ),
                 self._inbox.post,
                 owner,
             )

@@ -84,6 +84,7 @@ def _apply_held(
     fact: f.TaskHoused
     | f.FabricKnown
     | f.TrafficKnown
+    | f.CheckpointKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -103,6 +104,9 @@ def _apply_held(
             held.fabric = fabric
         case f.TrafficKnown(_, traffic):
             held.traffic = traffic
+        case f.CheckpointKnown(_, name, at):
+            before = 0 if held.checkpoint is None else held.checkpoint[0]
+            held.checkpoint = before + 1, name, at
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -109,6 +109,13 @@ class TrafficKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointKnown:
+    task: TaskId
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShimSeen:
     task: TaskId
     status: ShimStatus
@@ -195,6 +202,7 @@ TaskFact = (
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | CheckpointKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

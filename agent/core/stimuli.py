@@ -119,6 +119,15 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
+    newest file there."""
+
+    task: TaskId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
@@ -200,6 +209,7 @@ Stimulus = (
     | TaskPlaced
     | FabricSeen
     | TrafficSeen
+    | CheckpointSeen
     | NetworkSeen
     | PortsSeen
     | GpusSeen

@@ -14,7 +14,14 @@ from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
+from muster.protocol.messages import (
+    Checkpoint,
+    Fingerprint,
+    Prepared,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
@@ -132,7 +139,15 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         warnings=held.warnings,
         traffic=held.traffic,
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
+        checkpoint=_checkpoint(held, now),
     )
+
+
+def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
+    if held.checkpoint is None:
+        return None
+    fresh, name, at = held.checkpoint
+    return Checkpoint(fresh, name, max(0.0, now.mono - at))
 
 
 def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:

@@ -146,6 +146,16 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     oom: bool = False
 
 
+class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node saw of a job's checkpoints since its task began there: so many times something
+    `fresh` had settled, `name` is the newest file of the last time, noticed `ago_s` before this was
+    said."""
+
+    fresh: int
+    name: str
+    ago_s: float = 0.0
+
+
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     """All that an agent knows of one task.
 
@@ -172,6 +182,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
     survivors: tuple[int, ...] = ()
+    checkpoint: Checkpoint | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -255,7 +266,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
 
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
-    the task's own lease, None where it is that of the welcome.
+    the task's own lease, None where it is that of the welcome. Changes of files in
+    `checkpoint_dir` are to be reported.
     """
 
     task: TaskId
@@ -268,6 +280,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     ports: int = 0
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
+    checkpoint_dir: str | None = None
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -34,6 +34,7 @@ from orchestrator.core import proof
 from orchestrator.core import stimuli as s
 from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_news
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain, resume
@@ -295,7 +296,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
-    found = [*measured, *news(task, report)]
+    seen = checkpoint_news(attempt, task, report.checkpoint)
+    found = [*measured, *seen, *news(task, report)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

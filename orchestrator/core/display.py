@@ -13,6 +13,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
@@ -151,6 +152,7 @@ def _drain_view(drain: Drain) -> h.DrainView:
         ends_at=None if left_s is None else timestamp(drain.left_at + left_s),
         quarantine=bool(drain.jobs),
         jobs=drain.jobs,
+        after_checkpoint=drain.after_checkpoint,
     )
 
 
@@ -265,7 +267,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         case AttemptPhase.RUNNING:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
-            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}")
+            progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
             return h.Reason(
@@ -328,7 +331,13 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         network=attempt.network or None,
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
+        checkpoint=_checkpoint_view(attempt),
     )
+
+
+def _checkpoint_view(attempt: Attempt) -> h.CheckpointView | None:
+    last = attempt.checkpoint
+    return None if last is None else h.CheckpointView(timestamp(last.at), last.name, last.node)
 
 
 def host_port(address: str, port: int) -> str:

@@ -31,6 +31,7 @@ _LAZY: Final = (
     f.TaskListening,
     f.TaskStarted,
     f.TrafficJudged,
+    f.TaskCheckpointed,
     f.JobRequeued,
     nf.NoticeSettled,
     sf.DrainTimed,

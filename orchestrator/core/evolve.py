@@ -14,6 +14,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
@@ -101,6 +102,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_attempt(state, fact, at)
         case f.AttemptWarned() | f.SignalRequested():
             _apply_signal(state, fact, at)
+        case f.TaskCheckpointed():
+            apply_checkpoint(state, fact, at)
         case f.TrafficMeasured() | f.TrafficJudged():
             _apply_traffic(state, fact, at)
         case (

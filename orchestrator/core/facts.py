@@ -289,6 +289,18 @@ class TaskLeft(_Fact, frozen=True):
     force: bool = False
 
 
+class TaskCheckpointed(_Fact, frozen=True):
+    """A node has seen that the job has written a checkpoint, `ago_s` before: for the `fresh`-th
+    time since its task began, and `name` is the newest file."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    name: str
+    fresh: int = 1
+    ago_s: float = 0.0
+
+
 class TrafficJudged(_Fact, frozen=True):
     """What carries the traffic of the attempt is known, or known better."""
 
@@ -408,6 +420,7 @@ Durable = (
     | TaskJoined
     | TaskLeft
     | TrafficJudged
+    | TaskCheckpointed
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

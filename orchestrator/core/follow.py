@@ -22,7 +22,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import follow_service
+from orchestrator.core.drains import follow_service, leaves_after_checkpoint
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
@@ -93,6 +93,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision([], silent_timer(state, state.nodes[name], now, limits))
         case f.NodeConnected():
             return Decision(released(state, now, limits))
+        case f.TaskCheckpointed():
+            return Decision(leaves_after_checkpoint(state, fact))
         case f.BrakeReleased():
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):

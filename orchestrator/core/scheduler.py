@@ -55,6 +55,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.PortsSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
+            | f.TaskCheckpointed()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.JudgementPut()

@@ -88,6 +88,7 @@ class Task:
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None  # volatile until it has ended
+    checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
@@ -97,6 +98,16 @@ class Task:
     @property
     def present(self) -> bool:
         return self.left is None
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheckpoint:
+    """`at` is UTC seconds, only ever shown; `rank` is the node's."""
+
+    at: float
+    name: str
+    node: NodeName
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,7 @@ class Attempt:
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known
+    checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
 
     @property
     def present(self) -> list[Task]:

@@ -1,4 +1,4 @@
-"""Leases that jobs ask for themselves, and how long the coordinator brakes."""
+"""How jobs outlive trouble: leases of their own, checkpoints; and for how long there is a brake."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def brake_of(seed: int) -> float:
     if seed < FIRST_LEASED:
         return 0.0
     return random.Random(f"brake {seed}").choice((0.0, 120.0, 900.0))
+
+
+def with_checkpoints(world: World, number: int, spec: JobSpec) -> JobSpec:
+    """Perhaps a job that says where it writes them."""
+    own = random.Random(f"checkpoints {world.seed} {number}")
+    if world.seed < FIRST_LEASED or own.random() < 0.4:
+        return spec
+    return msgspec.structs.replace(spec, checkpoint_dir="/data/ckpt")
 
 
 def with_lease(world: World, number: int, spec: JobSpec) -> JobSpec:
