@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.faults.record import Recorder
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("muster", deadline=None)
@@ -15,6 +18,13 @@ settings.load_profile("muster")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--soak", action="store_true", help="also run what takes tens of minutes")
+    parser.addoption(
+        "--record-faults", type=Path, metavar="FILE", help="write down what is shown of each fault"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config.getoption("--record-faults")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -33,6 +43,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ):
         if missing and item.get_closest_marker(marker) is not None:
             pytest.skip(missing)
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Callable[[int, float], None]:
+    """Note a figure, in seconds, of a fault: docs/fault-matrix.md shows it, and nothing is judged
+    by it."""
+
+    def note(fault: int, seconds: float) -> None:
+        record_property(f"fault {fault}", round(seconds, 3))
+
+    return note
 
 
 def _cgroup_missing() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
@@ -56,6 +56,13 @@ class NetworkChanged:
 @dataclass(frozen=True, slots=True)
 class PortsChanged:
     ports: tuple[PortHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaChanged:
+    """What the node has for RDMA is not what it had."""
+
+    rdma: NodeRdma | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +195,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged
+NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

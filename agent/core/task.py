@@ -138,6 +138,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         traffic=held.traffic,
+        survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         checkpoint=_checkpoint(held, now),
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
@@ -53,7 +53,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
     name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
-    how many jobs may have. An agent that cannot tell them apart names none.
+    how many jobs may have. An agent that cannot tell them apart names none. `rdma` is None where
+    nothing is known of it.
     """
 
     address: str
@@ -70,6 +71,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
     devices: tuple[GpuDevice, ...] = ()
+    rdma: NodeRdma | None = None
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
@@ -162,7 +164,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows.
+    `traffic` is what carried the gang's, as far as this node knows. `survivors` are processes that
+    SIGKILL does not end: the task is not clean until the kernel lets go of them.
     """
 
     task: TaskId
@@ -178,6 +181,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
+    survivors: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
 
 
@@ -186,7 +190,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were.
+    they were. `protocol_min` and `protocol_max` are its window; a default that moved with the
+    version would be left out by one side and read as its own by the other.
     """
 
     node: NodeName
@@ -197,8 +202,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     tasks: tuple[TaskReport, ...] = ()
     epoch_seen: int = 0
     cluster: str = ""
-    protocol_min: int = PROTOCOL_MIN
-    protocol_max: int = PROTOCOL_MAX
+    protocol_min: int = 1
+    protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
@@ -207,8 +212,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices` and `ports` are there where they have changed since Hello; `wall_s` is
-    its wall clock.
+    `interfaces`, `devices`, `ports` and `rdma` are there where they have changed since Hello;
+    `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -216,6 +221,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     wall_s: float | None = None
     devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
+    rdma: NodeRdma | None = None
 
 
 Report = Hello | TaskReport | Heartbeat
@@ -223,8 +229,8 @@ Report = Hello | TaskReport | Heartbeat
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
-    holds and `keep` does not name is to be stopped and removed. `leases` are those of tasks whose
-    lease is not `lease_s`, in seconds.
+    holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
+    speak. `leases` are those of tasks whose lease is not `lease_s`, in seconds.
     """
 
     epoch: int
@@ -234,7 +240,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
-    protocol: int = PROTOCOL_MAX
+    protocol: int = 1
     leases: dict[TaskId, float] = {}
 
 

@@ -10,6 +10,7 @@ from typing import Final, assert_never
 
 from msgspec import structs
 
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
@@ -42,12 +43,14 @@ from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
+from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
 from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
+from orchestrator.core.unclean import unclean
 
 VERSION = "0.1.0"
 REBOOTED: Final = "it was booted anew"
@@ -79,6 +82,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SpaceSeen(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.NoticeTried():
+            return tried(state, stimulus)
         case s.JobsArchived(jobs):
             return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
@@ -184,6 +189,7 @@ def _hello(
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     for report in hello.tasks:
+        decision.facts += unclean(node, hello.node, report)
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -242,18 +248,19 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed(state, name, interfaces, devices)
+            changed = _changed(state, name, interfaces, devices, rdma)
             changed += _ports_seen(state, name, ports)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
+            drained = unclean(state.nodes[name], name, report)
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
-                return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(_take_report(state, task, report, now))
+                return Decision(drained, [a.Send(name, session, command) for command in commands])
+            return Decision([*drained, *_take_report(state, task, report, now)])
         case _:
             assert_never(report)
 
@@ -268,14 +275,17 @@ def _changed(
     name: NodeName,
     interfaces: tuple[Interface, ...] | None,
     devices: tuple[GpuDevice, ...] | None,
+    rdma: NodeRdma | None,
 ) -> list[f.Fact]:
-    """A node says when its interfaces or its GPUs have changed."""
+    """A node says when its interfaces, its GPUs or what it has for RDMA have changed."""
     node = state.nodes[name]
     inventory = node.inventory
     if interfaces is not None and not problem(interfaces):
         inventory = structs.replace(inventory, interfaces=interfaces)
     if devices is not None and not gpu_problem(devices):
         inventory = with_devices(inventory, devices)
+    if rdma is not None:
+        inventory = structs.replace(inventory, rdma=rdma)
     if inventory == node.inventory:
         return []
     return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]

@@ -11,12 +11,14 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
+from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
@@ -32,6 +34,9 @@ from orchestrator.core.transition import InvalidTransition
 
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
+
+
+_OF_NO_REVISION: Final = f.RunTimed | f.JobForgotten | nf.NoticeFailed
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
@@ -68,12 +73,15 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             _apply_job(state, fact, at)
+        case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
+            apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
         case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
             apply_judgement(state, fact)
         case f.JobForgotten(number):
             gone = state.jobs.pop(number)
+            state.telling.discard(number)
             if gone.key:
                 del state.keys[gone.user, gone.key]
             state.forgotten += 1
@@ -113,7 +121,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, f.RunTimed | f.JobForgotten):
+    if name is not None and not isinstance(fact, _OF_NO_REVISION):
         state.jobs[name].revision += 1
 
 

@@ -21,6 +21,7 @@ from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core import link_facts as of_link
+from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.service_facts import OfService
 
@@ -359,7 +360,7 @@ class SpaceChanged(_Fact, frozen=True):
 
 class JobForgotten(_Fact, frozen=True):
     """The job has ended and is in the archive: the state has it no longer. No fact of a job
-    follows its JobEnded but this one."""
+    follows its JobEnded but those of its notices and this one."""
 
     job: JobId
 
@@ -379,12 +380,22 @@ BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
 OfJudgement = of_link.OfJudgement
 
-Ephemeral = OfLink | OfJudgement | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
+Ephemeral = (
+    OfLink
+    | OfJudgement
+    | RunTimed
+    | SpaceChanged
+    | JobForgotten
+    | TrafficMeasured
+    | nf.NoticeFailed
+)
 
 Durable = (
     EpochStarted
     | NodeRegistered
     | OfService
+    | nf.NoticeDue
+    | nf.NoticeSettled
     | JobSubmitted
     | JobHeld
     | JobReleased
