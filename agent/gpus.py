@@ -17,6 +17,8 @@ from muster.protocol.gpus import GpuDevice
 from muster.protocol.messages import PrepareTask
 
 LOOK_EVERY_S: Final = 60.0
+# While a job may be waiting for what a stranger uses.
+LOOK_BUSY_S: Final = 5.0
 _SHOWN_MAX: Final = 4
 
 _log = structlog.get_logger("agent.gpus")
@@ -46,6 +48,8 @@ class Gpus:
                 wrong.append(f"there is no GPU {uuid} any more")
             elif there[uuid].fault:
                 wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].fault}")
+            elif there[uuid].busy:
+                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].busy}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN_MAX} more" if len(wrong) > _SHOWN_MAX else ""
             raise GpuGoneError("; ".join(wrong[:_SHOWN_MAX]) + more)
@@ -55,7 +59,8 @@ class Gpus:
         # Without persistence mode NVML takes a second to begin: not at a launch.
         await asyncio.to_thread(hold_nvml)
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            busy = any(gpu.busy for gpu in self._seen or ())
+            await asyncio.sleep(LOOK_BUSY_S if busy else LOOK_EVERY_S)
             await self._look()
 
     async def _look(self) -> tuple[GpuDevice, ...]:
@@ -63,8 +68,8 @@ class Gpus:
         if found != self._seen:
             self._seen = found
             for gpu in found:
-                if gpu.fault:
-                    _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=gpu.fault)
+                if why := gpu.fault or gpu.busy:
+                    _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)
         if found or self._config.gpus == "auto":
             self._post(GpusSeen(found))
         return found

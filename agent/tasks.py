@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from agent import preflight
 from agent.checkpoints import Checkpoints
 from agent.config import Ports
 from agent.core.shim import ShimCommand
@@ -25,6 +26,7 @@ from agent.gpus import GpuGoneError, Gpus
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
+from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
@@ -152,6 +154,7 @@ class Tasks:
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
+            await preflight.look(prepare, self._folders.root)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
@@ -159,7 +162,7 @@ class Tasks:
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))
-        except (FileError, GpuGoneError, NoPortsError, SpawnError) as error:
+        except (FileError, GpuGoneError, NoPortsError, PreflightError, SpawnError) as error:
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -182,12 +185,14 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: FileError | GpuGoneError | NoPortsError | SpawnError) -> str:
+def _code(error: FileError | GpuGoneError | NoPortsError | PreflightError | SpawnError) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
         case DiskFullError():
             return "no_space"
+        case PreflightError():
+            return "preflight_failed"
         case NoPortsError():
             return "no_ports"
         case _:

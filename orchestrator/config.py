@@ -69,6 +69,13 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
 
 
+class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how many jobs that have ended are known."""
+
+    keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 365 * 86400
+    keep_max: Count = 1_000_000
+
+
 class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     """Which addresses the `notify` of a job may name, and the file with the secret by which what
     they are sent is signed."""
@@ -102,6 +109,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     quarantine: Quarantine = Quarantine()
     job_logs: JobLogs = JobLogs()
+    ended_jobs: EndedJobs = EndedJobs()
     webhooks: Webhooks = Webhooks()
     log: Log = Log()
 

@@ -168,6 +168,7 @@ def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
             oom=rank.oom,
+            kernel=(rank.kernel or "") if rank.rank in quoted else "",
         )
         for rank in status.ranks
     )

@@ -39,6 +39,8 @@ VERBS: Final = {
     "token": "Make, list and revoke tokens.",
     "init": "Write the configuration and tokens of a new cluster.",
     "coordinator": "Run the coordinator.",
+    "backup": "Copy the coordinator's journal to a file, beside a coordinator that runs.",
+    "restore": "Put a backup in the place of the journal of a coordinator that is stopped.",
     "agent": "Run a node's agent.",
     "probe": "Show this node's HCAs, GPUs, and what its jobs will use of them.",
     "doctor": "Say what is wrong with this node's fabric, and how to mend it.",

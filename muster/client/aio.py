@@ -224,6 +224,10 @@ class AsyncClient:
         """As `Client.resume`."""
         return await self._call(calls.resume(name, check=check))
 
+    async def remove(self, name: str) -> NodeAnswer:
+        """As `Client.remove`."""
+        return await self._call(calls.remove(name))
+
     async def version(self) -> VersionView:
         """As `Client.version`."""
         return await self._call(calls.version())

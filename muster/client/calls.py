@@ -170,6 +170,10 @@ def resume(name: str, *, check: bool) -> Call[NodeAnswer]:
     return Call(NodeAnswer, "POST", _node_path(name, "resume"), body=body, patience_s=CHANGE_S)
 
 
+def remove(name: str) -> Call[NodeAnswer]:
+    return Call(NodeAnswer, "POST", _node_path(name, "remove"), body=b"{}", patience_s=CHANGE_S)
+
+
 def _node_path(name: str, verb: str) -> str:
     from urllib.parse import quote
 

@@ -238,6 +238,12 @@ class Client:
         """
         return self._call(calls.resume(name, check=check))
 
+    def remove(self, name: str) -> NodeAnswer:
+        """Forget a node that is gone; the answer has it as it was. Raises ApiError (409 for one
+        that is connected, or may still run something).
+        """
+        return self._call(calls.remove(name))
+
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""
         return self._call(calls.version())

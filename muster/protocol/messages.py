@@ -132,7 +132,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory.
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory;
+    `kernel`: the lines of the kernel's log about it.
     """
 
     rank: int
@@ -144,6 +145,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float | None = None
     stopped: bool = False
     oom: bool = False
+    kernel: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -267,7 +269,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
     the task's own lease, None where it is that of the welcome. Changes of files in
-    `checkpoint_dir` are to be reported.
+    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
+    where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -281,6 +284,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
     checkpoint_dir: str | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -15,7 +15,16 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SAME, SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
+from muster.spec.types import (
+    SAME,
+    SCHEMA_VERSION,
+    Launcher,
+    NumaBinding,
+    Preflight,
+    Rdma,
+    Rendezvous,
+    Warn,
+)
 
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
@@ -126,6 +135,13 @@ def webhook(text: str) -> str:
     if _DOTS.search(parts.path.lower()):
         raise RefusedError("has `.` or `..` in its path", hint)
     return typed
+
+
+def preflight(text: str) -> Preflight:
+    """What is looked at before a start; there is one of them."""
+    if text.strip() != Preflight.QUICK.value:
+        raise RefusedError("is no preflight of this release", "write `preflight: quick`")
+    return Preflight.QUICK
 
 
 def schema_version(text: str) -> int:

@@ -210,6 +210,12 @@ KEYS: Final[dict[str, About]] = {
         "--nccl-debug`.",
         "nccl_debug: true",
     ),
+    "preflight": About(
+        "`quick`: look at each node's GPUs, ports, clock, disks and mounts before the start, in "
+        "less than two seconds; a node on which something is wrong is refused, and another taken.",
+        "preflight: quick",
+        default="nothing more than always",
+    ),
     "notify": About(
         "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",
         "notify: [https://hooks.example.com/team]",

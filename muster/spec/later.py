@@ -19,7 +19,6 @@ LATER_KEYS: Final = {
         "idle": "leave it out; set `time_limit`",
         "image": "jobs run on the node itself: name an interpreter or environment in `python`",
         "outputs": "write results to storage that every node mounts",
-        "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
         "prepare": "use `setup`, which runs once per node and attempt",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",

@@ -119,6 +119,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         placement=_placement(job, nodes, nproc, roles),
         rdma=job.read("rdma", fields.rdma, Rdma.PREFERRED),
         notify=_notify(job),
+        preflight=job.read("preflight", fields.preflight, None),
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
     )
     job.finish()

@@ -65,6 +65,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["rdma"] = spec.rdma.value
     if spec.nccl_debug:
         made["nccl_debug"] = True
+    if spec.preflight is not None:
+        made["preflight"] = spec.preflight.value
     if spec.notify:
         made["notify"] = list(spec.notify)
     if placed := _placement(spec.placement):

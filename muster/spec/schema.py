@@ -22,6 +22,7 @@ from muster.spec.types import (
     SCHEMA_VERSION,
     Launcher,
     NumaBinding,
+    Preflight,
     Rdma,
     Rendezvous,
 )
@@ -162,6 +163,7 @@ def _properties() -> dict[str, Schema]:
             "enum": [True, False, "true", "false"],
             "default": False,
         },
+        "preflight": {"enum": [preflight.value for preflight in Preflight]},
         "notify": {
             "type": "array",
             "maxItems": MAX_WEBHOOKS,

@@ -41,6 +41,12 @@ DESCRIPTIONS: Final = {
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
+    ("POST", "/v1/nodes/{id}/remove"): About(
+        summary="Forget a node that is gone.",
+        body=nodes.RemoveRequest,
+        answers=as_json(nodes.NodeAnswer),
+        problems=(409, 422),
+    ),
     ("POST", "/v1/jobs"): About(
         summary="Submit a job; under the same Idempotency-Key it is one.",
         body=JOB,

@@ -49,6 +49,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()
@@ -103,6 +104,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskJoined()
             | f.TaskLeft()
             | f.TaskCheckpointed()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -161,7 +164,9 @@ def _task_text(
     | f.TaskLost
     | f.TaskJoined
     | f.TaskLeft
-    | f.TaskCheckpointed,
+    | f.TaskCheckpointed
+    | f.TaskCut
+    | f.TaskBack,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -184,6 +189,10 @@ def _task_text(
             return f"saw a checkpoint: {name}"
         case f.TaskJoined():
             return "joins the running gang"
+        case f.TaskCut():
+            return "cannot be reached, presumed running"
+        case f.TaskBack():
+            return "is back"
         case f.TaskLeft(_, _, _, reason):
             return f"the gang goes on without it: {reason}"
         case _:

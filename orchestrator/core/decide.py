@@ -37,7 +37,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_news
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import drain, resume
+from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.job import JobPhase
@@ -72,6 +72,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return drain(state, stimulus)
         case s.ResumeReceived():
             return resume(state, stimulus, now)
+        case s.RemoveReceived():
+            return remove(state, stimulus)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
         case s.ReportReceived(session, report):

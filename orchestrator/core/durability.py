@@ -30,6 +30,8 @@ _LAZY: Final = (
     f.TaskArranged,
     f.TaskListening,
     f.TaskStarted,
+    f.TaskCut,
+    f.TaskBack,
     f.TrafficJudged,
     f.TaskCheckpointed,
     f.JobRequeued,

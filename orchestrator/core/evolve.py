@@ -22,6 +22,7 @@ from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
+    Cut,
     Hold,
     Job,
     Signal,
@@ -32,6 +33,7 @@ from orchestrator.core.state import (
 from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.transition import InvalidTransition
 
+CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
@@ -65,6 +67,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | sf.QuarantineSpared()
         ):
             apply_service(state.nodes[fact.node], fact, at)
+        case sf.NodeRemoved(node):
+            del state.nodes[node]
         case (
             f.JobSubmitted()
             | f.CancelRequested()
@@ -116,6 +120,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.TaskCleaned()
             | f.TaskLost()
             | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             _apply_task(state, fact, at)
         case _:
@@ -271,7 +277,9 @@ def _apply_task(
     | f.TaskExited
     | f.TaskCleaned
     | f.TaskLost
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCut
+    | f.TaskBack,
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
@@ -301,6 +309,13 @@ def _apply_task(
             _task_to(task, TaskState.CLEANED)
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
+        case f.TaskCut():
+            task.cut_at = at
+            attempt.cuts.append(Cut(at, task.node))
+        case f.TaskBack():
+            since = at if task.cut_at is None else task.cut_at
+            attempt.cuts.append(Cut(at, task.node, max(0.0, at - since)))
+            task.cut_at = None
         case f.TaskLeft(_, _, _, reason, force):
             task.left, task.left_force = reason, force
             here = len(attempt.present)
@@ -308,6 +323,7 @@ def _apply_task(
             attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    del attempt.cuts[:-CUTS_KEPT]
     if task.state in OVER and task.exit is None:
         task.traffic = None
     if task.left is not None and task.state in OVER:
@@ -365,8 +381,9 @@ def _take(state: State, job: Job, task: Task) -> None:
 
 def _free(state: State, task: Task) -> None:
     """Nothing of the task can be on its node any more; its attempt may have given it back."""
-    if not _holds_another(state, task):
-        state.nodes[task.node].holders.pop((task.job, task.attempt), None)
+    node = state.nodes.get(task.node)  # it may have been removed since it left the gang
+    if node is not None and not _holds_another(state, task):
+        node.holders.pop((task.job, task.attempt), None)
 
 
 def _holds_another(state: State, task: Task) -> bool:

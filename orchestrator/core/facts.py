@@ -266,6 +266,22 @@ class TaskLost(_Fact, frozen=True):
     reason: str
 
 
+class TaskCut(_Fact, frozen=True):
+    """Its node cannot be reached; the task is presumed to go on."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class TaskBack(_Fact, frozen=True):
+    """Its node is connected again, and has it still."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
 class TaskJoined(_Fact, frozen=True):
     """A node becomes part of a running elastic gang: its task has the next free rank, and is
     reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
@@ -417,6 +433,8 @@ Durable = (
     | TaskExited
     | TaskCleaned
     | TaskLost
+    | TaskCut
+    | TaskBack
     | TaskJoined
     | TaskLeft
     | TrafficJudged

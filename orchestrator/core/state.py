@@ -91,6 +91,7 @@ class Task:
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
+    cut_at: float | None = None  # since when its node cannot be reached
     left: str | None = None  # why an elastic gang goes on without it
     left_force: bool = False  # then it is not asked to end, but killed
     gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
@@ -132,6 +133,14 @@ class Signal:
     rank: int | None = None
 
 
+class Cut(NamedTuple):
+    """When a node could not be reached any more, or (`after_s`) was back, and after how long."""
+
+    at: float
+    node: NodeName
+    after_s: float | None = None
+
+
 @dataclass(slots=True)
 class Attempt:
     job: JobId
@@ -157,6 +166,7 @@ class Attempt:
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
+    cuts: list[Cut] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known

@@ -102,6 +102,15 @@ class ResumeReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveReceived:
+    """Forget a node that is gone."""
+
+    request: RequestId
+    node: NodeName
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
 class HelloReceived:
     """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
 
@@ -159,6 +168,7 @@ Stimulus = (
     | SignalReceived
     | DrainReceived
     | ResumeReceived
+    | RemoveReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

@@ -54,6 +54,7 @@ COMMANDS: tuple[m.Command, ...] = (
     m.Refused("protocol", "install the same release"),
     m.HeartbeatAck(12.5),
     m.PrepareTask(TASK, "torchrun", "/w", None, ("sh", "-c", "true"), {"A": "1"}, 300.0, 8),
+    m.PrepareTask(TASK, "none", None, None, (), {}, 300.0, preflight=True),
     m.ArrangeTask(TASK, ("--nnodes", "2"), {"B": "2"}, (("n", "10.0.0.1"),), "n slots=8\n", 20001),
     m.StartTask(TASK),
     m.StopTask(TASK, "SIGINT", 3.0, True),
