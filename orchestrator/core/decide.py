@@ -307,7 +307,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     attempt = job.attempts[task.attempt - 1]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     seen = checkpoint_news(attempt, task, report.checkpoint)
-    found = [*measured, *seen, *news(task, report), *looks.activity_news(report, now)]
+    looked = looks.activity_news(report, now)
+    found = [*measured, *news(task, report), *seen, *looked]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

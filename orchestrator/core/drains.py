@@ -164,7 +164,9 @@ def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
 def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
     """A gang has written a checkpoint: where one of its nodes waits for that, it may leave now."""
     attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
-    if attempt.phase is not AttemptPhase.RUNNING:
+    ends = attempt.tasks[fact.rank].state is not TaskState.STARTED
+    if attempt.phase is not AttemptPhase.RUNNING or ends:
+        # What comes of its end has been decided.
         return []
     for task in attempt.present:
         node = state.nodes[task.node]

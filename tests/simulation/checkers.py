@@ -4,7 +4,7 @@ I1 to I10 are the invariants of the design: nothing acknowledged is lost (I1), e
 one attempt runs at a time (I3), nothing runs on after the end (I4), a node has one owner (I5), no
 log is removed before all of it is kept (I6), no names of a gang outlive it (I7), nothing grows for
 ever (I8), no decision hangs on the wall clock (I9, by comparing runs), and all of it comes to an
-end (I10). What only real files show of I6 to I8 is in tests/planted.
+end (I10).
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Checkers:
             return
         for watch in self.watchers:
             watch(state, facts)
+        self.world.judged["books"] += 1
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
@@ -186,6 +187,7 @@ class Checkers:
 
     def restarted(self, state: State) -> None:
         """A new process has read the disk: all that was promised is there."""
+        self.world.judged["I1"] += 1
         self.promises.restarted(state)
         for job, cause in self.ends.items():
             if state.jobs[job].cause != cause:
@@ -197,6 +199,7 @@ class Checkers:
             self.fail(f"epoch: {epoch} is told, {self.durable.epoch} is on disk")
 
     def _once(self, known: dict[_Key, Cause], key: _Key, cause: Cause) -> None:
+        self.world.judged["I2"] += 1
         first = known.setdefault(key, cause)
         if first != cause:
             self.fail(f"I2: {key} ended of {first.text!r}, and then of {cause.text!r}")

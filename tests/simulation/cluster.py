@@ -260,7 +260,7 @@ class Cluster:
             for task in node.machine.folders:
                 return f"the folder of {task} is on {node.name}"
             for task in node.machine.blocks:
-                return f"the names of {task} are in the hosts file of {node.name}"
+                return f"I7: the names of {task} are in the hosts file of {node.name}"
             if node.state is None or node.state.tasks:
                 return f"the agent of {node.name} holds tasks"
         for name, known in self.coordinator.state.nodes.items():
@@ -277,6 +277,11 @@ class Cluster:
         state = self.coordinator.state
         self.checkers.replay.check(state, self.disk)
         self.checkers.restarted(state)
+        self.world.judged.update(("I7", "I8", "I10"))
+        for name in ("suspects", "running", "elastic", "held", "sessions"):
+            known = len(getattr(state, name))
+            if known > (len(self.nodes) if name == "sessions" else 0):
+                raise Violation(f"I8: {known} {name} are kept after the end of all jobs")
         submitted = sum(not client.declined for client in self.clients)
         if len(state.jobs) != submitted:
             raise Violation(f"I1: {submitted} jobs were submitted, {len(state.jobs)} known")

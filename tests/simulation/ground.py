@@ -40,6 +40,8 @@ class Ground:
     blocks: dict[NodeName, set[TaskId]] = field(default_factory=dict)
     listened: set[TaskId] = field(default_factory=set)
     succeeded_tasks: set[TaskId] = field(default_factory=set)
+    ran: set[TaskId] = field(default_factory=set)
+    stored: set[TaskId] = field(default_factory=set)  # all of its log, with the coordinator
     failures: dict[tuple[JobId, int, int], ExitStatus] = field(default_factory=dict)
 
     @property
@@ -52,6 +54,8 @@ class Ground:
     def occupied(self, shim: Shim) -> None:
         """A process of the job exists on the node, be it only its setup."""
         self.world.log(f"{shim.node} {shim.task} occupied")
+        self.world.judged.update(("I3", "I4", "I5"))
+        self.ran.add(shim.task)
         here = self.on_node.setdefault(shim.node, {})
         for other in here.values():
             if not other.wedged and (other.job, other.attempt) != (shim.job, shim.attempt):
@@ -111,6 +115,7 @@ class Ground:
             self.fail(f"hosts: a block of {task} is written on {node}, and the task is clean")
 
     def block_removed(self, node: NodeName, task: TaskId) -> None:
+        self.world.judged["I7"] += 1
         self.blocks[node].discard(task)
         shim = self.on_node.get(node, {}).get(task)
         if shim is not None and not shim.wedged:
@@ -213,6 +218,9 @@ class Ground:
 
     def removed(self, node: NodeName, task: TaskId) -> None:
         """A task's folder goes, and its record with it: the end is on disk elsewhere."""
+        self.world.judged.update(("I1", "I6"))
+        if task in self.ran and task not in self.stored:
+            self.fail(f"I6: {node} removes {task}, and its log is not stored")
         state = self._task(task)
         if state is not None and state not in OVER:
             self.fail(f"I1: {node} removes {task}, which is {state.value} on disk")

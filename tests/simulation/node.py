@@ -382,6 +382,7 @@ class Node:
         if not self.state.welcomed or not self.network.reachable(self.name):
             self.later(2.0, partial(self._ship, task))
             return
+        self.ground.stored.add(task)
         self.feed(s.LogsStored(task))
 
     # --- the link -------------------------------------------------------------------------

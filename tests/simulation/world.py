@@ -31,6 +31,7 @@ class World:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.met: Counter[str] = Counter()
+        self.judged: Counter[str] = Counter()  # invariants, each time that one is
         self.crashes: Crashes | None = None  # where a process is to die at one point
         self.steps = 0
         self.verbose = verbose

@@ -149,6 +149,23 @@ def test_a_drain_waits_for_the_next_checkpoint() -> None:
     assert second == task(1, 1, 1)
 
 
+def test_a_job_that_ends_well_with_its_last_checkpoint_has_ended_well() -> None:
+    """Both come in one report, of a node that was away."""
+    cluster, (first, second) = running()
+    cluster.drain("n1", after_checkpoint=True)
+    cluster.end(first, ExitStatus(0))
+    cluster.report(
+        second,
+        TaskState.EXITED,
+        prepared=prepared(),
+        exit=ExitStatus(0),
+        checkpoint=Checkpoint(1, "last"),
+    )
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.COMPLETED
+
+
 def test_its_deadline_bounds_that() -> None:
     cluster, _ = running()
     cluster.drain("n1", after_checkpoint=True, deadline_s=60.0)

@@ -1,0 +1,52 @@
+"""Planted bugs of what is removed too early, and of what is kept for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.core import actions as agent_actions
+from agent.core import follow as agent_follow
+from agent.core import task as agent_task
+from muster.protocol.states import TaskState
+from orchestrator.core import evolve
+from orchestrator.core import facts as f
+from orchestrator.core.state import State
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _wrap
+
+
+def _removed_with_its_log(real: Any) -> Any:
+    def tidy(held: Any) -> list[agent_actions.Action]:
+        found: list[agent_actions.Action] = real(held)
+        cleaned = agent_task.task_state(held) is TaskState.CLEANED
+        if held.forgotten and cleaned and not held.logs_stored:
+            found.append(agent_actions.RemoveTask(held.id))
+        return found
+
+    return tidy
+
+
+def _runs_for_ever(real: Any) -> Any:
+    def apply_attempt(state: State, fact: Any, at: float) -> None:
+        elastic = set(state.elastic)
+        real(state, fact, at)
+        if isinstance(fact, f.StopRequested):
+            state.elastic |= elastic
+
+    return apply_attempt
+
+
+MUTANTS = (
+    Mutant(
+        "a task is removed before its log is stored",
+        _wrap(agent_follow, "_tidy", _removed_with_its_log),
+        ("I6",),
+        seed=1,
+    ),
+    Mutant(
+        "gangs that have ended are kept among those that may grow",
+        _wrap(evolve, "_apply_attempt", _runs_for_ever),
+        ("I8", "raised", "books", "replay"),
+        seed=102,
+    ),
+)
