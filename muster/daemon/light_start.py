@@ -38,7 +38,7 @@ def _without_certificates() -> Iterator[None]:
 
     ssl.create_default_context = make
     # Only the context that verifies nothing is asked for that.
-    ssl.SSLContext.set_default_verify_paths = _read_nothing  # type: ignore[method-assign]
+    ssl.SSLContext.set_default_verify_paths = _read_nothing  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
