@@ -84,9 +84,7 @@ def test_where_no_kind_is_ever_enough_the_plan_decides() -> None:
 def test_a_node_that_is_gone_is_no_reason_to_wait() -> None:
     cluster = cluster_of(a=FAST, b=SHORT, c=FAST)
     cluster.leave("c")
-    cluster.pass_time(1000)
-    for name in ("a", "b"):
-        cluster.join(name, rdma=FAST if name == "a" else SHORT, gpus=8)
+    cluster.beat(1000)
     cluster.submit(gang())
     assert placed(cluster) == ["a", "b"]
 
