@@ -27,7 +27,7 @@ from agent.probe.fabric.tree import Tree, Unread
 from agent.proof.counters import names_of_ports
 from muster.daemon.clock import Clock
 from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
-from muster.protocol.hangs import RankActivity, Sign
+from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 
 STATE: Final = "cadence.json"
@@ -72,6 +72,7 @@ class _Rank:
 class _Task:
     folder: Path
     wanted: dict[int, ShimRank] = field(default_factory=dict)
+    gone: tuple[int, ...] = ()  # ranks that have ended
     ranks: dict[int, _Rank] = field(default_factory=dict)
     kept: dict[int, Kept] | None = None
     said: tuple[object, ...] = ()
@@ -104,6 +105,7 @@ class HangWatch:
             return
         known = self._tasks.setdefault(task, _Task(folder))
         known.wanted = {rank.rank: rank for rank in status.ranks if rank.pid and rank.exit is None}
+        known.gone = tuple(rank.rank for rank in status.ranks if rank.exit is not None)
 
     def pid_of(self, task: TaskId) -> dict[int, int]:
         """The processes of the task's ranks that live."""
@@ -137,8 +139,8 @@ class HangWatch:
         known = self._tasks.get(task)
         if known is None or not known.ranks:
             return None
-        ranks = [rank.cadence for _, rank in sorted(known.ranks.items())]
-        return tuple(cadence.told() for cadence in ranks), max(c.seen_at for c in ranks)
+        seen_at = max(rank.cadence.seen_at for rank in known.ranks.values())
+        return _activity(known), seen_at
 
     # --- in a thread ------------------------------------------------------------------------------
 
@@ -157,8 +159,7 @@ class HangWatch:
             for rank in task.ranks.values():
                 self._sample(rank, members.get(rank.pid, []), sockets, hcas)
             at = self._clock.now().mono
-            told = tuple(rank.cadence.told() for _, rank in sorted(task.ranks.items()))
-            found[name] = at, told
+            found[name] = at, _activity(task)
             self._keep(task)
         return found
 
@@ -285,6 +286,12 @@ class HangWatch:
             task.wrote = now
         except OSError as error:
             _log.debug("cadence_not_kept", why=str(error))
+
+
+def _activity(task: _Task) -> tuple[RankActivity, ...]:
+    told = [rank.cadence.told() for rank in task.ranks.values()]
+    told += [RankActivity(rank, doing=Doing.GONE) for rank in task.gone if rank not in task.ranks]
+    return tuple(sorted(told, key=lambda rank: rank.rank))
 
 
 def _kept(folder: Path) -> dict[int, Kept]:

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.hangs import Hang, HangKind, RankActivity, RankStacks, StacksView
+from muster.protocol.hangs import Doing, Hang, HangKind, RankActivity, RankStacks, StacksView
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.messages import LOOKS, LookTask, StacksReport, TaskReport
@@ -82,7 +82,9 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Lim
         return Decision()
     ranks = _ranks(state, job, attempt, now)
     if attempt.hang is not None:
-        moves = ranks is not None and any(rank.still_s is None for rank in ranks)
+        moves = ranks is not None and any(
+            rank.still_s is None and rank.doing is not Doing.GONE for rank in ranks
+        )
         quiet = ranks is not None and suspicion(ranks, limits.hangs) is not None
         return Decision([hf.HangOver(job.id, attempt.number)] if moves and not quiet else [])
     if ranks is None:

@@ -138,6 +138,15 @@ def test_restart_ends_the_attempt_on_the_infra_budget() -> None:
     assert cluster.job(1).infra_used == 1
 
 
+def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
+    cluster = gang()
+    hang(cluster, RankActivity(0, doing=Doing.GONE), idle(1))
+    (fact,) = judged(cluster)
+    assert fact.verdict.text == "hung: rank 1 at data.py:17"
+    cluster.beat(60.0)
+    assert cluster.job(1).attempts[0].hang is not None
+
+
 def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
     cluster = gang(Hang.RESTART)
     first, second = idle(0, doing=Doing.DISK), idle(1)
