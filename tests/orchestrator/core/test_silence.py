@@ -8,6 +8,7 @@ import pytest
 
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.messages import (
+    PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
     HeartbeatAck,
@@ -49,7 +50,9 @@ def placed(cluster: Cluster, *nodes: str, **more: Any) -> list[TaskId]:
 
 def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "boot") -> None:
     cluster.sessions += 1
-    said = Hello(NodeName(name), f"id-{name}", boot, "0.1.0", INVENTORY, tasks)
+    said = Hello(
+        NodeName(name), f"id-{name}", boot, "0.1.0", INVENTORY, tasks, protocol_max=PROTOCOL_MAX
+    )
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), said, "127.0.0.1"))
 
 
@@ -266,9 +269,9 @@ def test_an_exit_that_is_on_the_nodes_disk_is_heard_after_a_boot() -> None:
 def test_unknown_is_not_lost() -> None:
     cluster = of(3)
     placed(cluster, "n0")
-    cluster.pass_time(10)
+    cluster.pass_time(5)
     cluster.leave("n0")
-    cluster.beat(30)
+    cluster.beat(35)
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert view.state is JobState.RUNNING
     assert view.reason.code == "unreachable"
