@@ -128,6 +128,7 @@ class CheckpointSeen:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
 class ActivitySeen:
     """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
 
