@@ -54,6 +54,7 @@ from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
 from agent.probe.network import NetworkProbe
+from agent.process.remains import end, remains, words
 from agent.process.template import ShimOptions, Template
 from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
@@ -163,6 +164,7 @@ class Agent:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
+                await asyncio.to_thread(_end_remains, config)
                 # Hello says what there is for RDMA.
                 await fabric.look()
                 await self._inbox.settled()
@@ -337,6 +339,19 @@ def version() -> str:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "0"
+
+
+def _end_remains(config: AgentConfig) -> None:
+    """What no folder tells of: named, and ended where nobody else on this machine can want it."""
+    found = remains()
+    if not found:
+        return
+    if config.shared_host:
+        _log.warning("left_by_an_earlier_life", what=words(found), done="nothing: shared_host")
+        return
+    held = end(found)
+    done = f"SIGKILL does not end {held}: reboot this machine" if held else "ended"
+    _log.warning("left_by_an_earlier_life", what=words(found), done=done)
 
 
 def _check_ports(config: AgentConfig) -> None:

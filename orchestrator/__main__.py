@@ -4,6 +4,9 @@ the first word are what is done to its journal from outside.
 Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
 """
 
+import muster.daemon.light_start  # noqa: F401  before whatever imports aiohttp
+
+# isort: split
 import argparse
 import asyncio
 import os

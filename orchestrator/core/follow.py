@@ -403,7 +403,9 @@ def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
     """A task that is gone before it ran to its end, although nobody asked for that."""
     if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
         return []
-    if task.exit is not None or task.refusal is not None:
+    # An agent that was killed as it refused finds what it has ended, and knows no more why.
+    by_itself = task.exit is not None and task.stopped_by not in {"stop", "kill"}
+    if by_itself or task.refusal is not None:
         return []
     text = f"{task.node} ended its part of the job without being asked"
     return _vanished(job, attempt, task, text, CauseCode.TASK_VANISHED)

@@ -94,6 +94,7 @@ def mounts(cluster: LocalCluster) -> list[str]:
     return [line for line in lines if str(cluster.root) in line]
 
 
+@pytest.mark.fault(31, 32, 33)
 @pytest.mark.parametrize("end", ["cancel", "shim", "shim-and-agent", "limit"])
 def test_nothing_of_an_adversary_is_left(cluster: LocalCluster, tmp_path: Path, end: str) -> None:
     (tmp_path / "train.py").write_text(ADVERSARY)
@@ -154,6 +155,7 @@ def freezer() -> Iterator[Path]:
     made.rmdir()
 
 
+@pytest.mark.fault(31)
 def test_a_node_that_cannot_be_cleaned_is_drained_with_the_pids(
     cluster: LocalCluster, tmp_path: Path, freezer: Path
 ) -> None:

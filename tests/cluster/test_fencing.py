@@ -67,6 +67,7 @@ def ends_well(cluster: LocalCluster, folder: Path, job: str, pid: str) -> None:
     assert (folder / "ran.1").read_text() == pid
 
 
+@pytest.mark.fault(62)
 def test_a_second_coordinator_of_a_state_folder(cluster: LocalCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, run=RUN)
     pid = await_file(tmp_path / "ran.1")
@@ -77,6 +78,7 @@ def test_a_second_coordinator_of_a_state_folder(cluster: LocalCluster, tmp_path:
     ends_well(cluster, tmp_path, job, pid)
 
 
+@pytest.mark.fault(39)
 def test_a_second_agent_of_a_name(cluster: LocalCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, run=RUN, placement={"include": ["node-1"]})
     pid = await_file(tmp_path / "ran.1")
@@ -94,6 +96,7 @@ def test_a_second_agent_of_a_name(cluster: LocalCluster, tmp_path: Path) -> None
     ends_well(cluster, tmp_path, job, pid)
 
 
+@pytest.mark.fault(42)
 def test_a_copy_of_a_node(cluster: LocalCluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, run=RUN, placement={"include": ["node-1"]})
     pid = await_file(tmp_path / "ran.1")
@@ -111,6 +114,7 @@ def test_a_copy_of_a_node(cluster: LocalCluster, tmp_path: Path) -> None:
     ends_well(cluster, tmp_path, job, pid)
 
 
+@pytest.mark.fault(40)
 def test_a_second_agent_of_a_state_folder(cluster: LocalCluster, tmp_path: Path) -> None:
     first = cluster.nodes["node-1"]
     with started(another(cluster, first, "same-folder", node="other")) as second:
@@ -118,6 +122,7 @@ def test_a_second_agent_of_a_state_folder(cluster: LocalCluster, tmp_path: Path)
     assert cluster.client().node("node-1").link == "connected"
 
 
+@pytest.mark.fault(23)
 def test_a_coordinator_that_is_stopped_changes_nothing(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -151,6 +156,7 @@ def short(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.long
+@pytest.mark.fault(22, 41)
 def test_a_node_that_slept_beyond_its_lease_is_fenced_first(
     short: LocalCluster, tmp_path: Path
 ) -> None:

@@ -251,6 +251,7 @@ def folders(cluster: LocalCluster) -> list[Path]:
     return [path for node in NODES for path in (cluster.root / "state" / node / "tasks").iterdir()]
 
 
+@pytest.mark.fault(1, 2, 3, 4, 5, 8, 10)
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
 def test_kill_9(

@@ -27,6 +27,7 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
+from agent.process.remains import remains
 from muster.fabric import affinity
 from muster.fabric.choice import choose
 from muster.fabric.environment import environment
@@ -106,6 +107,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
     if tree.live and py_spy.find() is None:
         found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
+    # An agent has ended what it found when it began.
+    if tree.live and not asked.agent:
+        found += surroundings.of_earlier_lives(remains())
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",

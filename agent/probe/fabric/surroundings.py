@@ -9,6 +9,7 @@ from typing import Final
 
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.tree import Tree, Unread
+from agent.process.remains import Remain, words
 from muster.fabric.types import (
     ETHERNET,
     Affinity,
@@ -21,6 +22,7 @@ from muster.fabric.types import (
 )
 
 _MEMLOCK_LEAST: Final = 1 << 30
+_NAMED: Final = 16
 _NOFILE_LEAST: Final = 65_536
 _SHM_LEAST: Final = 1 << 30
 _NVIDIA: Final = "10de:"
@@ -74,6 +76,16 @@ class Node:
     flat: bool
     local_name: str | None
     redirecting: Sequence[str]
+
+
+def of_earlier_lives(found: tuple[Remain, ...]) -> Iterator[Problem]:
+    """Processes of jobs that nobody watches over."""
+    if found:
+        yield warning(
+            f"{words(found)}: of a job whose shim is dead, and still running",
+            "an agent that has its machine for itself ends them as it starts; or "
+            f"`kill -9 {' '.join(str(remain.pid) for remain in found[:_NAMED])}`",
+        )
 
 
 def of_node(node: Node) -> Iterator[Problem]:

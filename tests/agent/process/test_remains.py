@@ -1,0 +1,56 @@
+"""Processes of jobs whose shim is dead, and that no folder tells of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.daemon import _end_remains
+from agent.probe.fabric import surroundings
+from agent.process import remains
+from tests.agent.process.conftest import Node, Stage
+from tests.agent.process.test_ending import DAEMON, carriers, up
+
+
+def of_task(mark: str) -> tuple[remains.Remain, ...]:
+    """Those of this test: other tests kill shims, too."""
+    return tuple(it for it in remains.remains() if it.mark == mark)
+
+
+def test_they_are_named_and_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task("7.1.0")
+        await task.run(sys.executable, "-c", DAEMON + "time.sleep(10000)")
+        await up(task)
+        marked = sorted(carriers(task))
+        mark = json.loads(task.read("shim.json"))["mark"]
+        assert of_task(mark) == ()  # its shim lives
+        os.kill(task.pid, signal.SIGKILL)
+        await task.gone()
+        shutil.rmtree(task.dir)
+        found = of_task(mark)
+        assert sorted(it.pid for it in found) == marked
+        assert {it.task for it in found} == {"7.1.0"}
+        (problem,) = surroundings.of_earlier_lives(found)
+        assert f"process {found[0].pid} (python" in problem.what
+        assert str(marked[-1]) in problem.fix
+
+        monkeypatch.setattr("agent.daemon.remains", lambda: found)
+        shared = AgentConfig(node="n1", shared_host=True)
+        await asyncio.to_thread(_end_remains, shared)
+        assert sorted(carriers(task)) == marked
+        await asyncio.to_thread(_end_remains, AgentConfig(node="n1"))
+        assert carriers(task) == []
+        told = capsys.readouterr()
+        assert f"process {found[0].pid} (python" in told.out + told.err
+
+    stage.play(story)
