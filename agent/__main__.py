@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import muster.daemon.light_start  # noqa: F401  before whatever imports aiohttp
+
+# isort: split
 import argparse
 import asyncio
 import os

@@ -30,6 +30,7 @@ from agent.core.actions import (
     RestoreNetwork,
     SendReport,
     SetTimer,
+    TakeStacks,
     TellShim,
     Timer,
     WatchTraffic,
@@ -42,6 +43,8 @@ from agent.dial import Dialer
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
+from agent.hangs.looks import Looks
+from agent.hangs.watch import HangWatch
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -118,6 +121,10 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
+            hangs = HangWatch(
+                self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
+            )
+            self._looks = Looks(hangs, folders, self._clock, self._inbox.post, owner)
             gpus = Gpus(config, self._inbox.post)
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
@@ -128,6 +135,7 @@ class Agent:
                 self._probe,
                 fabric,
                 self._proofs,
+                hangs,
                 gpus,
                 Checkpoints(
                     owner_named(config.run_as),
@@ -163,6 +171,7 @@ class Agent:
                 owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
+                owner.spawn(hangs.run(), name="hangs", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -212,6 +221,8 @@ class Agent:
                 self._network.let_go(action.task)
             case WatchTraffic():
                 self._proofs.begin(action.plan)
+            case TakeStacks():
+                self._looks.begin(action.look)
             case RestoreNetwork():
                 self._network.restore(action.task)
             case RemoveTask():

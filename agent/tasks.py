@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from agent import preflight
 from agent.checkpoints import Checkpoints
 from agent.config import Ports
 from agent.core.shim import ShimCommand
@@ -22,9 +23,11 @@ from agent.core.stimuli import (
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
+from agent.hangs.watch import HangWatch
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
+from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import SpawnError, Template
@@ -52,6 +55,7 @@ class Tasks:
         network: NetworkProbe,
         fabric: Fabric,
         proofs: Proofs,
+        hangs: HangWatch,
         gpus: Gpus,
         checkpoints: Checkpoints,
         post: Callable[[Stimulus], None],
@@ -64,6 +68,7 @@ class Tasks:
         self._network = network
         self._fabric = fabric
         self._proofs = proofs
+        self._hangs = hangs
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._post = post
@@ -97,7 +102,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -145,13 +150,16 @@ class Tasks:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
+        return Keeper(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
+        )
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
+            await preflight.look(prepare, self._folders.root)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
@@ -159,7 +167,7 @@ class Tasks:
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))
-        except (FileError, GpuGoneError, NoPortsError, SpawnError) as error:
+        except (FileError, GpuGoneError, NoPortsError, PreflightError, SpawnError) as error:
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -182,12 +190,14 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: FileError | GpuGoneError | NoPortsError | SpawnError) -> str:
+def _code(error: FileError | GpuGoneError | NoPortsError | PreflightError | SpawnError) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
         case DiskFullError():
             return "no_space"
+        case PreflightError():
+            return "preflight_failed"
         case NoPortsError():
             return "no_ports"
         case _:

@@ -20,7 +20,15 @@ from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
 from muster.protocol.states import TaskState
 
-AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
+AboutTask = (
+    m.PrepareTask
+    | m.ArrangeTask
+    | m.StartTask
+    | m.StopTask
+    | m.SignalTask
+    | m.LookTask
+    | m.ForgetTask
+)
 
 SILENT_BEATS = 2
 """A coordinator that was not heard for so many heartbeats is dialled anew."""
@@ -65,6 +73,12 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
         case s.CheckpointSeen(task, name):
             known = f.CheckpointKnown(task, name, now.mono)
             return Decision([known] if task in state.tasks else [])
+        case s.ActivitySeen(task, ranks, at):
+            return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
+        case s.StacksSeen(report):
+            # For another life of the coordinator it is no answer.
+            asked = state.welcomed and report.epoch == state.epoch
+            return Decision([], [a.SendReport(report)] if asked else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.PortsSeen(ports):
@@ -202,6 +216,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             | m.StartTask()
             | m.StopTask()
             | m.SignalTask()
+            | m.LookTask()
             | m.ForgetTask()
         ):
             decision = _about_task(state, command, now)
@@ -303,6 +318,9 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
                 return said
             return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
+        case m.LookTask():
+            running = task_state(held) is TaskState.STARTED
+            return Decision([], [a.TakeStacks(held.id, command)]) if running else said
         case m.ForgetTask():
             return Decision([f.Forgotten(held.id)] if _over(held) else [])
         case _:
@@ -322,7 +340,7 @@ def _unknown(state: State, command: AboutTask) -> Decision:
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
             return Decision([f.Buried(task)], [a.SendReport(gone(task))])
-        case m.ArrangeTask() | m.StartTask() | m.SignalTask():
+        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | m.LookTask():
             return Decision([], [a.SendReport(gone(task))])
         case m.ForgetTask():
             return Decision()

@@ -13,6 +13,7 @@ from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -116,6 +117,13 @@ class CheckpointKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivityKnown:
+    task: TaskId
+    ranks: tuple[RankActivity, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShimSeen:
     task: TaskId
     status: ShimStatus
@@ -203,6 +211,7 @@ TaskFact = (
     | FabricKnown
     | TrafficKnown
     | CheckpointKnown
+    | ActivityKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

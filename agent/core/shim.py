@@ -111,7 +111,7 @@ class ShimRank(msgspec.Struct, frozen=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr_tail` that tail where `error` is not. `stopped`: it ended after it was told to. `oom`:
-    the kernel killed it for memory.
+    the kernel killed it for memory. `kernel`: what its log says of that.
     """
 
     rank: int
@@ -124,6 +124,7 @@ class ShimRank(msgspec.Struct, frozen=True):
     stderr_tail: str | None = None
     stopped: bool = False
     oom: bool = False
+    kernel: str | None = None
 
 
 class ShimStream(msgspec.Struct, frozen=True):

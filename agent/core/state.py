@@ -8,6 +8,7 @@ from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 from muster.protocol.proof import FabricReport, PortHealth
@@ -46,6 +47,8 @@ class HeldTask:
     fabric: NodeFabric | None = None  # None until it has been looked at
     traffic: FabricReport | None = None
     checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
+    activity: tuple[RankActivity, ...] = ()  # as of activity_at
+    activity_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

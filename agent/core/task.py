@@ -11,6 +11,7 @@ from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -138,6 +139,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         traffic=held.traffic,
+        activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         checkpoint=_checkpoint(held, now),
     )
@@ -148,6 +150,12 @@ def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
         return None
     fresh, name, at = held.checkpoint
     return Checkpoint(fresh, name, max(0.0, now.mono - at))
+
+
+def _activity(held: HeldTask, now: Instant) -> tuple[RankActivity, ...]:
+    if task_state(held) is not TaskState.STARTED:
+        return ()
+    return tuple(rank.later(max(0.0, now.mono - held.activity_at)) for rank in held.activity)
 
 
 def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
@@ -168,6 +176,7 @@ def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
             oom=rank.oom,
+            kernel=(rank.kernel or "") if rank.rank in quoted else "",
         )
         for rank in status.ranks
     )

@@ -85,6 +85,7 @@ class Rank:
         "at_s",
         "error",
         "exit",
+        "kernel",
         "local_rank",
         "oom",
         "pid",
@@ -108,6 +109,7 @@ class Rank:
         self.stderr_tail: str | None = None
         self.stopped = False
         self.oom = False
+        self.kernel: str | None = None
         # The number of the last warning that it was given; nobody else's affair.
         self.warned = 0
 
@@ -127,6 +129,7 @@ class Rank:
             "stderr_tail": self.stderr_tail,
             "stopped": self.stopped,
             "oom": self.oom,
+            "kernel": self.kernel,
         }
 
 

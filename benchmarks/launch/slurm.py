@@ -56,13 +56,14 @@ class Slurm:
         self._folder = folder
         self._env = env
         self._nodes = nodes
+        self.controller: subprocess.Popen[bytes] | None = None
 
     def srun(self, nodes: int) -> float:
         """Milliseconds of the whole command, given to nodes that are free."""
         # A node that is still completing makes the next job wait for the scheduler's next round.
         self.settle()
         began = time.perf_counter()
-        self._run("srun", f"-N{nodes}", "true")
+        self.run("srun", f"-N{nodes}", "true")
         return (time.perf_counter() - began) * 1e3
 
     def sbatch_many(self, jobs: int, loops: int) -> float:
@@ -85,13 +86,43 @@ class Slurm:
             codes = [shell.wait() for shell in shells]
             if any(codes):
                 raise RuntimeError("an sbatch failed")
-            while self._run("squeue", "-h").strip():
+            while self.run("squeue", "-h").strip():
                 time.sleep(0.02)
         finally:
             for shell in shells:
                 shell.kill()
                 shell.wait()
         return (time.perf_counter() - began) * jobs / (each * loops)
+
+    def kill_controller(self) -> None:
+        """SIGKILL of slurmctld."""
+        assert self.controller is not None
+        self.controller.kill()
+        self.controller.wait()
+
+    def start_controller(self) -> None:
+        """Start it again, and wait until it answers."""
+        with (self._folder / "slurmctld-again.out").open("ab") as out:
+            self.controller = subprocess.Popen(
+                ["slurmctld", "-D", "-f", self._env["SLURM_CONF"]],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        _until(self._answers, "answer of slurmctld", self._folder)
+
+    def end(self) -> None:
+        """End the controller that was started last, if any was."""
+        if self.controller is not None:
+            _end(self.controller)
+
+    def _answers(self) -> bool:
+        done = subprocess.run(
+            ["squeue", "-h"], env=self._env, capture_output=True, check=False, timeout=_START_S
+        )
+        return done.returncode == 0
 
     def settle(self) -> None:
         """Wait until no node has anything left to do."""
@@ -108,7 +139,8 @@ class Slurm:
         ).stdout.split()
         return sum(int(count) for count in found)
 
-    def _run(self, *argv: str) -> str:
+    def run(self, *argv: str) -> str:
+        """What one of its commands prints. Raises RuntimeError."""
         done = subprocess.run(
             argv, env=self._env, cwd=self._folder, capture_output=True, text=True, check=False
         )
@@ -131,30 +163,38 @@ def running(nodes: int) -> Iterator[Slurm]:
             ["slurmctld", "-D", "-f", env["SLURM_CONF"]],
             *(["slurmd", "-D", "-N", f"n{n}", "-f", env["SLURM_CONF"]] for n in _numbers(nodes)),
         ]
+        slurm = Slurm(folder, env, nodes)
+        stack.callback(slurm.end)
         for number, argv in enumerate(daemons):
-            stack.enter_context(_daemon(argv, env, folder / f"{argv[0]}-{number}.out"))
+            log = folder / f"{argv[0]}-{number}.out"
+            process = stack.enter_context(_daemon(argv, env, log))
             if argv[0] == "munged":
                 _until((folder / "munge.socket").exists, "munged", folder)
-        slurm = Slurm(folder, env, nodes)
+            if argv[0] == "slurmctld":
+                slurm.controller = process
         slurm.settle()
         yield slurm
 
 
 @contextlib.contextmanager
-def _daemon(argv: list[str], env: dict[str, str], log: Path) -> Iterator[None]:
+def _daemon(argv: list[str], env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
     try:
-        yield
+        yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _munge_options(folder: Path) -> list[str]:

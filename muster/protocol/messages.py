@@ -18,6 +18,7 @@ import msgspec
 
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -25,13 +26,16 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 4
+PROTOCOL_MAX = 5
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep."""
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
+5: `LookTask`, which agents of 4 do not know."""
 LEASES_OF_TASKS: Final = 4
 """From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
+LOOKS: Final = 5
+"""From this protocol on `LookTask` is understood."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -132,7 +136,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory.
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory;
+    `kernel`: the lines of the kernel's log about it.
     """
 
     rank: int
@@ -144,6 +149,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float | None = None
     stopped: bool = False
     oom: bool = False
+    kernel: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,7 +171,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
     `traffic` is what carried the gang's, as far as this node knows. `survivors` are processes that
-    SIGKILL does not end: the task is not clean until the kernel lets go of them.
+    SIGKILL does not end: the task is not clean until the kernel lets go of them. `activity` says of
+    each rank whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -183,6 +190,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     traffic: FabricReport | None = None
     survivors: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
+    activity: tuple[RankActivity, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -224,7 +232,20 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     rdma: NodeRdma | None = None
 
 
-Report = Hello | TaskReport | Heartbeat
+class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):
+    """Answers LookTask, with its `epoch` and `number`. `activity` is as of now; `problem` is why no
+    rank has a stack."""
+
+    task: TaskId
+    epoch: int
+    number: int
+    ranks: tuple[RankStacks, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    recorded: tuple[RecordedRank, ...] = ()
+    problem: str = ""
+
+
+Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
@@ -267,7 +288,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
     the task's own lease, None where it is that of the welcome. Changes of files in
-    `checkpoint_dir` are to be reported.
+    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
+    where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -281,6 +303,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
     checkpoint_dir: str | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -359,6 +382,19 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     late: bool = True
 
 
+class LookTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+    """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
+
+    `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
+    """
+
+    task: TaskId
+    epoch: int
+    number: int
+    threads: bool = False
+    recorder: bool = False
+
+
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
     """The task's end is durable with the coordinator; the agent removes it once its logs are
     shipped."""
@@ -375,5 +411,6 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
+    | LookTask
     | ForgetTask
 )

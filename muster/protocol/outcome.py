@@ -65,6 +65,7 @@ class CauseCode(enum.Enum):
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     DRAINED = "drained"
+    HUNG = "hung"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

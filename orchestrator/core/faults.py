@@ -23,7 +23,7 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
     One that died of what happened to another rank may have been quicker to end than that one.
     """
     found = [
-        (rank, judge(rank.exit, rank.error, oom=rank.oom))
+        (rank, judge(rank.exit, rank.error, oom=rank.oom, kernel=rank.kernel))
         for rank in report.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
@@ -127,12 +127,13 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
         verdict = replace(verdict, advice=advice)
     return Cause(
         CauseCode.RANK_FAILED,
-        Outcome.INFRA if taken else Outcome.USER,
+        Outcome.INFRA if taken or verdict.infra else Outcome.USER,
         _sentence(f"rank {rank.rank} on {task.node} {told(how)}", verdict),
         node=task.node,
         rank=rank.rank,
         exit=how,
         refusal=PORT_TAKEN if taken else None,
+        node_fault=verdict.infra,
         kind=verdict.kind,
         tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )

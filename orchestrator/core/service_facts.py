@@ -36,6 +36,13 @@ class DrainTimed(_Fact, frozen=True):
     left_s: float
 
 
+class NodeRemoved(_Fact, frozen=True):
+    """Nothing is known of a node any more. One of that name may come, as if there had been none."""
+
+    node: NodeName
+    user: str
+
+
 class NodeResumed(_Fact, frozen=True):
     """A node is in service again, and what it was at fault for is forgotten."""
 
@@ -67,4 +74,12 @@ class QuarantineSpared(_Fact, frozen=True):
     reason: str
 
 
-OfService = NodeDrained | DrainTimed | NodeResumed | NodeBlamed | NodeTrusted | QuarantineSpared
+OfService = (
+    NodeDrained
+    | DrainTimed
+    | NodeRemoved
+    | NodeResumed
+    | NodeBlamed
+    | NodeTrusted
+    | QuarantineSpared
+)

@@ -33,9 +33,9 @@ ROUNDING_S: Final = 0.01
 
 def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
     """One timer a node watches both: how long it has been silent, and its leases."""
-    node, timer = state.nodes[name], _timer(name)
-    due = _due(state, node, limits)
-    if due is None:
+    node, timer = state.nodes.get(name), _timer(name)
+    due = None if node is None else _due(state, node, limits)
+    if node is None or due is None:  # it may have been removed
         return Decision()
     due = max(due, state.judged_from)
     if node.link is LinkState.SUSPECT and state.brake is not None:

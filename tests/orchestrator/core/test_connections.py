@@ -21,6 +21,7 @@ from muster.protocol.states import JobState, TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.node import LinkState
@@ -249,3 +250,18 @@ def test_an_older_copy_of_the_journal_is_not_served() -> None:
     hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", INVENTORY, (), 99, cluster="here")
     cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     assert cluster.refused == ["old_epoch"]
+
+
+def test_a_task_that_its_agent_ended_and_cannot_say_why_ends_its_attempt() -> None:
+    """An agent that dies between a refusal and the word of it finds only what it has killed."""
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec())
+    cluster.prepare(task(1, 1, 0))
+    assert cluster.job(1).attempts[0].phase is AttemptPhase.RUNNING, "its plan starts it"
+    killed = ExitStatus(signal=9)
+    cluster.clean(task(1, 1, 0), prepared=prepared(), exit=killed, stopped_by="kill")
+    attempt = cluster.job(1).attempts[0]
+    assert attempt.cause is not None
+    assert attempt.cause.code is CauseCode.TASK_VANISHED
+    assert attempt.phase is AttemptPhase.CLOSED

@@ -1,0 +1,1 @@
+"""What daemons, ranks and cancels cost when they end: figures beside Slurm and plain torchrun."""
