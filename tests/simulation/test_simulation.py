@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
-BLOCKS = 8
 SEEDS_A_BLOCK = 50
+ORDINARY = (0, 6, 8, 9)
+"""Blocks that always run: without what came later, and with all of it."""
+ALL = range(12)
+STEPS_LEAST = 2_000_000
 
 # Besides the kinds of the swarm: what has to happen, and how often at least in all blocks.
 WANTED = {
@@ -70,6 +74,14 @@ WANTED = {
     "job_never_started": 20,
     "joined": 50,
     "left": 20,
+    "checkpoint_seen": 500,
+    "drain_after_checkpoint": 100,
+    "traffic_seen": 200,
+    "link_flap": 50,
+    "plan_unwritable": 5,
+    "BrakeSet": 5,
+    "BrakeReleased": 5,
+    "JudgementPut": 20,
     "cause_arrange_failed": 10,
     "cause_node_lost": 10,
     "cause_lease_expired": 10,
@@ -80,10 +92,11 @@ WANTED = {
 
 
 @functools.cache
-def lived(block: int) -> tuple[tuple[str, ...], Counter[str], int]:
-    """Run a block of seeds, once: what went wrong, what was met, core steps."""
+def lived(block: int) -> tuple[tuple[str, ...], Counter[str], Counter[str], int]:
+    """Run a block of seeds, once: what went wrong, what was met, what was judged, core steps."""
     failures = []
     met: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
     steps = 0
     for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
         cluster = Cluster(seed)
@@ -96,33 +109,60 @@ def lived(block: int) -> tuple[tuple[str, ...], Counter[str], int]:
                 + f"\nreplay: python -m tests.simulation {seed} -v"
             )
         met += cluster.world.met
+        judged += cluster.world.judged
         steps += cluster.world.steps
-    return tuple(failures), met, steps
+    return tuple(failures), met, judged, steps
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", ORDINARY)
 def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) -> None:
-    failures, _, _ = lived(block)
+    failures, *_ = lived(block)
     assert not failures, failures[0]
 
 
+def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
+    met, _ = told(ORDINARY, capsys)
+    missing = [kind for kind in KINDS if not met[kind]]
+    assert not missing
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("block", sorted(set(ALL) - set(ORDINARY)))
+def test_nor_is_it_in_two_million_steps(block: int) -> None:
+    failures, *_ = lived(block)
+    assert not failures, failures[0]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_every_kind_of_fault_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    met: Counter[str] = Counter()
-    steps = 0
-    for block in range(BLOCKS):
-        _, counts, done = lived(block)
-        met += counts
-        steps += done
-    with capsys.disabled():
-        print(f"\n{BLOCKS * SEEDS_A_BLOCK} seeds, {steps:,} core steps; met:")
-        print(", ".join(f"{kind} {count:,}" for kind, count in sorted(met.items())))
-    wanted = dict.fromkeys(KINDS, 20) | WANTED
+    met, steps = told(ALL, capsys)
+    assert steps >= STEPS_LEAST
+    wanted = dict.fromkeys(KINDS, 100) | WANTED
     wanted |= {f"crash_{moment.value}": 20 for moment in Moment}
     wanted |= {f"crash_at_{window.__name__}": 1 for window in WINDOWS + MORE_WINDOWS}
     wanted |= {f"agent_{how}_in_{step.__name__}": 5 for how in ("dies", "stops") for step in STEPS}
     short = {kind: met[kind] for kind, least in wanted.items() if met[kind] < least}
     assert not short, f"met less often than wanted: {short}"
+
+
+def told(blocks: Iterable[int], capsys: pytest.CaptureFixture[str]) -> tuple[Counter[str], int]:
+    """What was met in these blocks, and core steps; both are printed."""
+    met: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
+    steps = seeds = 0
+    for block in blocks:
+        _, counts, invariants, done = lived(block)
+        met += counts
+        judged += invariants
+        steps += done
+        seeds += SEEDS_A_BLOCK
+    with capsys.disabled():
+        print(f"\n{seeds} seeds, {steps:,} core steps; met:")
+        print(", ".join(f"{kind} {count:,}" for kind, count in sorted(met.items())))
+        print("judged:", ", ".join(f"{what} {count:,}" for what, count in sorted(judged.items())))
+    return met, steps
 
 
 def digests(seeds: str, hash_seed: str) -> str:
