@@ -41,6 +41,7 @@ from agent.dial import Dialer
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
+from agent.hardware.watch import HardwareWatch
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -137,6 +138,15 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
+            hardware = HardwareWatch(
+                config.hardware.kmsg,
+                config.state_dir,
+                identity.boot_id,
+                self._clock,
+                lambda: self._state.identity.inventory.devices,
+                self._inbox.post,
+            )
+            owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
             if (config.fabric.root / CLASS).is_dir():
                 ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
                 watching = watch_ports(ports, self._clock, self._inbox.post, first=fabric.look)

@@ -69,6 +69,13 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return seen
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
+        case s.HardwareSeen(event, news):
+            told = Decision([f.HardwareKnown(event)])
+            # Before the welcome it waits for it: see _welcome.
+            if news and state.welcomed:
+                said = m.Heartbeat(now.mono, wall_s=now.wall, hardware=(event,))
+                told.actions.append(a.SendReport(said))
+            return told
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -108,6 +115,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         instance=who.instance,
         wall_s=now.wall,
         ports=state.ports,
+        hardware=state.hardware,
     )
 
 
@@ -209,6 +217,10 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
+        decision.actions.append(a.SendReport(beat))
+    untold = tuple(event for event in state.hardware if event not in state.told_hardware)
+    if untold:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, hardware=untold)
         decision.actions.append(a.SendReport(beat))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))

@@ -10,6 +10,7 @@ import msgspec
 from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
+from muster.protocol.hardware import EVENTS_MAX
 from muster.protocol.messages import with_devices
 
 
@@ -21,6 +22,8 @@ def apply(state: State, fact: f.Fact) -> None:
         state.identity = replace(state.identity, inventory=inventory)
     elif isinstance(fact, f.PortsChanged):
         state.ports = fact.ports
+    elif isinstance(fact, f.HardwareKnown):
+        state.hardware = (*state.hardware, fact.event)[-EVENTS_MAX:]
     elif isinstance(fact, f.GpusChanged):
         inventory = with_devices(state.identity.inventory, fact.devices)
         state.identity = replace(state.identity, inventory=inventory)
@@ -34,7 +37,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
             state.told = state.identity.inventory
-            state.told_ports = state.ports
+            state.told_ports, state.told_hardware = state.ports, state.hardware
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):

@@ -12,6 +12,7 @@ from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -59,6 +60,11 @@ class PortsChanged:
 @dataclass(frozen=True, slots=True)
 class GpusChanged:
     devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareKnown:
+    event: HardwareEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged
+NodeFact = NetworkChanged | GpusChanged | PortsChanged | HardwareKnown
 TaskFact = (
     TaskAccepted
     | TaskAdopted

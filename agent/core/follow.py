@@ -43,6 +43,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.NetworkChanged()
             | f.PortsChanged()
             | f.GpusChanged()
+            | f.HardwareKnown()
             | f.TaskGone()
         ):
             return []

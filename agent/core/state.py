@@ -8,6 +8,7 @@ from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 from muster.protocol.proof import FabricReport, PortHealth
@@ -70,5 +71,7 @@ class State:
     told: Inventory | None = None  # in the last Hello
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
+    hardware: tuple[HardwareEvent, ...] = ()  # the last of this boot
+    told_hardware: tuple[HardwareEvent, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -9,6 +9,7 @@ from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal
@@ -133,6 +134,15 @@ class GpusSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class HardwareSeen:
+    """Something has happened to the node's hardware; where that is no `news`, an earlier life of
+    the agent has seen it."""
+
+    event: HardwareEvent
+    news: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkArranged:
     """The task's peers can be reached by name; `warnings` are sentences for a person."""
 
@@ -196,6 +206,7 @@ Stimulus = (
     | NetworkSeen
     | PortsSeen
     | GpusSeen
+    | HardwareSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

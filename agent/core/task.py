@@ -11,6 +11,7 @@ from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hardware import OOM
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -50,6 +51,8 @@ NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
 
 _ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})
 """docker's bridge is 172.17.0.1 on each. A veth may be a container's only way out."""
+
+_SIGKILL: Final = 9
 
 ERRORS_MAX: Final = 4
 """Of so many ranks that failed by themselves it is told what they said. The first may have died of
@@ -123,7 +126,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         refusal=_refusal(status) or held.denied,
         prepared=_prepared(state, held, status),
         listening=status.listening,
-        ranks=_ranks(status),
+        ranks=_ranks(status, _kills(state, held.id)),
         exit=status.exit.status if status.exit is not None else None,
         first_failed=status.first_failed,
         running_s=running_s,
@@ -134,7 +137,23 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
     )
 
 
-def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
+def _kills(state: State, task: TaskId) -> dict[int, str]:
+    """What the kernel wrote of processes that it killed for memory, and are not another task's."""
+    return {
+        event.pid: event.text
+        for event in state.hardware
+        if event.code == OOM and event.task in (None, task)
+    }
+
+
+def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
+    """By the kernel's own word: where a cgroup has no count of its kills, it is all there is."""
+    if rank.exit is None or rank.exit.status.signal != _SIGKILL or rank.stopped:
+        return rank.oom
+    return rank.oom or rank.pid in kills
+
+
+def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
     failed = sorted(
         (_at_s(rank), rank.rank != status.first_failed, rank.rank)
         for rank in status.ranks
@@ -151,7 +170,8 @@ def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
-            oom=rank.oom,
+            oom=_was_killed(rank, kills),
+            oom_said=kills.get(rank.pid or 0, "") if _was_killed(rank, kills) else "",
         )
         for rank in status.ranks
     )

@@ -210,13 +210,23 @@ class FaultView(msgspec.Struct, frozen=True):
     since: int
 
 
+class HardwareView(msgspec.Struct, frozen=True):
+    """Something that a node's hardware has reported. `grade`: shown (no fault of its own), note, or
+    critical, which took the node out of service."""
+
+    at: Timestamp
+    grade: str
+    text: str
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
     calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
     that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
     jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
-    fault since it was last resumed, and were not made up for.
+    fault since it was last resumed, and were not made up for. `hardware`: what that has reported
+    since then, the last of it.
     """
 
     name: str
@@ -245,6 +255,7 @@ class NodeView(msgspec.Struct, frozen=True):
     admin: str = "active"
     drain: DrainView | None = None
     faults: tuple[FaultView, ...] = ()
+    hardware: tuple[HardwareView, ...] = ()
 
 
 class NodeList(msgspec.Struct, frozen=True):

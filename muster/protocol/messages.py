@@ -18,6 +18,7 @@ import msgspec
 
 from muster.protocol.fabric import NodeFabric, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -128,7 +129,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory.
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory, and
+    `oom_said` what the kernel wrote of that, in words.
     """
 
     rank: int
@@ -140,6 +142,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float | None = None
     stopped: bool = False
     oom: bool = False
+    oom_said: str = ""
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
@@ -173,7 +176,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were.
+    they were, `hardware` the last events of this boot.
     """
 
     node: NodeName
@@ -189,13 +192,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     instance: str = ""
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
+    hardware: tuple[HardwareEvent, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices` and `ports` are there where they have changed since Hello; `wall_s` is
-    its wall clock.
+    `interfaces`, `devices` and `ports` are there where they have changed since Hello, `hardware`
+    where something has happened; `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -203,6 +207,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     wall_s: float | None = None
     devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
+    hardware: tuple[HardwareEvent, ...] = ()
 
 
 Report = Hello | TaskReport | Heartbeat

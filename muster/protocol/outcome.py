@@ -65,6 +65,7 @@ class CauseCode(enum.Enum):
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     DRAINED = "drained"
+    HARDWARE = "hardware_failed"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

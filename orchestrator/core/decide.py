@@ -37,6 +37,7 @@ from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
+from orchestrator.core.hardware import hardware_seen, may_be_hardware
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.placement import never_fits
@@ -177,6 +178,8 @@ def _hello(
         f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
     decision.facts += _ports_seen(state, hello.node, hello.ports)
+    # Before the tasks: a rank may have died of it.
+    decision.facts += hardware_seen(state, hello.node, hello.hardware)
     keep = []
     for report in hello.tasks:
         task = _task(state, report.task)
@@ -226,11 +229,12 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, events):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices)
             changed += _ports_seen(state, name, ports)
+            changed += hardware_seen(state, name, events)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
@@ -281,7 +285,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return found
     if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
-    if is_consequence(cause) and attempt.phase is AttemptPhase.RUNNING:
+    waits = is_consequence(cause) or may_be_hardware(cause)
+    if waits and attempt.phase is AttemptPhase.RUNNING:
         if task.id not in state.suspects:
             ended_at = now.mono - ended_before_s(cause, report)
             found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))

@@ -23,7 +23,7 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
     One that died of what happened to another rank may have been quicker to end than that one.
     """
     found = [
-        (rank, judge(rank.exit, rank.error, oom=rank.oom))
+        (rank, judge(rank.exit, rank.error, oom=rank.oom, oom_said=rank.oom_said))
         for rank in report.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]

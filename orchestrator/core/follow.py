@@ -25,6 +25,7 @@ from orchestrator.core.drains import follow_service
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
+from orchestrator.core.hardware import follow_hardware
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
@@ -62,6 +63,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
+        case sf.HardwareReported():
+            return follow_hardware(state, fact)
         case sf.NodeBlamed(name):
             return Decision(quarantined(state, state.nodes[name], limits))
         case (

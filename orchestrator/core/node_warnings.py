@@ -6,6 +6,7 @@ from typing import Final
 
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
+from orchestrator.core.hardware import hardware_warnings
 from orchestrator.core.state import Node
 
 # An agent that was refused dials again twice a minute.
@@ -14,7 +15,7 @@ _CLAIM_SHOWN_S: Final = 90.0
 
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
     """Sentences about a node, as it is known now."""
-    found = (clock_warning(node), claim_warning(node, now), node.spared)
+    found = (clock_warning(node), claim_warning(node, now), node.spared, *hardware_warnings(node))
     return tuple(filter(None, (*found, *(port.text for port in node.ports))))
 
 

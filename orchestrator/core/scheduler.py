@@ -79,6 +79,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | sf.NodeBlamed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
+            | sf.HardwareReported()
         ):
             return False
         case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName
 
 
@@ -65,4 +66,21 @@ class QuarantineSpared(_Fact, frozen=True):
     reason: str
 
 
-OfService = NodeDrained | DrainTimed | NodeResumed | NodeBlamed | NodeTrusted | QuarantineSpared
+class HardwareReported(_Fact, frozen=True):
+    """Something has happened to a node's hardware. `attempts` are those that have the part, or
+    whose memory ran out."""
+
+    node: NodeName
+    event: HardwareEvent
+    attempts: tuple[tuple[JobId, int], ...] = ()
+
+
+OfService = (
+    NodeDrained
+    | DrainTimed
+    | NodeResumed
+    | NodeBlamed
+    | NodeTrusted
+    | QuarantineSpared
+    | HardwareReported
+)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.fabric.proof import Proof
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
@@ -47,6 +48,8 @@ class Node:
     drains: int = 0  # how many there have been
     faults: tuple[Fault, ...] = ()  # one a job, the oldest first; until it is resumed
     spared: str = ""  # why it was not quarantined, when it was to be
+    hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the last, until it is resumed
+    hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the last of all
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None

@@ -40,16 +40,16 @@ class Verdict:
     advice: str
 
 
-def judge(how: ExitStatus, written: str, *, oom: bool = False) -> Verdict:
+def judge(how: ExitStatus, written: str, *, oom: bool = False, oom_said: str = "") -> Verdict:
     """Class a failure. `written` is the end of what the process wrote, or the traceback that torch
-    recorded; `oom`: its cgroup counted an out-of-memory kill."""
+    recorded; `oom`: it was killed for memory, of which the kernel said `oom_said`."""
     said, rest, raised = _last_words(written)
     if oom:
         advice = (
             "the kernel killed it because the memory of its node or its cgroup was used up: "
             "use fewer data loader workers or a smaller batch, or ask for nodes with more memory"
         )
-        return Verdict(FailureKind.OOM_KILLED, "", advice)
+        return Verdict(FailureKind.OOM_KILLED, _cut(oom_said), advice)
     if how.signal in _BY_SIGNAL and how.signal != _SIGABRT:
         return replace(_BY_SIGNAL[how.signal], said=said if raised else "")
     for rule in _RULES:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from muster.protocol import codec
 from muster.protocol import messages as m
 from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame
+from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
@@ -45,6 +46,12 @@ REPORTS: tuple[m.Report, ...] = (
     REPORT,
     m.TaskReport(TASK, TaskState.ASSIGNED, refusal=m.Refusal("no_folder", "no /x", True)),
     m.Heartbeat(12.5),
+    m.Heartbeat(
+        12.5,
+        hardware=(
+            HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+        ),
+    ),
 )
 COMMANDS: tuple[m.Command, ...] = (
     m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),
