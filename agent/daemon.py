@@ -31,6 +31,7 @@ from agent.core.actions import (
     SetTimer,
     TellShim,
     Timer,
+    WatchPeers,
     WatchTraffic,
     WriteHostfile,
 )
@@ -46,6 +47,7 @@ from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
+from agent.neighbours import Neighbours
 from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
@@ -134,6 +136,7 @@ class Agent:
                 owner,
             )
             hosts = Hosts(config, folders.hosts_file)
+            self._neighbours = Neighbours(identity.node, self._inbox.post, owner)
             self._network = Network(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
@@ -207,7 +210,10 @@ class Agent:
                 self._network.let_go(action.task)
             case WatchTraffic():
                 self._proofs.begin(action.plan)
+            case WatchPeers():
+                self._neighbours.watch(action.task, action.plan)
             case RestoreNetwork():
+                self._neighbours.end(action.task)
                 self._network.restore(action.task)
             case RemoveTask():
                 _log.info("task_removed", task=action.task)

@@ -89,6 +89,15 @@ class WatchTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchPeers:
+    """As the gate opens: from now on see whether the machines of the gang's neighbours answer
+    (answered by PeersSeen whenever that changes), until the network is restored."""
+
+    task: TaskId
+    plan: ArrangeTask
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreNetwork:
     """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
     (answered by NetworkRestored)."""
@@ -121,6 +130,7 @@ Action = (
     | ArrangeNetwork
     | LetGo
     | WatchTraffic
+    | WatchPeers
     | RestoreNetwork
     | RemoveTask
     | SetTimer

@@ -57,6 +57,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
         case s.TrafficSeen(task, traffic):
             return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
+        case s.PeersSeen(task, silent):
+            return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.PortsSeen(ports):

@@ -80,6 +80,7 @@ def _apply_held(
     fact: f.TaskHoused
     | f.FabricKnown
     | f.TrafficKnown
+    | f.PeersKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -99,6 +100,8 @@ def _apply_held(
             held.fabric = fabric
         case f.TrafficKnown(_, traffic):
             held.traffic = traffic
+        case f.PeersKnown(_, silent):
+            held.silent = silent
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

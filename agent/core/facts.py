@@ -63,6 +63,12 @@ class GpusChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersKnown:
+    task: TaskId
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HardwareKnown:
     event: HardwareEvent
 
@@ -192,6 +198,7 @@ TaskFact = (
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | PeersKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

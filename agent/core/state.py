@@ -45,6 +45,7 @@ class HeldTask:
     status_at: float = 0.0
     fabric: NodeFabric | None = None  # None until it has been looked at
     traffic: FabricReport | None = None
+    silent: tuple[str, ...] = ()  # addresses of neighbours that do not answer any more
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

@@ -113,6 +113,14 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """The addresses of the gang's neighbours that answered once, and do not any more."""
+
+    task: TaskId
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
@@ -203,6 +211,7 @@ Stimulus = (
     | TaskPlaced
     | FabricSeen
     | TrafficSeen
+    | PeersSeen
     | NetworkSeen
     | PortsSeen
     | GpusSeen

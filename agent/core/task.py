@@ -134,6 +134,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         traffic=held.traffic,
+        silent=held.silent,
     )
 
 

@@ -153,7 +153,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows.
+    `traffic` is what carried the gang's, as far as this node knows. `silent` are the addresses of
+    neighbours in the gang whose machines answered this node once, and do not any more.
     """
 
     task: TaskId
@@ -169,6 +170,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
+    silent: tuple[str, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):

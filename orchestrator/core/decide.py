@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.gpus import problem as gpu_problem
@@ -48,6 +49,7 @@ from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
 
 VERSION = "0.1.0"
+_SILENT_MAX = 16
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -273,6 +275,9 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """The news of a report and, where it means the end of the gang, the request to stop it."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
+    if report.silent != task.silent:
+        peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
+        return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     found = [*measured, *news(task, report)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:

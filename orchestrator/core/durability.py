@@ -40,6 +40,7 @@ _EPHEMERAL: Final = (
     f.FailureSuspected,
     f.NodeHeard,
     f.PortsSeen,
+    f.PeersSeen,
     f.NodeDisconnected,
     f.LeaseExtended,
     f.NodeLeaseExpired,

@@ -50,6 +50,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.FailureSuspected()
             | f.NodeHeard()
             | f.PortsSeen()
+            | f.PeersSeen()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -164,6 +165,10 @@ def _apply_link(state: State, fact: f.OfLink) -> None:
             state.sessions[session] = name
         case f.PortsSeen(_, ports):
             node.ports = ports
+        case f.PeersSeen(_, name, silent):
+            task = state.task(name)
+            if task is not None:
+                task.silent = silent
         case f.NameClaimed(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case f.NodeSynced():

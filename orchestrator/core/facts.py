@@ -358,6 +358,7 @@ NodeSynced = of_link.NodeSynced
 FailureSuspected = of_link.FailureSuspected
 NodeHeard = of_link.NodeHeard
 PortsSeen = of_link.PortsSeen
+PeersSeen = of_link.PeersSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired

@@ -33,6 +33,7 @@ from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
+from orchestrator.core.silence import accused, gone_silent
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
@@ -85,8 +86,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
-            timer = a.Timer(a.TimerKind.NODE, node=name)
-            return Decision([], [a.SetTimer(timer, state.nodes[name].lease_until)])
+            return gone_silent(state, name, now, limits)
+        case f.PeersSeen(_, task, _):
+            return Decision(accused(state, task, now, limits))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             return Decision([], [a.SetTimer(timer, now.mono + delay_s)])

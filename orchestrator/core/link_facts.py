@@ -63,6 +63,14 @@ class PortsSeen(_Fact, frozen=True):
     ports: tuple[PortHealth, ...]
 
 
+class PeersSeen(_Fact, frozen=True):
+    """The neighbours of a task, by address, whose machines do not answer its node any more."""
+
+    node: NodeName
+    task: TaskId
+    silent: tuple[str, ...]
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -93,6 +101,7 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | PortsSeen
+    | PeersSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

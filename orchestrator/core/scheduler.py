@@ -52,6 +52,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
         case (
             f.NodeHeard()
             | f.PortsSeen()
+            | f.PeersSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
             | f.NameClaimed()

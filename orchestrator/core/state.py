@@ -91,6 +91,7 @@ class Task:
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None  # volatile until it has ended
+    silent: tuple[str, ...] = ()  # volatile; addresses of neighbours that do not answer it
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it

@@ -14,12 +14,13 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain_timer, drain_timer_fired
-from orchestrator.core.faults import from_record
+from orchestrator.core.faults import from_record, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.proof import not_used, proof_of
 from orchestrator.core.refusals import refusal_cause
+from orchestrator.core.silence import gone_silent, silent_one
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
 
@@ -161,7 +162,7 @@ def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decisio
     if node.link is not LinkState.SUSPECT:
         return Decision()
     if now.mono < node.lease_until:
-        return Decision([], [a.SetTimer(timer, node.lease_until)])
+        return gone_silent(state, node.name, now, limits)
     decision = Decision([f.NodeLeaseExpired(node.name)])
     decision.facts += [
         f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease")
@@ -202,7 +203,9 @@ def _overdue(
                 return None
             return refusal_cause(attempt)
         case a.TimerKind.BLAME:
-            return _blamed(state, attempt) if attempt.phase is AttemptPhase.RUNNING else None
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return _blamed(state, attempt, now, limits)
         case a.TimerKind.TRAFFIC:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
@@ -221,11 +224,12 @@ def _overdue(
             assert_never(kind)
 
 
-def _blamed(state: State, attempt: Attempt) -> Cause | None:
+def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cause | None:
     """Nobody has said better: the first of those that failed as if another one had."""
     suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
     if suspects:
-        return min(suspects, key=lambda suspect: suspect.ended_at).cause
+        first = min(suspects, key=lambda suspect: suspect.ended_at).cause
+        return silent_one(state, attempt, first, now, limits) if is_consequence(first) else first
     # Those of an earlier process of ours; what it had on disk no node says again.
     causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)

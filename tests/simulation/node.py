@@ -202,7 +202,7 @@ class Node:
             case a.ArrangeNetwork(task, _):
                 number = self._arranging[task] = self._arranging.get(task, 0) + 1
                 self._later(self._pause(0.01), partial(self._arrange, task, number))
-            case a.LetGo() | a.WatchTraffic():
+            case a.LetGo() | a.WatchTraffic() | a.WatchPeers():
                 pass
             case a.RestoreNetwork(task):
                 self._arranging[task] = self._arranging.get(task, 0) + 1
