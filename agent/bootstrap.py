@@ -99,7 +99,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(start["env"])
     watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
-    _leave_signals_to(shim)
+    _leave_signals_to(shim, watchers)
     # torchrun's parser takes the last of two: what the job was given wins over these.
     argv = ["--redirects", "3", "--log_dir", LOG_FOLDER, *start["argv"]]
     sys.argv = ["torchrun", *argv]
@@ -212,12 +212,12 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, and another program has taken it since"
 
 
-def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[threading.Thread]:
+def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[Watcher]:
     """Have every rank that torchrun starts write where the shim says, and its end told.
 
     Returns the watchers.
     """
-    watchers: list[threading.Thread] = []
+    watchers: list[Watcher] = []
     original = subprocess.Popen.__init__
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -240,12 +240,7 @@ def _watch_ranks(shim: Shim, *, deepspeed: bool = False) -> list[threading.Threa
                 os.close(fd)
         shim.tell({"t": "rank", "rank": rank, "pid": self.pid})
         error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
-        watcher = threading.Thread(
-            target=_await_end,
-            args=(shim, self, rank, error_file),
-            name=f"rank-{rank}",
-            daemon=True,
-        )
+        watcher = Watcher(shim, self, rank, error_file)
         watcher.start()
         watchers.append(watcher)
 
@@ -268,6 +263,18 @@ def _as_deepspeed(args: Any, kwargs: Any, env: dict[str, str]) -> Any:
         at += 1
     words.insert(at + 1, f"--local_rank={env['LOCAL_RANK']}")
     return (words, *args[1:])
+
+
+class Watcher(threading.Thread):
+    """Waits for one rank, and tells its end."""
+
+    def __init__(self, shim: Shim, process: Any, rank: int, error_file: str) -> None:
+        super().__init__(name=f"rank-{rank}", daemon=True)
+        self.process = process
+        self._told = (shim, process, rank, error_file)
+
+    def run(self) -> None:
+        _await_end(*self._told)
 
 
 def _await_end(shim: Shim, process: Any, rank: int, error_file: str) -> None:
@@ -303,9 +310,11 @@ def _recorded_error(path: str) -> str | None:
     return message.strip()[-ERROR_CHARS_MAX:] if isinstance(message, str) else None
 
 
-def _leave_signals_to(shim: Shim) -> None:
+def _leave_signals_to(shim: Shim, watchers: list[Watcher]) -> None:
     """Where torchrun would signal its ranks and kill them after its own time, ask the shim to and
     wait.
+
+    What has failed is told before: whoever ends after the asking was told to.
     """
     api = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     context = getattr(api, "SubprocessContext", None)
@@ -316,6 +325,9 @@ def _leave_signals_to(shim: Shim) -> None:
     def close(self: Any, *args: Any, **kwargs: Any) -> None:
         processes = [handler.proc for handler in self.subprocess_handlers.values()]
         alive = [process for process in processes if process.poll() is None]
+        for watcher in watchers:
+            if watcher.process not in alive:
+                watcher.join(ANSWER_S)
         if alive and (shim.stopping() or shim.tell({"t": "closing"})):
             for process in alive:
                 process.wait()

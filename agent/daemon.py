@@ -52,7 +52,6 @@ from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
-from agent.probe.fabric.ib import CLASS
 from agent.probe.network import NetworkProbe
 from agent.process.template import Template
 from agent.proof.ports import PortWatch
@@ -122,7 +121,7 @@ class Agent:
                 owner,
             )
             gpus = Gpus(config, self._inbox.post)
-            fabric = Fabric(config)
+            fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
                 self._template,
@@ -150,15 +149,24 @@ class Agent:
                 self._inbox.post,
             )
             owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
-            if (config.fabric.root / CLASS).is_dir():
+            if fabric.devices():
                 ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
-                watching = watch_ports(ports, self._clock, self._inbox.post, first=fabric.look)
+                watching = watch_ports(
+                    ports,
+                    self._clock,
+                    self._inbox.post,
+                    first=fabric.look,
+                    changed=fabric.stir,
+                )
                 owner.spawn(watching, name="ports", eternal=True)
             try:
                 await self._template.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
+                # Hello says what there is for RDMA.
+                await fabric.look()
                 await self._inbox.settled()
+                owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
@@ -228,7 +236,7 @@ class Agent:
         match heard.command:
             case Welcome() as welcome if self._state.welcomed:
                 _log.info("welcomed", epoch=welcome.epoch, session=welcome.session)
-                self._logs.welcomed()
+                self._logs.welcomed(welcome.heartbeat_s)
             case Refused() as refused:
                 _log.error("refused", code=refused.code, why=refused.text)
             case _:

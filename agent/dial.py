@@ -80,8 +80,12 @@ class Dialer:
         if self._session is not None:
             await self._session.close()
 
-    async def dial(self, path: str, frame_bytes_max: int) -> Websocket:
-        """One websocket. Raises ConnectionLostError, its text being for a person."""
+    async def dial(
+        self, path: str, frame_bytes_max: int, silence_s: float | None = None
+    ) -> Websocket:
+        """One websocket. With `silence_s` it fails when nothing was heard for so long, though the
+        peer was pinged. Raises ConnectionLostError, its text being for a person.
+        """
         assert self._session is not None, "the dialer is not open"
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
@@ -91,6 +95,8 @@ class Dialer:
                     ssl=self._tls if self._tls is not None else True,
                     max_msg_size=frame_bytes_max,
                     timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                    # A ping after that time, and half of it again for what answers.
+                    heartbeat=None if silence_s is None else silence_s / 1.5,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
             raise _explain(self._url, error) from error
@@ -116,11 +122,13 @@ async def stay_connected(
     frame_bytes_max: int,
     converse: Converse,
     hurry: asyncio.Event | None = None,
+    silence_s: Callable[[], float | None] = lambda: None,
 ) -> Never:
     """Dial for ever. `converse` speaks until the connection is of no more use.
 
     It returns why, where the peer had let us in; else it raises ConnectionLostError, and the next
     pause is longer than the last. `hurry`, when set, ends a pause: the peer is known to be back.
+    `silence_s` is asked at each dial, and means what it means to `Dialer.dial`.
     """
     while True:
         retrying = AsyncRetrying(
@@ -131,7 +139,7 @@ async def stay_connected(
         )
         async for attempt in retrying:
             with attempt:
-                websocket = await dialer.dial(path, frame_bytes_max)
+                websocket = await dialer.dial(path, frame_bytes_max, silence_s())
                 try:
                     why = await converse(websocket)
                 finally:

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Never
 
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.fabric import node_fabric
-from agent.core.stimuli import NO_FABRIC
+from agent.core.fabric import node_fabric, node_rdma
+from agent.core.stimuli import NO_FABRIC, RdmaSeen, Stimulus
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.ib import CLASS
 from agent.probe.fabric.probe import lacks_driver, probe
+from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.classes import cabled
 from muster.fabric.types import Probe, Severity
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 
 LOOK_S: Final = 10.0
 """A driver that hangs holds up no launch for longer."""
 
+LOOK_EVERY_S: Final = 60.0
+
 _log = structlog.get_logger("agent.fabric")
 
 
 class Fabric:
-    """Probes in a thread and tells the log. `latest` is the last probe, None where this node has
-    neither RDMA devices nor cards for them."""
+    """Probes in a thread, tells the log and the owner of the state. `latest` is the last probe,
+    None where this node has neither RDMA devices nor cards for them."""
 
-    def __init__(self, config: AgentConfig, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        post: Callable[[Stimulus], None] = lambda _: None,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`post`: whom to tell what the node has for RDMA, after each look."""
         self._config = config
+        self._post = post
+        self._stirred = asyncio.Event()
+        self._seen: NodeRdma | None = None
         self._root = config.fabric.root
         self._look_s = look_s
         self._looking: asyncio.Task[Probe | None] | None = None
@@ -39,11 +52,17 @@ class Fabric:
     def there(self) -> bool:
         """Whether there are RDMA devices, one look at a folder, or cards that lack a driver: of
         those the PCI functions tell once in this agent's life."""
-        if (self._root / CLASS).is_dir():
+        names = Tree(self._root).names(CLASS)
+        if not isinstance(names, Unread) or not names.absent:
+            # Also a folder that cannot be looked into.
             return True
         if self._idle_cards is None:
             self._idle_cards = lacks_driver(self._root)
         return self._idle_cards
+
+    def devices(self) -> bool:
+        """Whether there is a folder of RDMA devices, which can be looked into."""
+        return not isinstance(Tree(self._root).names(CLASS), Unread)
 
     def awaited(self) -> frozenset[str]:
         """The ports of the compute class by the last probe, which should be up: all but the ends
@@ -51,6 +70,22 @@ class Fabric:
         latest = self.latest
         ports = [hca for hca in latest.hcas if hca.expected] if latest is not None else []
         return frozenset(hca.key for hca in cabled(ports))
+
+    def stir(self) -> None:
+        """Something has changed: look soon."""
+        self._stirred.set()
+
+    async def watch(self) -> Never:
+        """Look again now and then while no task asks, until cancelled: nodes are chosen by it."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._stirred.wait()
+            except TimeoutError:
+                pass
+            self._stirred.clear()
+            if self.there():
+                await self.look()
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe, for this task; those that come together share one look."""
@@ -64,8 +99,12 @@ class Fabric:
             _log.error("fabric_not_read", task=task, waited_s=self._look_s)
             return NodeFabric(unseen=f"its probe has not ended in {self._look_s:g} s")
         self.latest = found
+        known, self._seen = self._seen, node_rdma(found)
+        self._post(RdmaSeen(self._seen))
         if found is None:
             return NO_FABRIC
+        if task is None and self._seen == known:
+            return node_fabric(found, self._config.fabric)
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
         tell = _log.warning if errors else _log.info
         tell(

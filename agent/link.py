@@ -20,6 +20,7 @@ from muster.protocol.codec import (
     COMMAND_BYTES_MAX,
     ProtocolError,
     ReportFrame,
+    UnknownMessage,
     decode_command,
     encode,
 )
@@ -52,6 +53,7 @@ class _Connection:
         self.ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.welcomed = False
         self.refused = False
+        self.met_unknown = False  # which is told once
         # What the peer was last told of each task: much happens on a node that is no news to it.
         self.told: dict[TaskId, TaskReport] = {}
 
@@ -153,7 +155,14 @@ class ControlLink:
         connection.end(f"the coordinator closed the connection ({code})")
 
     async def _take(self, connection: _Connection, data: str) -> None:
-        frame = decode_command(data)
+        try:
+            frame = decode_command(data)
+        except UnknownMessage as unknown:
+            connection.link.accept(unknown.seq)
+            if not connection.met_unknown:
+                connection.met_unknown = True
+                _log.info("message_ignored", why=str(unknown))
+            return
         _check_task(frame.body)
         if connection.ending.done() or not connection.link.accept(frame.seq):
             return

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from muster.daemon.errors import DaemonError
+
+# What is missing is not a port: what this node has to be given instead.
+_CANNOT_LOOK: Final = {
+    errno.EMFILE: "this agent has used up its file descriptors; raise its LimitNOFILE, or find out "
+    "what holds them in /proc/PID/fd",
+    errno.ENFILE: "this machine has used up its file descriptors; raise fs.file-max",
+    errno.ENOBUFS: "the kernel has no memory left for sockets",
+    errno.ENOMEM: "the kernel has no memory left for sockets",
+}
 
 
 class NoPortsError(DaemonError):
@@ -39,7 +50,8 @@ def free_ports(
 
     Left out are `taken` and those from which the kernel takes the local ports of outgoing
     connections, since any program could be given one of those before the job binds it. The search
-    starts anywhere, so that agents of one host do not all offer the same. Raises NoPortsError.
+    starts anywhere, so that agents of one host do not all offer the same. Raises NoPortsError, also
+    where this process cannot look: then nothing is known of any port.
     """
     if count <= 0:
         return ()
@@ -109,6 +121,9 @@ def _can_bind(port: int) -> bool:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 sock.bind((address, port))
         except OSError as error:
+            if error.errno in _CANNOT_LOOK:
+                why = f"{os.strerror(error.errno)}: {_CANNOT_LOOK[error.errno]}"
+                raise NoPortsError(f"no port can be looked for: {why}") from error
             if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
                 return False
         else:

@@ -21,7 +21,7 @@ from muster.daemon.errors import ConfigError, DaemonError, TaskEndedError, TlsEr
 from muster.daemon.surroundings import prepare_surroundings
 from muster.daemon.tls import server_context
 from orchestrator.api.token_file import TokenStore
-from orchestrator.config import CoordinatorConfig, load
+from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.decide import VERSION
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError
@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(config: CoordinatorConfig) -> int:
     TokenStore(config.tokens_path, SystemClock())
+    webhook_secret(config)
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
     with examined(config.state_dir) as found:

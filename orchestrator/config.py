@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -12,7 +12,11 @@ from muster.daemon.config import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
 from muster.daemon.settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
+from muster.spec.defaults import check_defaults
+from muster.spec.problems import SpecError
+from orchestrator.webhooks.allowed import read_allowed, refused
 
+SECRET_BYTES_MIN: Final = 16
 PREFIX: Final = "MUSTER_COORDINATOR"
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
@@ -65,6 +69,21 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
 
 
+class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Which addresses the `notify` of a job may name, and the file with the secret by which what
+    they are sent is signed."""
+
+    allow: tuple[str, ...] = ()
+    secret_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if read_allowed(self.allow) and self.secret_file is None:
+            raise ValueError(
+                "webhooks.secret_file is not set: what webhooks are sent is signed by it; make one "
+                "with `head -c 32 /dev/urandom | base64`, readable by the coordinator alone"
+            )
+
+
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a coordinator; durations are in seconds."""
 
@@ -78,9 +97,11 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrange_timeout_s: Seconds = 60
     start_timeout_s: Seconds = 120
     networks: tuple[str, ...] = ()
+    pool_defaults: dict[str, dict[str, Any]] = {}
     limits: Limits = Limits()
     quarantine: Quarantine = Quarantine()
     job_logs: JobLogs = JobLogs()
+    webhooks: Webhooks = Webhooks()
     log: Log = Log()
 
     def __post_init__(self) -> None:
@@ -91,6 +112,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         for entry in self.networks:
             _check_network(entry)
+        for pool, tree in self.pool_defaults.items():
+            _check_pool(pool, tree, self.webhooks)
 
     @property
     def job_logs_path(self) -> Path:
@@ -122,6 +145,42 @@ def _check_network(entry: str) -> None:
             f"networks: {entry!r} is neither the name of an interface (ib0) nor a network "
             f"(10.1.0.0/16): {error}"
         ) from error
+
+
+def _check_pool(pool: str, tree: dict[str, Any], webhooks: Webhooks) -> None:
+    try:
+        spec = check_defaults(pool, tree)
+    except SpecError as error:
+        told = "; ".join(
+            f"pool_defaults.{pool}{f'.{p.field}' if p.field else ''}: "
+            f"{f'{p.value!r} ' if p.value else ''}{p.message}{f' ({p.hint})' if p.hint else ''}"
+            for p in error.problems
+        )
+        raise ValueError(told) from error
+    for url in spec.notify:
+        if why := refused(url, read_allowed(webhooks.allow)):
+            raise ValueError(f"pool_defaults.{pool}.notify: {url} {why}")
+
+
+def webhook_secret(config: CoordinatorConfig) -> bytes:
+    """What signs the messages to webhooks; empty where none is allowed. Raises ConfigError."""
+    path = config.webhooks.secret_file
+    if path is None or not config.webhooks.allow:
+        return b""
+    try:
+        mode, secret = path.stat().st_mode, path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"webhooks.secret_file: {path} cannot be read: {error.strerror}"
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(f"webhooks.secret_file: others can read {path}; run: chmod 600 {path}")
+    if len(secret) < SECRET_BYTES_MIN:
+        raise ConfigError(
+            f"webhooks.secret_file: {path} holds fewer than {SECRET_BYTES_MIN} bytes; write more "
+            "with: head -c 32 /dev/urandom | base64"
+        )
+    return secret
 
 
 def check_listen(config: CoordinatorConfig) -> None:

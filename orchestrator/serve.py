@@ -21,8 +21,9 @@ from muster.daemon.tls import server_context
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
 from orchestrator.api.origins import Origins
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.token_file import TokenStore
-from orchestrator.config import CoordinatorConfig
+from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import State
@@ -36,8 +37,12 @@ from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 from orchestrator.shell.meters import Histogram
+from orchestrator.webhooks.allowed import read_allowed
+from orchestrator.webhooks.sender import Sender
 
 _SHUTDOWN_S: Final = 1.0
+# A node that was not heard for so many heartbeats is suspect, and its connection closed.
+_SILENT_BEATS: Final = 2
 _LAG_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
@@ -57,6 +62,7 @@ class _Parts:
     logs: LogConnections
     store: LogStore
     retention: Retention
+    sender: Sender
     runner: web.AppRunner
 
 
@@ -65,6 +71,7 @@ async def serve(config: CoordinatorConfig) -> None:
     clock = SystemClock()
     tokens = TokenStore(config.tokens_path, clock)
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
+    secret = webhook_secret(config)
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
     try:
@@ -76,7 +83,7 @@ async def serve(config: CoordinatorConfig) -> None:
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock, first_job, archived)
+        parts = _build(config, state, writer, tokens, clock, first_job, archived, secret)
         async with parts.owner:
             server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -108,7 +115,9 @@ def _build(
     clock: Clock,
     first_job: int,
     archived: dict[str, int],
+    secret: bytes,
 ) -> _Parts:
+    allowed = read_allowed(config.webhooks.allow)
     owner = TaskOwner("coordinator")
     changes = Changes()
     store = LogStore(
@@ -131,7 +140,13 @@ def _build(
         archived=archived,
     )
     agents.coordinator = coordinator
-    logs = LogConnections(owner, store, coordinator, connections_max=2 * config.limits.agents_max)
+    logs = LogConnections(
+        owner,
+        store,
+        coordinator,
+        connections_max=2 * config.limits.agents_max,
+        heartbeat_s=config.heartbeat_s,
+    )
     app = make_app(
         coordinator=coordinator,
         agents=agents,
@@ -140,11 +155,13 @@ def _build(
         tokens=tokens,
         origins=_origins(config),
         limits=config.limits,
+        rules=SubmitRules(config.pool_defaults, allowed),
     )
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
     retention = Retention(config.job_logs_path, store, coordinator, keep)
-    return _Parts(owner, coordinator, agents, logs, store, retention, runner)
+    sender = Sender(coordinator, owner, allowed, secret)
+    return _Parts(owner, coordinator, agents, logs, store, retention, sender, runner)
 
 
 def _origins(config: CoordinatorConfig) -> Origins:
@@ -166,6 +183,7 @@ async def _start(
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
     await parts.runner.setup()
@@ -266,7 +284,7 @@ def _limits(config: CoordinatorConfig) -> Limits:
     return Limits(
         lease_s=config.lease_s,
         heartbeat_s=config.heartbeat_s,
-        silence_s=3 * config.heartbeat_s,
+        silence_s=_SILENT_BEATS * config.heartbeat_s,
         prepare_timeout_s=config.prepare_timeout_s,
         arrange_timeout_s=config.arrange_timeout_s,
         start_timeout_s=config.start_timeout_s,

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,14 @@ settings.load_profile("muster")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--soak", action="store_true", help="also run what takes tens of minutes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
-    long = [item for item in items if item.get_closest_marker("long") is not None]
-    items[:] = [item for item in items if item not in set(long)]
-    config.hook.pytest_deselected(items=long)
+    left_out = {name for name in ("long", "soak") if not config.getoption(f"--{name}")}
+    away = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
+    items[:] = [item for item in items if item not in set(away)]
+    config.hook.pytest_deselected(items=away)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -33,6 +34,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ):
         if missing and item.get_closest_marker(marker) is not None:
             pytest.skip(missing)
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Callable[[int, float], None]:
+    """Note a figure, in seconds, of a fault: docs/fault-matrix.md shows it, and nothing is judged
+    by it."""
+
+    def note(fault: int, seconds: float) -> None:
+        record_property(f"fault {fault}", round(seconds, 3))
+
+    return note
 
 
 def _cgroup_missing() -> str:

@@ -13,6 +13,7 @@ from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -21,8 +22,12 @@ from muster.protocol.states import TaskState
 
 AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
 
-SILENT_BEATS = 3
-"""A coordinator that has answered none of so many heartbeats is dialled anew."""
+SILENT_BEATS = 2
+"""A coordinator that was not heard for so many heartbeats is dialled anew."""
+WELCOME_S = 10.0
+"""A coordinator that has just started may have a thousand agents to welcome."""
+ROUNDING_S = 0.01
+"""A timer that is so early is not early."""
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
@@ -69,6 +74,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                     a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
                 )
             return seen
+        case s.RdmaSeen(rdma):
+            return _rdma_seen(state, rdma, now)
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
         case s.HardwareSeen(event, news):
@@ -114,6 +121,8 @@ def _hello(state: State, now: Instant) -> m.Hello:
         tasks=tuple(report(state, held, now) for held in state.tasks.values()),
         epoch_seen=state.epoch,
         cluster=state.cluster,
+        protocol_min=m.PROTOCOL_MIN,
+        protocol_max=m.PROTOCOL_MAX,
         instance=who.instance,
         wall_s=now.wall,
         ports=state.ports,
@@ -141,6 +150,16 @@ def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> De
     return changed
 
 
+def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
+    if rdma is None or rdma == state.identity.inventory.rdma:
+        # What cannot be seen for a while is what it was.
+        return Decision()
+    changed = Decision([f.RdmaChanged(rdma)])
+    if state.welcomed:
+        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, rdma=rdma)))
+    return changed
+
+
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
     """Of two statuses that crossed, the one that is further on holds."""
     return held.status is not None and not later(held.status.phase, phase)
@@ -157,11 +176,16 @@ def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied)
 def _heartbeat(state: State, now: Instant) -> Decision:
     if not state.linked:
         return Decision()
+    patience_s = SILENT_BEATS * state.heartbeat_s
+    if not state.welcomed:
+        patience_s = max(patience_s, WELCOME_S)
     silent_s = now.mono - state.heard_at
-    if silent_s > SILENT_BEATS * state.heartbeat_s:
-        why = f"the coordinator has been silent for {silent_s:.0f} s"
+    if silent_s >= patience_s - ROUNDING_S:
+        why = f"the coordinator has been silent for {silent_s:.3g} s"
         return Decision([f.LinkClosed()], [a.CloseLink(why)])
-    beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+    # Not a whole beat where patience ends before: it ends on time, whenever the last word came.
+    due = min(now.mono + state.heartbeat_s, state.heard_at + patience_s)
+    beat = a.SetTimer(a.Timer.HEARTBEAT, due)
     if not state.welcomed:
         return Decision([], [beat])
     return Decision([], [a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall)), beat])
@@ -195,6 +219,14 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
 
 
 def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
+    if not m.PROTOCOL_MIN <= welcome.protocol <= m.PROTOCOL_MAX:
+        older = "coordinator" if welcome.protocol < m.PROTOCOL_MIN else "agent"
+        why = (
+            f"the coordinator ({welcome.version}) speaks protocol {welcome.protocol} with this "
+            f"agent ({state.identity.version}), which speaks {m.PROTOCOL_MIN} to {m.PROTOCOL_MAX}: "
+            f"upgrade the {older}"
+        )
+        return Decision([f.LinkClosed()], [a.CloseLink(why, refused=True)])
     if welcome.cluster == state.cluster and welcome.epoch < state.epoch:
         why = (
             f"it is in epoch {welcome.epoch}, and this agent has served epoch {state.epoch}: "
@@ -216,6 +248,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if told is not None and inventory.devices != told.devices:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
+        decision.actions.append(a.SendReport(beat))
+    if told is not None and inventory.rdma != told.rdma:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, rdma=inventory.rdma)
         decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)

@@ -24,6 +24,9 @@ def apply(state: State, fact: f.Fact) -> None:
         state.ports = fact.ports
     elif isinstance(fact, f.HardwareKnown):
         state.hardware = (*state.hardware, fact.event)[-EVENTS_MAX:]
+    elif isinstance(fact, f.RdmaChanged):
+        inventory = msgspec.structs.replace(state.identity.inventory, rdma=fact.rdma)
+        state.identity = replace(state.identity, inventory=inventory)
     elif isinstance(fact, f.GpusChanged):
         inventory = with_devices(state.identity.inventory, fact.devices)
         state.identity = replace(state.identity, inventory=inventory)

@@ -3,16 +3,19 @@ for a gang compares and sets."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from muster.fabric.affinity import nearest, way
 from muster.fabric.classes import speed_of
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
 from muster.fabric.kinds import special, unfit
+from muster.fabric.lack import lack_of
 from muster.fabric.order import function_order, natural
 from muster.fabric.rules import Rules, address_range
 from muster.fabric.types import (
@@ -32,6 +35,7 @@ from muster.protocol.fabric import (
     FabricPort,
     MissingPort,
     NodeFabric,
+    NodeRdma,
     PortGids,
 )
 
@@ -40,6 +44,7 @@ _NVIDIA: Final = "15b3"
 _DEVICE: Final = re.compile(r"[0-9a-f]{4}")
 _FIT_MAX: Final = 16
 _ADDRESSES_MAX: Final = 2
+_KIND_CHARS: Final = 12
 
 
 def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
@@ -74,12 +79,45 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,
+        unseen=_short(f"its RDMA devices: {probe.fabric.unread}") if probe.fabric.unread else "",
         unfit=tuple(
             _short(f"{hca.key}: {unfit(hca)}")
             for hca in probe.hcas
             if not hca.use and special(hca) is not None
         )[:TEXTS_MAX],
     )
+
+
+def node_rdma(probe: Probe | None) -> NodeRdma | None:
+    """The probe, as nodes are chosen by it; None where it could not see whether there is any."""
+    if probe is None:
+        return NodeRdma(why=lack_of(NodeFabric()))
+    if probe.fabric.unread:
+        return None
+    fabric = node_fabric(probe)
+    places = sorted((hca for hca in probe.hcas if hca.expected), key=_rail_order)
+    works = bool(fabric.ports) and not fabric.stops
+    kind = msgspec.json.encode([_compared(hca, fabric) for hca in places])
+    return NodeRdma(
+        group=fabric.group,
+        ports=len(fabric.ports) if works else 0,
+        expected=probe.fabric.expected,
+        kind=hashlib.sha256(kind).hexdigest()[:_KIND_CHARS] if works else "",
+        why=""
+        if works
+        else _short(f"cannot use RDMA: {fabric.stops[0]}" if fabric.stops else lack_of(fabric)),
+    )
+
+
+def _compared(hca: Hca, fabric: NodeFabric) -> object:
+    """What a plan compares of a place; a port that cannot be used has nothing of it."""
+    port = next((port for port in fabric.ports if port.key == hca.key), None)
+    if port is None:
+        return None
+    roce = port.link_layer == ETHERNET
+    families = (port.fourth is not None, port.sixth is not None)
+    common = (port.link_layer, port.model, port.rate_gbps, port.sm_lid, port.prefix)
+    return (*common, port.mtu if roce else None, families if roce and port.table else None)
 
 
 def _rail_order(hca: Hca) -> tuple[bool, tuple[int, ...], tuple[tuple[str, int], ...], int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
@@ -55,6 +55,13 @@ class NetworkChanged:
 @dataclass(frozen=True, slots=True)
 class PortsChanged:
     ports: tuple[PortHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaChanged:
+    """What the node has for RDMA is not what it had."""
+
+    rdma: NodeRdma | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged | HardwareKnown
+NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
@@ -102,6 +102,13 @@ class FabricSeen:
 
     task: TaskId
     fabric: NodeFabric
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaSeen:
+    """What the node has for RDMA, whoever asked; None where it is not known."""
+
+    rdma: NodeRdma | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,7 @@ Stimulus = (
     | PortsSeen
     | GpusSeen
     | HardwareSeen
+    | RdmaSeen
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

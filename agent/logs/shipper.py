@@ -22,7 +22,7 @@ from agent.logs.inotify import Inotify
 from agent.logs.ledger import Ledger, Stream
 from agent.logs.source import LogSource, RefusedFileError
 from muster.daemon.clock import Clock
-from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError
+from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import (
     Chunk,
@@ -41,6 +41,9 @@ from muster.protocol.logs import (
 PATH: Final = "/v1/agent/logs"
 # For files that are not there yet, or for which the kernel had no watch left.
 _POLL_S: Final = 0.5
+# A coordinator that is not heard on this connection for so many heartbeats is dialled anew. More
+# than on the control link: on a slow line whole chunks stand before its answer.
+SILENT_BEATS: Final = 4
 
 _log = structlog.get_logger("agent.logs")
 
@@ -68,6 +71,7 @@ class LogShipper:
         self._say: deque[LogReport] = deque()
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
+        self._heartbeat_s = 5.0
         self._work = asyncio.Event()
         self._unheard: set[StreamId] = set()
         self._inotify: Inotify | None = None
@@ -75,8 +79,9 @@ class LogShipper:
 
     # --- what the owner tells ---------------------------------------------------------------------
 
-    def welcomed(self) -> None:
+    def welcomed(self, heartbeat_s: float) -> None:
         """The coordinator knows this agent: before, the log connection would only be refused."""
+        self._heartbeat_s = heartbeat_s
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -124,7 +129,12 @@ class LogShipper:
             await self._welcomed.wait()
             await self._work.wait()
             await stay_connected(
-                self._dialer, PATH, FRAME_BYTES_MAX, self._converse, hurry=self._welcomed
+                self._dialer,
+                PATH,
+                FRAME_BYTES_MAX,
+                self._converse,
+                hurry=self._welcomed,
+                silence_s=lambda: SILENT_BEATS * self._heartbeat_s,
             )
         finally:
             poll.cancel()
@@ -159,9 +169,14 @@ class LogShipper:
 
     async def _listen(self, websocket: Websocket) -> str:
         async for message in websocket:
+            if message.type is aiohttp.WSMsgType.ERROR:
+                raise ConnectionError(str(message.data))
             if message.type is not aiohttp.WSMsgType.TEXT:
                 raise ProtocolError(f"a {message.type.name} frame on the log connection")
-            command = decode_log_command(message.data)
+            try:
+                command = decode_log_command(message.data)
+            except UnknownMessage:
+                continue
             match command:
                 case StreamAt():
                     self._ledger.at(command.stream, command.offset)

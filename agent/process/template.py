@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,16 +14,20 @@ from typing import Any
 
 import msgspec
 
+from muster.daemon.errors import DaemonError
+
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES_MAX = 65536
 # A fork takes a millisecond; a machine that swaps is given a thousand times that.
 ANSWER_S = 10.0
+# An interpreter's start takes 50 ms, and a node that boots has much else to do.
+START_S = 60.0
 END_S = 5.0
 # In the place of a request's number: the template's first word.
 READY = 0
 
 
-class SpawnError(Exception):
+class SpawnError(DaemonError):
     """No shim could be started; the text says why."""
 
 
@@ -78,7 +83,8 @@ class Template:
                     # It died, now or while nobody looked: once more with a new one.
                     await self._end()
                     if last:
-                        raise SpawnError(f"the shim template does not answer: {error}") from error
+                        text = f"the shim template does not answer: {_words(error)}"
+                        raise SpawnError(text) from error
                     continue
                 if "error" in answer:
                     raise SpawnError(f"no shim for task {task_dir.name}: {answer['error']}")
@@ -93,14 +99,16 @@ class Template:
     async def _ensure(self) -> None:
         if self._channel is not None:
             return
-        channel, self._process = await asyncio.to_thread(_launch)
-        self._channel = channel
         try:
+            channel, self._process = await asyncio.to_thread(_launch)
+            self._channel = channel
+            # Somebody waits for its first word before anything can be heard.
+            first = self._awaited(READY)
             asyncio.get_running_loop().add_reader(channel, self._receive)
-            ready = await self._answer(READY)
+            ready = await self._answer(READY, first, START_S)
         except (OSError, EOFError, TimeoutError) as error:
             await self._end()
-            raise SpawnError(f"the shim template did not start: {error!r}") from error
+            raise SpawnError(f"the shim template did not start: {_words(error)}") from error
         if not ready.get("ready"):
             raise SpawnError(f"the shim template answered {ready!r} in place of ready")
 
@@ -109,14 +117,20 @@ class Template:
         self._asked += 1
         # A packet is taken whole or not at all; the template has at most one that it has not read.
         self._channel.send(json.dumps({**request, "id": self._asked}).encode())
-        return await self._answer(self._asked)
+        return await self._answer(self._asked, self._awaited(self._asked), ANSWER_S)
 
-    async def _answer(self, number: int) -> dict[str, Any]:
-        """To the request of that number. Raises TimeoutError and EOFError."""
+    def _awaited(self, number: int) -> asyncio.Future[dict[str, Any]]:
+        """Have somebody to hear the answer of that number."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
+        return answer
+
+    async def _answer(
+        self, number: int, answer: asyncio.Future[dict[str, Any]], patience_s: float
+    ) -> dict[str, Any]:
+        """Raises TimeoutError and EOFError."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(patience_s):
                 return await answer
         finally:
             del self._answers[number]
@@ -156,6 +170,13 @@ class Template:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await asyncio.to_thread(process.wait)
+
+
+def _words(error: Exception) -> str:
+    """A TimeoutError says nothing of itself."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error) or "it takes too long; is this node overloaded?"
 
 
 def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:

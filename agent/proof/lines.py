@@ -17,7 +17,7 @@ import msgspec
 
 from agent.folders import NCCL
 from agent.logs.source import LogSource, RefusedFileError
-from muster.fabric.nccl_log import NcclLog, merged
+from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
 from muster.protocol.proof import NcclEvidence
 
 LOG: Final = "logs/nccl.log"
@@ -40,7 +40,7 @@ class FileState(msgspec.Struct, omit_defaults=True):
     """How far one file was read, and what it said up to there."""
 
     read: int = 0
-    said: NcclEvidence = NcclEvidence()
+    said: ProcessEvidence = ProcessEvidence()
 
 
 class _File:

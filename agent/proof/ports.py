@@ -105,8 +105,10 @@ async def watch(
     post: Callable[[Stimulus], None],
     period_s: float = PERIOD_S,
     first: Callable[[], Awaitable[object]] | None = None,
+    changed: Callable[[], None] = lambda: None,
 ) -> Never:
-    """Post PortsSeen whenever it has changed, until cancelled; `first`: what is done before."""
+    """Post PortsSeen whenever it has changed, until cancelled; `first`: what is done before,
+    `changed`: after each change."""
     if first is not None:
         await first()
     known: tuple[PortHealth, ...] = ()
@@ -116,6 +118,7 @@ async def watch(
             known = found
             _log.warning("ports_changed", ports=[port.text for port in found])
             post(PortsSeen(found))
+            changed()
         await asyncio.sleep(period_s)
 
 

@@ -27,6 +27,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.link import Link
 from muster.protocol.logs import LogHello, encode_text
 from muster.protocol.messages import (
+    PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
     Hello,
@@ -155,7 +156,7 @@ class Crowd:
 
 def _hello(name: NodeName) -> Hello:
     inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
-    return Hello(name, f"agent-{name}", "boot", "0", inventory)
+    return Hello(name, f"agent-{name}", "boot", "0", inventory, protocol_max=PROTOCOL_MAX)
 
 
 if __name__ == "__main__":

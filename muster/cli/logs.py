@@ -251,7 +251,7 @@ def show_logs(
     if query.follow and view.state in _NOT_SOON:
         why = f" ({safe(view.reason.text)})" if view.reason.text else ""
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
-    if others and query.rank == 0 and view.nodes > 1 and sys.stderr.isatty():
+    if others and query.rank == 0 and (view.max_nodes or view.nodes) > 1 and sys.stderr.isatty():
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
     if query.since is not None and client.server_time is not None:
         # Fixed now: a span would be another time after each reconnect.
@@ -340,7 +340,7 @@ def _where(record: LogRecord) -> str:
 
 def _one_rank(view: JobView) -> bool:
     """Whether only one rank can have written: only then is no prefix needed."""
-    if view.nodes > 1:
+    if (view.max_nodes or view.nodes) > 1:
         return False
     ranks = [len(task.ranks) for attempt in view.attempts for task in attempt.tasks]
     return bool(ranks) and max(ranks) == 1

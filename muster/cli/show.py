@@ -66,6 +66,9 @@ def command(*, job: str, fabric: bool, as_json: bool) -> None:
         _print_attempt(attempt, str(view.spec.get("launcher", "")), told)
         if attempt is view.attempts[-1] and attempt.cause is not None:
             _print_tail(attempt.cause)
+    for notice in view.notices:
+        why = f": {notice.problem}" if notice.problem else ""
+        _line(f"webhook {notice.to} is still to be told ({notice.event}){why}")
     _print_timeline(view, told)
 
 

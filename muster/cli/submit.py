@@ -38,11 +38,41 @@ _REFUSED: Final = frozenset({400, 413, 422})
     "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable, or pass on yours."
 )
 @click.option("--name", metavar="NAME", help="Name of the job.")
-@click.option("--nodes", metavar="N", help="Number of nodes.")
-@click.option("--nproc-per-node", metavar="N", help="Number of ranks on each node.")
-@click.option("--time-limit", metavar="TIME", help="Stop it after this long (24h, 90m).")
-@click.option("--priority", metavar="0-100", help="Higher starts first.")
-@click.option("--pool", metavar="POOL", help="The pool of nodes.")
+@click.option(
+    "--nodes",
+    metavar="N",
+    envvar="MUSTER_SUBMIT_NODES",
+    show_envvar=True,
+    help="Number of nodes.",
+)
+@click.option(
+    "--nproc-per-node",
+    metavar="N",
+    envvar="MUSTER_SUBMIT_NPROC_PER_NODE",
+    show_envvar=True,
+    help="Number of ranks on each node.",
+)
+@click.option(
+    "--time-limit",
+    metavar="TIME",
+    envvar="MUSTER_SUBMIT_TIME_LIMIT",
+    show_envvar=True,
+    help="Stop it after this long (24h, 90m).",
+)
+@click.option(
+    "--priority",
+    metavar="0-100",
+    envvar="MUSTER_SUBMIT_PRIORITY",
+    show_envvar=True,
+    help="Higher starts first.",
+)
+@click.option(
+    "--pool",
+    metavar="POOL",
+    envvar="MUSTER_SUBMIT_POOL",
+    show_envvar=True,
+    help="The pool of nodes.",
+)
 @click.option(
     "--nccl-debug",
     is_flag=True,
@@ -142,6 +172,9 @@ def _check_only(job: Job, *, as_json: bool) -> int:
         note(f"checked here only, not against the nodes: {safe(str(error))}")
         return 0
     _print_job(found.spec, as_json=as_json)
+    if found.pool_defaults:
+        keys = ", ".join(map(safe, found.pool_defaults))
+        note(f"of pool {safe(str(found.spec.get('pool', '')))}, by its defaults: {keys}")
     for warning in found.warnings:
         note(safe(warning))
     if not found.fits:

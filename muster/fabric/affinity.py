@@ -13,6 +13,9 @@ Path = tuple[str, ...]
 
 _ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_NAMED: Final = re.compile(
+    r"(?:ib|roce|rdma|iw|opa|usnic)(?:P([0-9]{1,10}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-9]))?"
+)
 NEAR: Final = (AffinityClass.PIX, AffinityClass.PXB)
 _ORDER: Final = {kind: place for place, kind in enumerate(AffinityClass)}
 _CLASS: Final = 100
@@ -32,6 +35,18 @@ def path_of(text: str) -> Path:
 def is_function(text: str) -> bool:
     """Whether this is a PCI address with its domain, 0000:1a:00.0."""
     return _FUNCTION.fullmatch(text) is not None
+
+
+def function_of_name(name: str) -> str:
+    """The PCI function after which udev named a device, ibp12s0 or rocep193s0f1: its numbers are
+    decimal. "" where it was named otherwise."""
+    found = _NAMED.fullmatch(name)
+    if not found:
+        return ""
+    domain, bus, slot, function = (int(part or 0) for part in found.groups())
+    if domain > 0xFFFFFFFF or bus > 0xFF or slot > 0x1F or function > 7:
+        return ""
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
 
 
 def card_of(function: str) -> str:
@@ -116,18 +131,33 @@ def _near(cost: int) -> int:
     return cost if cost < _CLASS * len(NEAR) else cost - cost % _CLASS
 
 
-def is_flat(gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]]) -> bool:
+def is_flat(
+    gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]], *, virtual: bool | None = None
+) -> bool:
     """Whether the tree is one that a virtual machine was given: everything directly below the host
-    bridge, no NUMA node known. Nothing in it says what is near to what.
+    bridge, or with one of its own, and no more than one NUMA node. Nothing in it says what is near
+    to what. `virtual`: whether a hypervisor is below, None where that is unknown.
     """
+    if virtual is False:
+        return False
     paths = {gpu.pci_path for gpu in gpus}, {path for path, _ in hcas}
     if len(paths[0]) * len(paths[1]) < 2 or any(not path for side in paths for path in side):
         return False
-    numas = [gpu.numa_node for gpu in gpus] + [numa for _, numa in hcas]
-    if any(numa is not None and numa >= 0 for numa in numas):
+    numas = {gpu.numa_node for gpu in gpus} | {numa for _, numa in hcas}
+    known = {numa for numa in numas if numa is not None and numa >= 0}
+    if known and len(numas) > 1:
         return False
-    found = {distance(one, other, None, None) for one in paths[0] for other in paths[1]}
-    return len(found) == 1 and next(iter(found))[0] is AffinityClass.PHB
+    node = next(iter(known), None)
+    found = {distance(one, other, node, node) for one in paths[0] for other in paths[1]}
+    if len(found) != 1:
+        return False
+    kind = next(iter(found))[0]
+    if not known:
+        return kind is AffinityClass.PHB
+    if virtual is None:
+        # A workstation may have one of each on its only host bridge.
+        return kind is AffinityClass.PHB and min(map(len, paths)) > 1
+    return kind in (AffinityClass.PHB, AffinityClass.NODE)
 
 
 def unknown(found: Iterable[Affinity]) -> list[Affinity]:

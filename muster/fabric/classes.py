@@ -5,6 +5,7 @@ A port of which not all is known joins the class that it may be of: the unknown 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -16,9 +17,11 @@ from muster.fabric.types import ACTIVE, INFINIBAND, Hca
 
 # Of two classes one is not clearly the compute class when it has less than twice the bandwidth.
 _CLEAR: Final = 2
-# What an old kernel says of a speed that it has no name for.
-_UNNAMED_GBPS: Final = 10
-_FAST: Final = ("MT4123", "MT4124", "MT4125", "MT4126", "MT4129", "MT4131", "MT41692")
+# An old kernel takes a speed that it has no name for to be SDR, 2.5 Gb/s a lane. Cards that are
+# newer than Connect-IB never run at it; interfaces of 10 GbE say QDR.
+_LANE_GBPS: Final = 2.5
+_WRITTEN: Final = re.compile(r"[0-9.]{1,12} Gb/sec \(([0-9]{1,3})X(?: (\w{1,16}))?\)")
+_NEWER: Final = (range(4113, 10_000), range(41_000, 100_000))
 # Of one port, as most cards of a model are built, by the number of the model, which is that of the
 # PCI device: ConnectX-3 to ConnectX-8, BlueField-1 to -3. Virtual functions have none.
 _BUILT_GBPS: Final = {
@@ -38,7 +41,7 @@ _BUILT_GBPS: Final = {
     41686: 100.0,
     41692: 200.0,
 }
-_MELLANOX: Final = "15b3:"
+_MELLANOX: Final = "15b3"
 
 Groups = Mapping[str, Sequence[Hca]]
 
@@ -59,8 +62,7 @@ def speed_of(hca: Hca) -> float | None:
     kernel of a speed that it does not know."""
     if hca.state != ACTIVE or hca.rate_gbps is None:
         return None
-    unnamed = hca.rate_gbps <= _UNNAMED_GBPS and hca.hca_type in _FAST
-    return None if unnamed else hca.rate_gbps
+    return None if _is_unnamed(hca, hca.rate_gbps) else hca.rate_gbps
 
 
 def by_bandwidth(groups: Groups) -> list[str]:
@@ -147,13 +149,32 @@ def _may_be_like(hca: Hca, other: Hca) -> bool:
     return None in speeds or speeds[0] == speeds[1]
 
 
+def _is_unnamed(hca: Hca, rate: float) -> bool:
+    """Whether the kernel had no name for the speed. Of a card that is not known this may be, too:
+    those that run at SDR are of 2005."""
+    model = _model(hca)
+    known = hca.hca_type is not None or hca.pci_id is not None
+    if known and (model is None or not any(model in numbers for numbers in _NEWER)):
+        return False
+    found = _WRITTEN.fullmatch(hca.rate or "")
+    if found is None:
+        return known and rate <= 4 * _LANE_GBPS
+    return found[2] in (None, "SDR") and rate == int(found[1]) * _LANE_GBPS
+
+
 def _built(hca: Hca) -> float | None:
+    model = _model(hca)
+    return None if model is None else _BUILT_GBPS.get(model)
+
+
+def _model(hca: Hca) -> int | None:
+    """The number of one of NVIDIA's."""
     model = (hca.hca_type or "").removeprefix("MT")
-    if model.isdecimal():
-        return _BUILT_GBPS.get(int(model))
-    if hca.pci_id is None or not hca.pci_id.startswith(_MELLANOX):
-        return None
-    return _BUILT_GBPS.get(int(hca.pci_id.removeprefix(_MELLANOX), 16))
+    if model.isascii() and model.isdecimal() and len(model) < 10:
+        return int(model)
+    vendor, _, device = (hca.pci_id or "").partition(":")
+    found = vendor == _MELLANOX and re.fullmatch(r"[0-9a-f]{4}", device)
+    return int(device, 16) if found else None
 
 
 def _links(ports: Iterable[Hca]) -> int:

@@ -37,6 +37,11 @@ def is_empty(number: int) -> bool:
     return number & ((1 << 64) - 1) == 0 and number >> 64 in (0, _LINK_LOCAL)
 
 
+def is_prefix_only(number: int) -> bool:
+    """Names a subnet, and no port in it."""
+    return number & ((1 << 64) - 1) == 0
+
+
 def is_link_local(number: int) -> bool:
     """Reaches no further than its own network segment."""
     return number >> 64 == _LINK_LOCAL

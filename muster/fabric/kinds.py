@@ -13,52 +13,56 @@ from muster.fabric.types import ETHERNET, INFINIBAND, Hca
 
 EFA: Final = "EFA"
 OPA: Final = "OPA"
-_IWARP: Final = "iWARP"
+IWARP: Final = "iWARP"
 _SOFTWARE: Final = "software RDMA"
-_USNIC: Final = "usNIC"
+USNIC: Final = "usNIC"
 
 # Kernel drivers of the PCI function or of the RDMA device.
 _DRIVERS: Final = {
     "efa": EFA,
     "hfi1": OPA,
-    "irdma": _IWARP,
-    "i40iw": _IWARP,
-    "ice": _IWARP,
-    "i40e": _IWARP,
-    "iavf": _IWARP,
-    "idpf": _IWARP,
+    "irdma": IWARP,
+    "i40iw": IWARP,
+    "ice": IWARP,
+    "i40e": IWARP,
+    "iavf": IWARP,
+    "idpf": IWARP,
     "siw": _SOFTWARE,
     "rxe": _SOFTWARE,
     "rdma_rxe": _SOFTWARE,
-    "usnic": _USNIC,
-    "usnic_verbs": _USNIC,
-    "enic": _USNIC,
+    "usnic": USNIC,
+    "usnic_verbs": USNIC,
+    "enic": USNIC,
+    "cxgb3": IWARP,
+    "cxgb4": IWARP,
+    "erdma": IWARP,
 }
 _NAMES: Final = (
-    (re.compile(r"irdma\d+|i40iw\d+"), _IWARP),
+    # The second of each is what rdma-core's udev rule makes of it: opap1s0, iwp26s0f0.
+    (re.compile(r"irdma\d+|i40iw\d+|cxgb[34]_\d+|iw_?cxgb.*|erdma_\d+"), IWARP),
+    (re.compile(r"iw(P\d+)?[pso]\d\w*"), IWARP),
     (re.compile(r"(siw|rxe)([_-].*|\d+)?"), _SOFTWARE),
     (re.compile(r"hfi1_\d+"), OPA),
+    (re.compile(r"opa(P\d+)?[pso]\d\w*"), OPA),
     (re.compile(r"efa_\d+"), EFA),
-    (re.compile(r"usnic_\d+"), _USNIC),
+    (re.compile(r"usnic_\d+|usnic(P\d+)?[pso]\d\w*"), USNIC),
 )
 _SMI: Final = re.compile(r"smi\d*")
 _AMAZON, _INTEL = "1d0f:", "8086:"
 _ETHERNET_CLASS: Final = 0x0200
+_KINDS_OF_NODE: Final = {4: IWARP, 5: USNIC, 6: USNIC}
 _NODE_TYPES: Final = {
     2: "a switch",
     3: "a router",
-    4: "an iWARP card",
-    5: "usNIC",
-    6: "usNIC",
     7: "of an unspecified type",
 }
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _ADVICE: Final = {
     EFA: "EFA needs the aws-ofi-nccl plugin (libfabric): NCCL's own InfiniBand transport skips it",
     OPA: "Omni-Path: sites run it through a libfabric or PSM2 plugin, never mixed with others",
-    _IWARP: "iWARP-capable Ethernet (irdma, i40iw): passes NCCL's filter, then fails or is slow",
+    IWARP: "iWARP-capable Ethernet (irdma, i40iw): passes NCCL's filter, then fails or is slow",
     _SOFTWARE: "RDMA in software (rxe, siw): no faster than TCP",
-    _USNIC: "usNIC: NCCL cannot use it",
+    USNIC: "usNIC: NCCL cannot use it",
 }
 
 
@@ -72,17 +76,17 @@ def special(hca: Hca) -> str | None:
     if hca.driver is not None and hca.driver in _DRIVERS:
         return _DRIVERS[hca.driver]
     if hca.hca_type is not None and hca.hca_type.upper().startswith("I40IW"):
-        return _IWARP
+        return IWARP
     vendor = hca.pci_id or ""
-    if vendor.startswith(_INTEL) and hca.pci_class is not None:
-        if hca.pci_class >> 8 == _ETHERNET_CLASS:
-            return _IWARP
-        # Omni-Path cards: 24f0 and 24f1.
-        if vendor.startswith("8086:24f"):
-            return OPA
-    if vendor.startswith(_AMAZON) or (hca.name.startswith("rdmap") and hca.node_type == 7):
+    # Omni-Path cards: 24f0 and 24f1.
+    if vendor.startswith("8086:24f"):
+        return OPA
+    if vendor.startswith(_INTEL) and (hca.pci_class or 0) >> 8 == _ETHERNET_CLASS:
+        return IWARP
+    unspecified = hca.node_type == 7 or (hca.node_type is None and hca.link_layer == "Unknown")
+    if vendor.startswith(_AMAZON) or (hca.name.startswith("rdmap") and unspecified):
         return EFA
-    return None
+    return _KINDS_OF_NODE.get(hca.node_type or 0)
 
 
 def unfit(hca: Hca) -> str | None:

@@ -9,12 +9,14 @@ empty. Formats are those of NCCL 2.4 to 2.30.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
+from muster.fabric.nccl_comms import SOCKET, Comms, Communicator, between
 from muster.protocol.proof import NcclEvidence
 
-SOCKET: Final = "Socket"
 LINE_BYTES_MAX: Final = 4096
 DEVICES_MAX: Final = 64
 TROUBLE_MAX: Final = 4
@@ -68,20 +70,26 @@ _TROUBLE: Final = re.compile(
 _NOISE: Final = "mlx5dv_get_data_direct_sysfs_path"
 
 
+class ProcessEvidence(NcclEvidence, frozen=True, omit_defaults=True):
+    """What the lines of one process say, as if no other process were on its host; `comms` are what
+    the others make something else of."""
+
+    comms: tuple[Communicator, ...] = ()
+
+
 class NcclLog:
     """One process's lines. `feed` takes its file in pieces of any size; whatever is in them, it
     raises nothing and keeps little."""
 
-    def __init__(self, known: NcclEvidence | None = None) -> None:
+    def __init__(self, known: ProcessEvidence | None = None) -> None:
         """`known`: what was read of the file before."""
-        known = known or NcclEvidence()
+        known = known or ProcessEvidence()
         self._rest = b""
         self._skip = False
         self._version = known.version
-        self._network = known.network
+        self._comms = Comms(known.comms)
         self._plugin = known.plugin
-        self._rdma, self._tcp = known.over_rdma, known.over_tcp
-        self._nvlink, self._gdr = known.over_nvlink, known.gdr
+        self._nvlink = known.over_nvlink
         self._devices = dict.fromkeys(known.devices)
         self._reason, self._reason_rank = known.reason, 0 if known.reason else len(_REASONS)
         self._hcas = ""
@@ -109,30 +117,19 @@ class NcclLog:
             self._line(self._rest[:LINE_BYTES_MAX].decode("utf-8", "replace"))
             self._rest, self._skip = b"", True
 
-    def evidence(self) -> NcclEvidence:
+    def evidence(self) -> ProcessEvidence:
         """What the lines so far say."""
-        any_net = self._network or self._rdma or self._tcp or self._plugin or self._devices
-        return NcclEvidence(
+        said = ProcessEvidence(
             processes=1,
-            decided=int(bool(any_net)),
-            sockets=int(self._on_sockets),
             version=self._version,
-            network=self._network,
             plugin=self._plugin,
-            over_rdma=self._rdma,
-            over_tcp=self._tcp,
             over_nvlink=self._nvlink,
-            gdr=self._gdr,
             devices=tuple(self._devices),
-            reason=self._why() if self._on_sockets else "",
+            reason=self._why(),
             trouble=tuple(self._trouble),
+            comms=self._comms.known(),
         )
-
-    @property
-    def _on_sockets(self) -> bool:
-        if self._tcp:
-            return True
-        return not self._rdma and (self._network or self._plugin) == SOCKET
+        return _settled(said, ())
 
     def _why(self) -> str:
         if self._reason_rank == _NO_DEVICE and self._hcas:
@@ -142,6 +139,8 @@ class NcclLog:
     def _line(self, line: str) -> None:
         if "NET" in line or "network" in line or "MNNVL" in line:
             self._about_network(line)
+        if "commId" in line:
+            self._comms.init(line)
         if "NCCL version" in line and (found := _VERSION.search(line)):
             self._version = found[1]
         if "NCCL_IB_HCA" in line and (found := _HCAS.search(line)):
@@ -155,15 +154,12 @@ class NcclLog:
 
     def _about_network(self, line: str) -> None:
         if found := _CHANNEL.search(line):
-            if found[1] == "NET" and found[2] == SOCKET:
-                self._tcp += 1
-            else:
-                self._rdma += 1
-                self._gdr += found[3] is not None
+            tcp = found[1] == "NET" and found[2] == SOCKET
+            self._comms.channel(line, tcp=tcp, gdr=not tcp and found[3] is not None)
         elif _NVLINK.search(line):
             self._nvlink += 1
         elif found := _NETWORK.search(line):
-            self._network = _shown(found[1])
+            self._comms.word(line, _shown(found[1]))
         elif found := _PLUGIN.search(line):
             self._plugin = _shown(found[1])
         elif found := _LIST.search(line):
@@ -177,11 +173,13 @@ class NcclLog:
             self._trouble.append(told)
 
 
-def merged(found: Iterable[NcclEvidence]) -> NcclEvidence:
+def merged(found: Iterable[ProcessEvidence]) -> NcclEvidence:
     """What all processes of a node say together."""
-    every = list(found)
-    if not every:
+    processes = list(found)
+    if not processes:
         return NcclEvidence()
+    comms = tuple(comm for one in processes for comm in one.comms)
+    every = [_settled(one, comms) for one in processes]
     # The word of one on sockets, if there is one.
     chief = next((one for one in every if one.sockets), None) or max(
         every, key=lambda one: (one.over_rdma, bool(one.network), one.decided)
@@ -200,6 +198,25 @@ def merged(found: Iterable[NcclEvidence]) -> NcclEvidence:
         devices=tuple(dict.fromkeys(name for one in every for name in one.devices))[:DEVICES_MAX],
         reason=next((one.reason for one in every if one.reason), ""),
         trouble=tuple(dict.fromkeys(said for one in every for said in one.trouble))[:TROUBLE_MAX],
+    )
+
+
+def _settled(one: ProcessEvidence, others: Sequence[Communicator]) -> ProcessEvidence:
+    """With what is between hosts alone, where `others` are of all processes of this one."""
+    known = between(one.comms, others)
+    local = bool(one.comms) and known.local
+    channels = known.rdma or known.tcp
+    sockets = known.sockets or not (known.word or channels or local or one.plugin != SOCKET)
+    told = known.word or channels or one.plugin or one.devices
+    return msgspec.structs.replace(
+        one,
+        decided=int(bool(told) and not local),
+        sockets=int(sockets),
+        network=known.word,
+        over_rdma=known.rdma,
+        over_tcp=known.tcp,
+        gdr=known.gdr,
+        reason=one.reason if sockets else "",
     )
 
 

@@ -175,12 +175,13 @@ class Problem(msgspec.Struct, frozen=True):
 
 class Fabric(msgspec.Struct, frozen=True, kw_only=True):
     """The class that is used: of its `expected` ports `used`. `alternatives`: other classes that
-    could be."""
+    could be. `unread`: why it is not known which RDMA devices there are, "" where it is."""
 
     name: str | None = None
     used: int = 0
     expected: int = 0
     alternatives: tuple[str, ...] = ()
+    unread: str = ""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import msgspec
 
@@ -21,6 +21,19 @@ class FrameTooLarge(ProtocolError):
     """What is to be said fits no frame."""
 
 
+class UnknownMessage(ProtocolError):
+    """A whole message of a type that only a later protocol has: count it, and go on without it.
+
+    A peer says what matters only in a protocol that both speak. `seq` is its number, 0 where its
+    connection has none.
+    """
+
+    def __init__(self, kind: str, seq: int = 0) -> None:
+        super().__init__(f"a message of the type {kind[:60]!r}, which this version does not know")
+        self.kind = kind
+        self.seq = seq
+
+
 class ReportFrame(msgspec.Struct, frozen=True):
     seq: int
     body: Report
@@ -31,11 +44,27 @@ class CommandFrame(msgspec.Struct, frozen=True):
     body: Command
 
 
+class _Tag(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _Outline(msgspec.Struct, frozen=True):
+    """What frames of every version have."""
+
+    seq: int
+    body: _Tag
+
+
 _Frame = TypeVar("_Frame", ReportFrame, CommandFrame)
 
 _encoder: Final = msgspec.json.Encoder()
 _report_decoder: Final = msgspec.json.Decoder(ReportFrame)
 _command_decoder: Final = msgspec.json.Decoder(CommandFrame)
+_outline_decoder: Final = msgspec.json.Decoder(_Outline)
+_tag_decoder: Final = msgspec.json.Decoder(_Tag)
+_KNOWN: Final = {
+    str(kind.__struct_config__.tag) for kind in (*get_args(Report), *get_args(Command))
+}
 
 
 def encode(frame: ReportFrame | CommandFrame) -> bytes:
@@ -48,12 +77,12 @@ def encode(frame: ReportFrame | CommandFrame) -> bytes:
 
 
 def decode_report(data: bytes | str) -> ReportFrame:
-    """Read a frame that an agent sent. Raises ProtocolError."""
+    """Read a frame that an agent sent. Raises UnknownMessage and ProtocolError."""
     return _decode(_report_decoder, data, FRAME_BYTES_MAX)
 
 
 def decode_command(data: bytes | str) -> CommandFrame:
-    """Read a frame that the coordinator sent. Raises ProtocolError."""
+    """Read a frame that the coordinator sent. Raises UnknownMessage and ProtocolError."""
     return _decode(_command_decoder, data, COMMAND_BYTES_MAX)
 
 
@@ -63,4 +92,23 @@ def _decode(decoder: msgspec.json.Decoder[_Frame], data: bytes | str, most: int)
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _raise_if_unknown(data)
         raise ProtocolError(f"not a message of this protocol: {error}") from error
+
+
+def unknown_type(data: bytes | str, known: set[str]) -> str | None:
+    """The type of a message that is none of the `known` ones; None for what is no message."""
+    try:
+        kind = _tag_decoder.decode(data).type
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None if kind in known else kind
+
+
+def _raise_if_unknown(data: bytes | str) -> None:
+    try:
+        outline = _outline_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if outline.body.type not in _KNOWN:
+        raise UnknownMessage(outline.body.type, outline.seq)

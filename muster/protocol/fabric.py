@@ -111,6 +111,22 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     unfit: tuple[str, ...] = ()
 
 
+class NodeRdma(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node has for RDMA as its agent saw it last: by this nodes are chosen, while the plan
+    for a gang rests on fresh probes.
+
+    `group` names the class, of whose `expected` ports jobs can use `ports` now. Nodes of one `kind`
+    agree in all that a plan compares. `why`: in words that follow the node's name, why there are no
+    ports.
+    """
+
+    group: str = ""
+    ports: int = 0
+    expected: int = 0
+    kind: str = ""
+    why: str = ""
+
+
 class TaskFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a task's node is told of the fabric plan.
 

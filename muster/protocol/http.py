@@ -108,12 +108,24 @@ class JobSummary(msgspec.Struct, frozen=True):
     gpus: int | None = None
 
 
+class NoticeView(msgspec.Struct, frozen=True):
+    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`), since
+    when, and (`problem`) why that did not succeed so far. `to` is where the webhook is."""
+
+    to: str
+    event: str
+    at: Timestamp
+    problem: str = ""
+
+
 class JobView(JobSummary, frozen=True, kw_only=True):
-    """`muster show`: the summary, the specification and all attempts."""
+    """`muster show`: the summary, the specification and all attempts. `notices`: of what its
+    webhooks have not heard yet."""
 
     spec: dict[str, Any]
     attempts: tuple[AttemptView, ...]
     timeline: tuple[Step, ...]
+    notices: tuple[NoticeView, ...] = ()
 
 
 class SpecView(msgspec.Struct, frozen=True):
@@ -126,12 +138,14 @@ class SpecView(msgspec.Struct, frozen=True):
 class Validation(msgspec.Struct, frozen=True):
     """What a submit would make of a body, without one: `spec` with every default filled in,
     `warnings` as sentences. `fits`: the nodes that are known could hold it; `unfit` says why not.
+    `pool_defaults`: the keys that its pool has filled in.
     """
 
     spec: dict[str, Any]
     warnings: tuple[str, ...]
     fits: bool
     unfit: str | None = None
+    pool_defaults: tuple[str, ...] = ()
 
 
 class NodeEnvironment(msgspec.Struct, frozen=True):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
-from muster.protocol.codec import ProtocolError
+from muster.protocol.codec import ProtocolError, UnknownMessage, unknown_type
 from muster.protocol.ids import NodeName, TaskId
 
 CHUNK_BYTES_MAX: Final = 256 * 1024
@@ -100,6 +100,9 @@ _encoder: Final = msgspec.json.Encoder()
 _chunk_decoder: Final = msgspec.json.Decoder(Chunk)
 _report_decoder: Final[msgspec.json.Decoder[LogReport]] = msgspec.json.Decoder(LogReport)
 _command_decoder: Final[msgspec.json.Decoder[LogCommand]] = msgspec.json.Decoder(LogCommand)
+_KNOWN: Final = {
+    str(kind.__struct_config__.tag) for kind in (*get_args(LogReport), *get_args(LogCommand))
+}
 
 
 def encode_text(message: LogReport | LogCommand) -> str:
@@ -128,16 +131,20 @@ def decode_chunk(frame: bytes) -> tuple[Chunk, memoryview]:
 
 
 def decode_log_report(text: str | bytes) -> LogReport:
-    """Read a text frame that an agent sent. Raises ProtocolError."""
+    """Read a text frame that an agent sent. Raises UnknownMessage and ProtocolError."""
     try:
         return _report_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if kind := unknown_type(text, _KNOWN):
+            raise UnknownMessage(kind) from error
         raise ProtocolError(f"not a message of the log connection: {error}") from error
 
 
 def decode_log_command(text: str | bytes) -> LogCommand:
-    """Read a text frame that the coordinator sent. Raises ProtocolError."""
+    """Read a text frame that the coordinator sent. Raises UnknownMessage and ProtocolError."""
     try:
         return _command_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if kind := unknown_type(text, _KNOWN):
+            raise UnknownMessage(kind) from error
         raise ProtocolError(f"not a message of the log connection: {error}") from error

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.fabric import NodeFabric, TaskFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -52,7 +52,8 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     `address`. `machine_id` names the host: agents of one host share its ports. `python` is the
     default interpreter of jobs. `hostname` is what the node calls itself, which may differ from its
     name in the cluster. `devices` are its GPUs, those that no job is given among them; `gpus` is
-    how many jobs may have. An agent that cannot tell them apart names none.
+    how many jobs may have. An agent that cannot tell them apart names none. `rdma` is None where
+    nothing is known of it.
     """
 
     address: str
@@ -69,6 +70,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     hostname: str = ""
     interfaces: tuple[Interface, ...] = ()
     devices: tuple[GpuDevice, ...] = ()
+    rdma: NodeRdma | None = None
 
 
 def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Inventory:
@@ -178,7 +180,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were, `hardware` the last events of this boot.
+    they were, `hardware` the last events of this boot. `protocol_min` and `protocol_max` are its
+    window; a default that moved with the version would be left out by one side and read as its own
+    by the other.
     """
 
     node: NodeName
@@ -189,8 +193,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     tasks: tuple[TaskReport, ...] = ()
     epoch_seen: int = 0
     cluster: str = ""
-    protocol_min: int = PROTOCOL_MIN
-    protocol_max: int = PROTOCOL_MAX
+    protocol_min: int = 1
+    protocol_max: int = 1
     instance: str = ""
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
@@ -200,8 +204,8 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices` and `ports` are there where they have changed since Hello, `hardware`
-    where something has happened; `wall_s` is its wall clock.
+    `interfaces`, `devices`, `ports` and `rdma` are there where they have changed since Hello,
+    `hardware` where something has happened; `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -209,6 +213,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     wall_s: float | None = None
     devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
+    rdma: NodeRdma | None = None
     hardware: tuple[HardwareEvent, ...] = ()
 
 
@@ -217,7 +222,8 @@ Report = Hello | TaskReport | Heartbeat
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
-    holds and `keep` does not name is to be stopped and removed.
+    holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
+    speak.
     """
 
     epoch: int
@@ -227,7 +233,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     version: str
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
-    protocol: int = PROTOCOL_MAX
+    protocol: int = 1
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):

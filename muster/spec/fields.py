@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import urlsplit
 
 from muster.protocol.failures import FailureKind
 from muster.spec import units
@@ -14,17 +15,22 @@ from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
+from muster.spec.types import SAME, SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
 
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
+SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
 _MAX_PATH_CHARS: Final = 4096
+_MAX_URL_CHARS: Final = 2000
 _MAX_CPUS: Final = 65536
 _MAX_LABEL_CHARS: Final = 256
 _WARN_BEFORE_S: Final = 60.0  # as in Slurm
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_SPREAD: Final = re.compile(SPREAD)
+_WEBHOOK: Final = re.compile(r"[A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%-]+")
+_DOTS: Final = re.compile(r"(^|/)(\.|%2e){1,2}(/|%2f|$)|%2f|%5c")
 _COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -86,6 +92,40 @@ def label(text: str) -> str:
             f"use printable text of at most {_MAX_LABEL_CHARS} characters",
         )
     return text
+
+
+def spread(text: str) -> str:
+    """How near to each other the nodes of a gang are: `same-switch`, or any other label's name."""
+    typed = text.strip()
+    if not _SPREAD.fullmatch(typed):
+        raise RefusedError(
+            "says no label that the nodes of a gang share",
+            "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
+            "`labels`; any other label will do",
+        )
+    return typed
+
+
+def webhook(text: str) -> str:
+    """The address of a webhook. Which of them may be told is the coordinator's to say: so it has to
+    be one that no two programs read in different ways."""
+    typed = text.strip()
+    try:
+        parts = urlsplit(typed)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    hint = "write it as https://hooks.example.com/path"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise RefusedError("is no address of a webhook", hint)
+    if not _WEBHOOK.fullmatch(typed) or len(typed) > _MAX_URL_CHARS:
+        said = f"is more than {_MAX_URL_CHARS} characters, or has others than an address has"
+        raise RefusedError(said, hint)
+    if parts.username is not None or parts.fragment or "#" in typed:
+        raise RefusedError("has a user or a fragment in it", hint)
+    if _DOTS.search(parts.path.lower()):
+        raise RefusedError("has `.` or `..` in its path", hint)
+    return typed
 
 
 def schema_version(text: str) -> int:

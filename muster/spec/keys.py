@@ -196,6 +196,12 @@ KEYS: Final[dict[str, About]] = {
         "--nccl-debug`.",
         "nccl_debug: true",
     ),
+    "notify": About(
+        "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",
+        "notify: [https://hooks.example.com/team]",
+        "up to 8 addresses that the coordinator's configuration allows",
+        "none",
+    ),
     "placement.include": About(
         "The only nodes that the job may have.",
         "placement: {include: [gpu-01, gpu-02]}",
@@ -210,6 +216,13 @@ KEYS: Final[dict[str, About]] = {
         "placement: {labels: {rack: r1}}",
         "a map",
         "any node",
+    ),
+    "placement.spread": About(
+        "How near to each other the nodes are: all have the same value of a label, such as the "
+        "`switch` that their agents' configurations name.",
+        "placement: {spread: same-switch}",
+        "`same-` and the name of a label",
+        "anywhere",
     ),
 }
 

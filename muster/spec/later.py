@@ -19,7 +19,6 @@ LATER_KEYS: Final = {
         "hang": "leave it out; set `time_limit`, and the time-outs of NCCL in `env`",
         "idle": "leave it out; set `time_limit`",
         "image": "jobs run on the node itself: name an interpreter or environment in `python`",
-        "notify": "leave it out; call your webhook after `muster wait ID`",
         "outputs": "write results to storage that every node mounts",
         "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
         "prepare": "use `setup`, which runs once per node and attempt",
@@ -28,7 +27,6 @@ LATER_KEYS: Final = {
         "ship": "leave it out; `workdir` is an absolute path that exists on the nodes",
         "user": "leave it out; the agent's configuration decides as whom jobs run",
     },
-    "placement": {"spread": "name the nodes in `placement.include`"},
     "workdir": {
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
         "url": "clone in `setup`, or use a `workdir` that exists on the nodes",

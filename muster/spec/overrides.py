@@ -64,10 +64,10 @@ def override_document(
     lines = dict(document.lines)
     problems: list[Problem] = []
     for path, value in _changes(options or {}, sets, env, problems):
-        problem = _put(changed, path, value)
+        problem = put(changed, path, value)
         if problem is not None:
             problems.append(problem)
-        for spelling in _spellings(path):
+        for spelling in spellings(path):
             _forget(lines, spelling)
     if problems:
         raise SpecError(problems)
@@ -100,18 +100,21 @@ def _value(text: str) -> object:
     return read_yaml(text).tree if text.startswith(("[", "{")) else text
 
 
-def _spellings(path: str) -> tuple[str, ...]:
+def spellings(path: str) -> tuple[str, ...]:
+    """All names of one setting."""
     return next((group for group in SPELLINGS if path in group), (path,))
 
 
-def _put(tree: Tree, path: str, value: object) -> Problem | None:
-    for spelling in _spellings(path):
+def put(tree: Tree, path: str, value: object) -> Problem | None:
+    """Set one key of a tree whose own maps stay as they are; what is in the way, if something
+    is."""
+    for spelling in spellings(path):
         _remove(tree, spelling.split("."))
     # A variable's name may hold anything until it is checked, so only its first dot separates.
     *sections, key = path.split(".", 1) if path.startswith("env.") else path.split(".")
     at = tree
     for index, section in enumerate(sections):
-        inner = _as_map(section, at.get(section))
+        inner = as_map(section, at.get(section))
         if inner is None:
             where = ".".join(sections[: index + 1])
             return Problem(path, None, f"`{where}` is no map in this job", f"set `{where}` itself")
@@ -121,7 +124,7 @@ def _put(tree: Tree, path: str, value: object) -> Problem | None:
     return None
 
 
-def _as_map(section: str, value: object) -> Tree | None:
+def as_map(section: str, value: object) -> Tree | None:
     """A copy of a section as a map, from its map, list (`env`) or short form."""
     if value is None:
         return {}

@@ -40,6 +40,7 @@ from muster.spec.types import (
 )
 
 MAX_RETRIES: Final = 1000
+MAX_WEBHOOKS: Final = 8
 # Linux takes 2 MiB of arguments and environment under the usual limit of the stack, 8 MiB, and
 # a message to an agent is 1 MiB: half of that leaves room for what Muster adds.
 MAX_LAUNCH_BYTES: Final = 512 * 1024
@@ -115,6 +116,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         pool=job.read("pool", fields.pool, DEFAULT_POOL),
         placement=_placement(job, nodes, nproc, roles),
         rdma=job.read("rdma", fields.rdma, Rdma.PREFERRED),
+        notify=_notify(job),
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
     )
     job.finish()
@@ -204,6 +206,14 @@ def _command(job: Section, found: Found, reader: Callable[[object], Command]) ->
     except RefusedError as refused:
         job.problems.refuse(found.path, shown(found.value), refused)
         return _NO_COMMAND
+
+
+def _notify(job: Section) -> tuple[str, ...]:
+    found = job.items("notify", fields.webhook, "`[https://hooks.example.com/x]`")
+    if len(found) > MAX_WEBHOOKS:
+        job.problems.add("notify", None, f"names more than {MAX_WEBHOOKS}", "name fewer")
+        return ()
+    return found
 
 
 def _part(job: Section, key: str, example: str) -> Section | None:
@@ -361,6 +371,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
     include = part.items("include", fields.node_name, "`[gpu-01, gpu-02]`")
     exclude = part.items("exclude", fields.node_name, "`[gpu-07]`")
     labels = _labels(part)
+    spread = part.read("spread", fields.spread, None)
     part.finish()
     counted = [r for r in (roles.launcher, roles.worker) if r.nproc_per_node is not None]
     where, given = f"{part.path}.include", shown(part.raw.get("include"))
@@ -381,7 +392,7 @@ def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placemen
             f"leaves {len(usable)} nodes for a job of {nodes}",
             "name more, or ask for fewer",
         )
-    return Placement(include, exclude, labels)
+    return Placement(include, exclude, labels, spread)
 
 
 def _labels(placement: Section) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from muster.spec.types import Argv, Command, JobSpec, Rendezvous, Role, Shell, Stop
+from muster.spec.types import Argv, Command, JobSpec, Placement, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text, size_text
 
 
@@ -64,12 +64,20 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["rdma"] = spec.rdma.value
     if spec.nccl_debug:
         made["nccl_debug"] = True
-    chosen = {"include": list(spec.placement.include), "exclude": list(spec.placement.exclude)}
-    placed: dict[str, object] = {key: names for key, names in chosen.items() if names}
-    if spec.placement.labels:
-        placed["labels"] = dict(spec.placement.labels)
-    if placed:
+    if spec.notify:
+        made["notify"] = list(spec.notify)
+    if placed := _placement(spec.placement):
         made["placement"] = placed
+    return made
+
+
+def _placement(placement: Placement) -> dict[str, object]:
+    chosen = {"include": list(placement.include), "exclude": list(placement.exclude)}
+    made: dict[str, object] = {key: names for key, names in chosen.items() if names}
+    if placement.labels:
+        made["labels"] = dict(placement.labels)
+    if placement.spread is not None:
+        made["spread"] = placement.spread
     return made
 
 

@@ -13,7 +13,7 @@ from muster.protocol.failures import FailureKind
 from muster.spec import fields
 from muster.spec.fields import MAX_NODES
 from muster.spec.keys import KEYS, alias_of
-from muster.spec.parse import MAX_RETRIES
+from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
 from muster.spec.types import (
     DEFAULT_POOL,
@@ -160,7 +160,19 @@ def _properties() -> dict[str, Schema]:
             "enum": [True, False, "true", "false"],
             "default": False,
         },
-        "placement": _map({"include": _nodes(), "exclude": _nodes(), "labels": _labels()}),
+        "notify": {
+            "type": "array",
+            "maxItems": MAX_WEBHOOKS,
+            "items": _text(r"^\s*https?://[^\s@#]+\s*$"),
+        },
+        "placement": _map(
+            {
+                "include": _nodes(),
+                "exclude": _nodes(),
+                "labels": _labels(),
+                "spread": _text(f"^{fields.SPREAD}$"),
+            }
+        ),
     }
 
 

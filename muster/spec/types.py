@@ -19,6 +19,7 @@ SCHEMA_VERSION = 1
 DEFAULT_POOL = "default"
 DEFAULT_PRIORITY = 50
 MAX_PRIORITY = 100
+SAME = "same-"
 
 
 class Launcher(Enum):
@@ -131,11 +132,20 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have."""
+    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have.
+    `spread`: how near to each other the nodes of a gang are, `same-` and the name of a label; None:
+    anywhere.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     labels: dict[str, str] = {}
+    spread: str | None = None
+
+    @property
+    def shared_label(self) -> str | None:
+        """The label of which all nodes of a gang have the same value."""
+        return None if self.spread is None else self.spread.removeprefix(SAME)
 
 
 class Role(msgspec.Struct, frozen=True):
@@ -167,7 +177,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
     nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
     agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
-    why. Times are seconds.
+    why. `notify` are the webhooks that are told how it goes. Times are seconds.
     """
 
     name: str
@@ -192,6 +202,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement()
     rdma: Rdma = Rdma.PREFERRED
     nccl_debug: bool = False
+    notify: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property

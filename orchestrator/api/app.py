@@ -17,6 +17,7 @@ from orchestrator.api.node_verbs import NodeVerbsApi
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.openapi import SchemaApi
 from orchestrator.api.origins import Origins
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.surround import add_headers, expectation, surround
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import Limits
@@ -37,12 +38,16 @@ def make_app(
     tokens: TokenStore,
     origins: Origins,
     limits: Limits,
+    rules: SubmitRules,
 ) -> web.Application:
     """The application, complete; nothing can be reached that is not in `routes`."""
     jobs = JobsApi(
-        coordinator, queued_max=limits.queued_jobs_max, submits_per_s=limits.submits_per_s
+        coordinator,
+        queued_max=limits.queued_jobs_max,
+        submits_per_s=limits.submits_per_s,
+        rules=rules,
     )
-    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator)
+    job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, rules)
     verbs, node_verbs = JobVerbsApi(coordinator, jobs), NodeVerbsApi(coordinator)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator)

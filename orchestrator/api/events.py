@@ -11,8 +11,10 @@ from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.display import host_port
+from orchestrator.core.notices import host_of
 from orchestrator.core.service import service_event
 from orchestrator.core.state import Job
 
@@ -70,6 +72,11 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             return "queued again"
         case f.RetryScheduled(_, budget, delay_s):
             return f"will be tried again in {delay_s:g} s ({budget} budget)"
+        case nf.NoticeDue(_, _, event):
+            return f"webhooks are to be told: {event.value}"
+        case nf.NoticeSettled(_, _, hook, problem):
+            where = f"webhook {hook + 1}" if job is None else f"webhook {host_of(job, hook)}"
+            return f"{where} was not told: {problem}" if problem else f"{where} was told"
         case f.JobEnded(_, cause):
             return f"ended: {cause.text}"
         case (

@@ -10,6 +10,7 @@ from orchestrator.api.reading import job_id
 from orchestrator.api.redaction import without_secrets, without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.validation import validation
 from orchestrator.core.fabric_view import fabric_view
 from orchestrator.core.launch import environments
@@ -20,12 +21,13 @@ from orchestrator.shell.coordinator import Coordinator
 class JobDetailsApi:
     """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env and /fabric."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, rules: SubmitRules) -> None:
         self._coordinator = coordinator
+        self._rules = rules
 
     async def validate(self, request: web.Request) -> web.Response:
-        spec = await spec_body(request)
-        return reply(validation(await self._coordinator.settled(), spec))
+        spec, filled = await spec_body(request, self._rules)
+        return reply(validation(await self._coordinator.settled(), spec, filled))
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))

@@ -21,6 +21,7 @@ from orchestrator.api.reading import job_id, no_such_job, read_query, struct_bod
 from orchestrator.api.redaction import without_secrets_inside
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.core.actions import (
     CHANGED,
     DISK_FULL,
@@ -53,19 +54,29 @@ _DECLINED_STATUS: Final = {
 class JobsApi:
     """The routes below /v1/jobs but for logs."""
 
-    def __init__(self, coordinator: Coordinator, *, queued_max: int, submits_per_s: float) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        queued_max: int,
+        submits_per_s: float,
+        rules: SubmitRules,
+    ) -> None:
         self._coordinator = coordinator
+        self._rules = rules
         self._submits = RateLimit(submits_per_s)
         self._queued_max = queued_max
 
     async def submit(self, request: web.Request) -> web.Response:
         self.check_rate(request)
-        return await self.take(request, idempotency_key(request), await spec_body(request))
+        key = idempotency_key(request)
+        return await self.take(request, key, (await spec_body(request, self._rules)).spec)
 
     async def take(
         self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None
     ) -> web.Response:
         """Submit a job that has been read."""
+        self._rules.check(spec)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
         queued = sum(map(len, state.queues.values())) + len(state.held)

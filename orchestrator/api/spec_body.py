@@ -1,16 +1,19 @@
 """A job in the body of a request, as JSON or YAML."""
 
 import asyncio
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from muster.protocol.http import FieldProblem
-from muster.spec.parse import parse_job, parse_json
+from muster.spec.defaults import fill_in
+from muster.spec.parse import parse_document
 from muster.spec.problems import Kind, SpecError
+from muster.spec.scalars import read_json, read_yaml
 from muster.spec.types import JobSpec
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_body
+from orchestrator.api.submit_rules import SubmitRules
 
 # Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
 _INLINE_BYTES: Final = 4096
@@ -18,12 +21,19 @@ JSON_TYPES: Final = ("application/json",)
 YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
 
 
-async def spec_body(request: web.Request) -> JobSpec:
+class Read(NamedTuple):
+    """A job, and the keys of it that its pool's defaults have filled in."""
+
+    spec: JobSpec
+    filled: tuple[str, ...]
+
+
+async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
     """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
     if request.content_type in JSON_TYPES:
-        parse = parse_json
+        read = read_json
     elif request.content_type in YAML_TYPES:
-        parse = parse_job
+        read = read_yaml
     else:
         raise ApiError(
             415,
@@ -38,10 +48,17 @@ async def spec_body(request: web.Request) -> JobSpec:
         raise ApiError(
             400, "bad_encoding", f"the body is not UTF-8 text (byte {error.start})"
         ) from error
+
+    def parse() -> Read:
+        document, filled = fill_in(read(text), rules.defaults)
+        return Read(parse_document(document), filled)
+
     try:
-        return parse(text) if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse, text)
+        made = parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
     except SpecError as error:
         raise spec_problem(error) from error
+    rules.check(made.spec)
+    return made
 
 
 def spec_problem(error: SpecError) -> ApiError:

@@ -9,7 +9,7 @@ from orchestrator.core.placement import count, never_fits, unfit
 from orchestrator.core.state import State
 
 
-def validation(state: State, spec: JobSpec) -> Validation:
+def validation(state: State, spec: JobSpec, filled: tuple[str, ...]) -> Validation:
     """Judged by the nodes as they are known now; nothing is kept of it."""
     impossible = never_fits(state, spec)
     return Validation(
@@ -17,6 +17,7 @@ def validation(state: State, spec: JobSpec) -> Validation:
         warnings=tuple(_warnings(state, spec, fits=impossible is None)),
         fits=impossible is None,
         unfit=impossible,
+        pool_defaults=filled,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
-from muster.protocol.ids import BadId, check_node_name
+from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import problem
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
@@ -24,11 +24,16 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
     """Why this agent cannot be let in by a coordinator of `version`; None where it can."""
     too_old = hello.protocol_max < PROTOCOL_MIN
     if too_old or hello.protocol_min > PROTOCOL_MAX:
+        remedy = (
+            f"upgrade the agent of {hello.node[:NODE_NAME_CHARS_MAX]} to the coordinator's release "
+            "and restart it, which leaves its jobs running"
+            if too_old
+            else "upgrade the coordinator first, then the agents"
+        )
         return Refused(
             "protocol",
             f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
-            f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: "
-            f"upgrade the {'agent' if too_old else 'coordinator'}",
+            f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: {remedy}",
         )
     try:
         check_node_name(hello.node)

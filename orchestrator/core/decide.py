@@ -11,6 +11,7 @@ from typing import assert_never
 from msgspec import structs
 from msgspec.structs import replace
 
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
@@ -41,6 +42,7 @@ from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.hardware import hardware_seen, may_be_hardware
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
+from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
 from orchestrator.core.requests import cancel, change, signal
@@ -78,6 +80,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SpaceSeen(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.NoticeTried():
+            return tried(state, stimulus)
         case s.JobsArchived(jobs):
             return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
@@ -231,10 +235,10 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, events):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
-            changed = _changed(state, name, interfaces, devices)
+            changed = _changed(state, name, interfaces, devices, rdma)
             changed += _ports_seen(state, name, ports)
             changed += hardware_seen(state, name, events)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
@@ -258,14 +262,17 @@ def _changed(
     name: NodeName,
     interfaces: tuple[Interface, ...] | None,
     devices: tuple[GpuDevice, ...] | None,
+    rdma: NodeRdma | None,
 ) -> list[f.Fact]:
-    """A node says when its interfaces or its GPUs have changed."""
+    """A node says when its interfaces, its GPUs or what it has for RDMA have changed."""
     node = state.nodes[name]
     inventory = node.inventory
     if interfaces is not None and not problem(interfaces):
         inventory = structs.replace(inventory, interfaces=interfaces)
     if devices is not None and not gpu_problem(devices):
         inventory = with_devices(inventory, devices)
+    if rdma is not None:
+        inventory = structs.replace(inventory, rdma=rdma)
     if inventory == node.inventory:
         return []
     return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]

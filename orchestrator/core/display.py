@@ -17,10 +17,12 @@ from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
+from orchestrator.core.lack import jobs_named
 from orchestrator.core.launch import last_call_s, ranks_of
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
-from orchestrator.core.placement import count, jobs_named
+from orchestrator.core.notices import host_of
+from orchestrator.core.placement import count
 from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
@@ -85,6 +87,10 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
         spec=to_mapping(job.spec),
         attempts=tuple(_attempt_view(state, job, attempt) for attempt in job.attempts),
         timeline=tuple(_timeline(job)),
+        notices=tuple(
+            h.NoticeView(host_of(job, hook), notice.event, timestamp(notice.at), notice.problem)
+            for (_, hook), notice in job.notices.items()
+        ),
     )
 
 

@@ -6,13 +6,15 @@ import enum
 from typing import Final
 
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 
 
 class Durability(enum.Enum):
     """SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and
     a moment may pass in which more of its kind come. LAZY: with the next sync; an agent would
-    report it again. EPHEMERAL: never; it is about connections of this process.
+    report it again, a webhook would be told again. EPHEMERAL: never; it is about connections of
+    this process.
     """
 
     SYNC = "sync"
@@ -30,6 +32,7 @@ _LAZY: Final = (
     f.TaskStarted,
     f.TrafficJudged,
     f.JobRequeued,
+    nf.NoticeSettled,
     sf.DrainTimed,
     sf.NodeTrusted,
 )
@@ -47,6 +50,7 @@ _EPHEMERAL: Final = (
     f.RunTimed,
     f.SpaceChanged,
     f.TrafficMeasured,
+    nf.NoticeFailed,
     f.JobForgotten,
 )
 

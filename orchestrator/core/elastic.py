@@ -19,6 +19,7 @@ from orchestrator.core.gpus import given
 from orchestrator.core.meeting import who_could_join
 from orchestrator.core.placement import busy, preference, unfit
 from orchestrator.core.scheduler import may_place
+from orchestrator.core.spread import same
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 
@@ -90,6 +91,7 @@ def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
     """Nodes that may join, were they on the gang's network, the better ones first."""
     joined = Counter(task.node for task in attempt.tasks if task.joined)
     refused = {task.node for task in attempt.tasks if task.refusal is not None}
+    launcher = state.nodes[attempt.tasks[0].node]
     found = [
         node
         for node in state.nodes.values()
@@ -99,5 +101,6 @@ def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
         and node.name not in refused
         and joined[node.name] < COMES_BACK
         and unfit(job.spec, node) is None
+        and same(job.spec, node, launcher)
     ]
     return sorted(found, key=lambda node: preference(state, job.spec, node))

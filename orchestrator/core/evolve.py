@@ -11,11 +11,13 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.node import LINK_TRANSITIONS, LinkState
+from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
@@ -32,6 +34,9 @@ from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
+
+
+_OF_NO_REVISION: Final = f.RunTimed | f.JobForgotten | nf.NoticeFailed
 
 
 class InvalidTransition(Exception):
@@ -80,10 +85,13 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             _apply_job(state, fact, at)
+        case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
+            apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
         case f.JobForgotten(number):
             gone = state.jobs.pop(number)
+            state.telling.discard(number)
             if gone.key:
                 del state.keys[gone.user, gone.key]
             state.forgotten += 1
@@ -121,7 +129,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, f.RunTimed | f.JobForgotten):
+    if name is not None and not isinstance(fact, _OF_NO_REVISION):
         state.jobs[name].revision += 1
 
 

@@ -16,21 +16,22 @@ from orchestrator.core.fabric_view import plan_of, was_refused
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.gpus import Holder, room
 from orchestrator.core.job import JobPhase
+from orchestrator.core.lack import Lack, jobs_named
 from orchestrator.core.network import reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import (
+    SPREAD,
     Considered,
-    Lack,
     Verdict,
     busy,
     consider,
     count,
-    jobs_named,
     natural,
     never_fits,
 )
 from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
+from orchestrator.core.spread import groups
 from orchestrator.core.state import Attempt, Job, Node, State
 
 TRIES: Final = 4
@@ -228,11 +229,15 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     would judge that job."""
     if job.spec.placement.include and job.spec.nproc_on:
         return 0  # its nodes are named one by one
-    free = [v.node for v in it.found.verdicts if v.lack is None or v.lack.code == "network"]
+    spec = job.spec
+    free = [
+        v.node for v in it.found.verdicts if v.lack is None or v.lack.code in ("network", SPREAD)
+    ]
     most = min(job.spec.nodes - 1, len(free))
-    together = reachable_gang(free, 1, state.networks, most) if most else None
+    gangs = [reachable_gang(group, 1, state.networks, most) or () for group in groups(spec, free)]
+    together = max(gangs, key=len, default=()) if most else ()
     # Fewer are wanted, so more may be left out for what they did to it before.
-    for nodes in range(len(together or ()), 0, -1)[:TRIES]:
+    for nodes in range(len(together), 0, -1)[:TRIES]:
         smaller = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
             return nodes

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from muster.fabric import environment as env
 from muster.fabric.gids import Family
+from muster.fabric.lack import lack_of
 from muster.fabric.nccl import Version, devices_max, version_of
 from muster.fabric.types import ETHERNET
 from muster.protocol.fabric import FabricPort, NodeFabric
@@ -110,14 +111,7 @@ def lack(member: Member) -> str | None:
         return f"cannot use RDMA: {fabric.stops[0]}"
     if member.ports:
         return None
-    if fabric.missing:
-        first = fabric.missing[0]
-        return f"has no port that can be used: {first.key}: {first.why}"
-    if fabric.unused:
-        return f"has no port that is for jobs ({fabric.unused[0]} is not: muster probe says why)"
-    if fabric.unfit:
-        return f"has no RDMA device that NCCL can use without a plugin: {fabric.unfit[0]}"
-    return "has no RDMA device that jobs can use"
+    return lack_of(fabric)
 
 
 def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:

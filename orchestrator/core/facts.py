@@ -21,6 +21,7 @@ from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core import link_facts as of_link
+from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.service_facts import OfService
 
@@ -347,7 +348,7 @@ class SpaceChanged(_Fact, frozen=True):
 
 class JobForgotten(_Fact, frozen=True):
     """The job has ended and is in the archive: the state has it no longer. No fact of a job
-    follows its JobEnded but this one."""
+    follows its JobEnded but those of its notices and this one."""
 
     job: JobId
 
@@ -364,12 +365,14 @@ LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
 OfLink = of_link.OfLink
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured
+Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured | nf.NoticeFailed
 
 Durable = (
     EpochStarted
     | NodeRegistered
     | OfService
+    | nf.NoticeDue
+    | nf.NoticeSettled
     | JobSubmitted
     | JobHeld
     | JobReleased

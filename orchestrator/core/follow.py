@@ -16,6 +16,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
@@ -29,6 +30,7 @@ from orchestrator.core.hardware import follow_hardware
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
+from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
@@ -57,10 +59,14 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.JobReleased()
             | f.CancelRequested()
             | f.JobRequeued()
-            | f.JobEnded()
             | f.JobForgotten()
+            | nf.NoticeDue()
+            | nf.NoticeSettled()
+            | nf.NoticeFailed()
         ):
             return Decision()
+        case f.JobEnded(job_id):
+            return Decision(due(state.jobs[job_id], nf.Told.ENDED))
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
@@ -91,7 +97,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision(accused(state, task, now, limits))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
-            return Decision([], [a.SetTimer(timer, now.mono + delay_s)])
+            told = due(state.jobs[job_id], nf.Told.RETRYING)
+            return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
             # Nobody else has to be ready: its plan and its start are one commit and one message.
             return Decision([f.AttemptStarted(fact.job, fact.attempt)])
@@ -237,10 +244,13 @@ def _task_moved(
         case f.TaskListening():
             return _listening(state, job, attempt, limits)
         case f.TaskStarted():
-            begun = attempt.started_at is not None
-            return Decision([f.RunTimed(job.id, attempt.number, now.mono)] if begun else [])
+            if attempt.started_at is None:
+                return Decision()
+            timed = f.RunTimed(job.id, attempt.number, now.mono)
+            return Decision([timed, *due(job, nf.Told.STARTED)])
         case f.TaskExited():
-            return Decision(_all_exited(attempt))
+            # Of one that has left, what comes of that has been decided.
+            return Decision(_all_exited(attempt) if task.present else [])
         case f.TaskCleaned():
             session = state.nodes[task.node].session
             forget: list[a.Action] = []

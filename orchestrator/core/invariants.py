@@ -27,6 +27,8 @@ def _jobs(state: State) -> Iterator[str]:
         if number != job.id or number >= state.next_job:
             yield f"job {job.id} is kept as {number}, and the next one will be {state.next_job}"
         yield from _job(job)
+    if state.telling != {number for number, job in state.jobs.items() if job.notices}:
+        yield f"webhooks are to be told of {sorted(state.telling)}, and others have notices"
     for number in state.running:
         attempt = state.jobs[number].current
         if attempt is None or attempt.phase is not AttemptPhase.RUNNING:

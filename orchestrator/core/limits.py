@@ -33,7 +33,7 @@ class Limits:
     lease_s: float = 300.0
     lease_margin_s: float = 30.0
     heartbeat_s: float = 5.0
-    silence_s: float = 15.0
+    silence_s: float = 10.0
     prepare_timeout_s: float = 300.0
     refusal_wait_s: float = 1.0
     blame_wait_s: float = 0.5

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec, Placement, Resources, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
 from muster.spec.units import size_text
+from orchestrator.core.alike import alike, kind_of, without_rdma
 from orchestrator.core.gpus import (
-    Holder,
     free_cpus,
     free_memory,
     matching,
@@ -20,37 +20,13 @@ from orchestrator.core.gpus import (
     shares,
     siblings_hold,
 )
+from orchestrator.core.lack import Lack
 from orchestrator.core.network import Apart, choose, reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
+from orchestrator.core.spread import enough, groups, largest, value_of
 from orchestrator.core.state import Job, Node, State
-
-
-class Lack(NamedTuple):
-    """What keeps a node from being taken: a stable code, and words that follow the node's name.
-
-    `holders` are the attempts that have the node, or a part of it.
-    """
-
-    code: str
-    words: str
-    holders: tuple[Holder, ...] = ()
-
-    @property
-    def text(self) -> str:
-        # Made when somebody asks: of a large cluster, nearly nobody does.
-        match self.code:
-            case "busy" if self.holders:
-                return f"runs {jobs_named(self.holders)}"
-            case "gpus_busy" | "cpu_busy" | "memory_busy":
-                has = "has" if len({job for job, _ in self.holders}) == 1 else "have"
-                return f"{self.words}: {jobs_named(self.holders)} {has} the rest"
-            case _:
-                return self.words
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Verdict(NamedTuple):
@@ -69,15 +45,18 @@ class Waiting:
     wanted: int
     free: int
     lacking: tuple[tuple[NodeName, Lack], ...]
+    together: str = "share a network"
 
     @property
     def text(self) -> str:
         """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
         wanted = count(self.wanted, "node")
-        apart = sum(lack is _APART for _, lack in self.lacking)
+        apart = sum(lack.code in (_APART.code, SPREAD) for _, lack in self.lacking)
+        if any(lack is _UNLIKE for _, lack in self.lacking):
+            return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
         if apart:
             return (
-                f"needs {wanted} that share a network, and of the {apart} that are free no so many "
+                f"needs {wanted} that {self.together}, and of the {apart} that are free no so many "
                 "do"
             )
         told = _some(_by_name(self.lacking))
@@ -94,7 +73,10 @@ class Considered:
 
 
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
+_UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
+SPREAD: Final = "spread"
 _SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
+_THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
     {
         "busy",
@@ -104,6 +86,8 @@ _FOR_NOW: Final = frozenset(
         "same_gpus",
         "not_connected",
         "network",
+        "fabric",
+        SPREAD,
         "drained",
     }
 )
@@ -122,6 +106,7 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
         _too_few_gpus(spec.resources, node)
         or _too_small(spec.resources, node)
         or _without_label(spec.placement, node)
+        or without_rdma(spec, node)
     )
 
 
@@ -159,6 +144,9 @@ def _without_label(placement: Placement, node: Node) -> Lack | None:
             return Lack("label", f"has no label {name}")
         if has != value:
             return Lack("label", f"has the label {name}={has}, not {value}")
+    shared = placement.shared_label
+    if shared is not None and shared not in node.inventory.labels:
+        return Lack("label", f"has no label {shared}, which placement.spread goes by")
     return None
 
 
@@ -201,9 +189,7 @@ def consider(state: State, job: Job) -> Considered:
     unfits = [unfit(spec, node) for node in known]
     fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
     kept = _unspoilt(fitting, job.avoid)
-    if len(one_a_machine(kept)) < spec.nodes or (
-        job.avoid and reachable_gang(kept, spec.nodes, state.networks) is None
-    ):
+    if not enough(spec, kept, state.networks, meeting=bool(job.avoid)):
         kept = fitting
     left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
     verdicts = tuple(
@@ -234,10 +220,27 @@ def consider(state: State, job: Job) -> Considered:
     # Of two that did not meet, one was at fault perhaps: it is seldom both.
     faults = blame(job) if job.avoid else {}
     free.sort(key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    gang = _gang(spec, free, state.networks)
-    if gang is not None:
-        return Considered(verdicts, gang)
-    return Considered(tuple(v if v.lack else Verdict(v.node, _APART) for v in verdicts), ())
+    there = [node for node in kept if node.link in _THERE and node.in_service]
+    kinds = alike(spec, free, there)
+    for kind in kinds:
+        gang = _best_gang(spec, kind, state.networks, faults)
+        if gang is not None:
+            return Considered(verdicts, gang)
+    if not kinds:
+        return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
+    sizes = {node.name: len(group) for group in groups(spec, free) for node in group}
+    return Considered(
+        tuple(v if v.lack else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts), ()
+    )
+
+
+def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
+    """Why a free node is of no gang, where so many free nodes may be of one with it."""
+    here = sizes[node.name]
+    if here >= spec.nodes:
+        return _APART
+    which = "no other node has" if here == 1 else f"only {here} free nodes have"
+    return Lack(SPREAD, f"is free, and {which} {value_of(spec, node)}")
 
 
 def preference(
@@ -264,9 +267,13 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
     )
     fitting = len(able)
     if fitting >= spec.nodes:
-        if reachable_gang(able, spec.nodes, state.networks) is not None:
+        if enough(spec, able, state.networks):
             return None
-        found = choose(able[: spec.nodes], state.networks)
+        near = largest(spec, able)
+        if len(near) < spec.nodes:
+            most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
+            return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
+        found = choose(near[: spec.nodes], state.networks)
         return found.text if isinstance(found, Apart) else None
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
@@ -295,7 +302,13 @@ def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
         if verdict.lack is not None and verdict.lack.code in _FOR_NOW
     )
     free = sum(verdict.lack is None for verdict in found.verdicts)
-    return Waiting(job.spec.nodes, free, lacking)
+    near = any(lack.code == SPREAD for _, lack in lacking)
+    together = _together(job.spec) if near else "share a network"
+    return Waiting(job.spec.nodes, free, lacking, together)
+
+
+def _together(spec: JobSpec) -> str:
+    return f"have the same {spec.placement.shared_label}"
 
 
 def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
@@ -304,14 +317,18 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
     fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
     free = len(fitting) - len(left_out)
+    near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""
     out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
     if free == len(nodes):
-        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{out}"
+        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{near}{out}"
     part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
     first = "those that others share already, then " if part else ""
+    kinds = {kind_of(state.nodes[name]) for name in nodes}
+    one = len(nodes) > 1 and len(kinds) == 1 and "" not in kinds and spec.rdma is not Rdma.OFF
+    also = " and with one kind of RDMA" if one else ""
     return (
         f"of {free} free nodes that fit, {first}those with the fewest GPUs that suffice, "
-        f"then by name, on one network{out}"
+        f"then by name, on one network{near}{also}{out}"
     )
 
 
@@ -319,15 +336,26 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
     kept = one_a_machine(_unspoilt(fitting, avoid))
-    if len(kept) < spec.nodes:
-        return False
-    return not avoid or reachable_gang(kept, spec.nodes, state.networks) is not None
+    return enough(spec, kept, state.networks, meeting=bool(avoid))
 
 
 def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # One that has been lost or drained may never come back: it is no reason to wait.
-    there = (LinkState.CONNECTED, LinkState.SUSPECT)
-    return [n for n in fitting if n.link in there and n.in_service and n.name not in avoid]
+    return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
+
+
+def _best_gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...], faults: Mapping[NodeName, int]
+) -> tuple[NodeName, ...] | None:
+    """Of nodes that are near enough to each other: an elastic gang as large as can be, and else
+    where the fewest are free, so that others find many together."""
+    found: list[tuple[tuple[int, int, int], tuple[NodeName, ...]]] = []
+    for group in groups(spec, free):
+        gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
+        if gang is not None:
+            blamed = sum(faults.get(name, 0) for name in gang)
+            found.append(((blamed, -len(gang), len(group)), gang))
+    return min(found, key=lambda it: it[0], default=(None, None))[1]
 
 
 def _gang(
@@ -375,15 +403,6 @@ def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def jobs_named(holders: Iterable[Holder]) -> str:
-    """`job 3`, or `jobs 3, 5 and 7`."""
-    numbers = [str(job) for job in sorted({job for job, _ in holders})]
-    if len(numbers) == 1:
-        return f"job {numbers[0]}"
-    more = f"{len(numbers) - 4} more" if len(numbers) > 5 else numbers.pop()
-    return f"jobs {', '.join(numbers[:4])} and {more}"
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:

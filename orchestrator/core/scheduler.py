@@ -10,6 +10,7 @@ from typing import assert_never
 
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.gpus import given, may_have_room
@@ -76,6 +77,9 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TaskStarted()
             | f.TaskExited()
             | f.JobForgotten()
+            | nf.NoticeDue()
+            | nf.NoticeSettled()
+            | nf.NoticeFailed()
             | sf.DrainTimed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()

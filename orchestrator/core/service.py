@@ -29,6 +29,8 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             node.drain, node.faults, node.spared, node.hardware = None, (), "", ()
         case sf.NodeBlamed(_, job, attempt, text):
             node.faults += (Fault(job, attempt, text),)
+            # Judged anew: until that is done, others count it as one that is about to be out.
+            node.spared = ""
         case sf.NodeTrusted(_, forgets):
             kept = node.faults[forgets:]
             node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)

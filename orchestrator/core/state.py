@@ -169,6 +169,16 @@ class Hold:
     at: float
 
 
+class Notice(NamedTuple):
+    """What a webhook of a job is to be told (a value of `Told`), since when (UTC seconds), after so
+    many attempts; `problem`: why that did not succeed so far. The latter is volatile."""
+
+    event: str
+    at: float
+    attempt: int
+    problem: str = ""
+
+
 @dataclass(slots=True)
 class Job:
     """`spec` is as its users have changed it since."""
@@ -193,6 +203,8 @@ class Job:
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
     key: str = ""  # the idempotency key of its submit
+    notices: dict[tuple[int, int], Notice] = field(default_factory=dict)  # by number and webhook
+    notices_made: int = 0
 
     @property
     def as_submitted(self) -> JobSpec:
@@ -225,6 +237,7 @@ class State:
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     held: set[JobId] = field(default_factory=set)
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
+    telling: set[JobId] = field(default_factory=set)  # that have notices
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic

@@ -135,6 +135,17 @@ class JobsArchived:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeTried:
+    """A job's webhook was told, or could not be (`problem`); `over`: it will not be tried again."""
+
+    job: JobId
+    number: int
+    hook: int
+    problem: str = ""
+    over: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     timer: Timer
 
@@ -152,5 +163,6 @@ Stimulus = (
     | SessionEnded
     | SpaceSeen
     | JobsArchived
+    | NoticeTried
     | TimerFired
 )

@@ -15,6 +15,7 @@ from orchestrator.core.facts import AttemptArranged, Fact
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
+from orchestrator.core.service_facts import NodeDrained
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import Stimulus
 
@@ -50,8 +51,10 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
-        if any(isinstance(one, AttemptArranged) for one in followed.facts):
-            # A port is leased before another gang of the same report looks for one.
+        leased = any(isinstance(one, AttemptArranged) for one in followed.facts)
+        if leased or isinstance(fact, NodeDrained):
+            # A port is leased before another gang of the same report looks for one, and a gang is
+            # told once to leave, though two of its nodes are drained at once.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)

@@ -17,6 +17,7 @@ from muster.protocol.codec import (
     CommandFrame,
     FrameTooLarge,
     ProtocolError,
+    UnknownMessage,
     decode_report,
     encode,
 )
@@ -63,6 +64,7 @@ class _Session:
         default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
     )
     closing: bool = False
+    met_unknown: bool = False  # which is told once
 
     def abort(self) -> None:
         """End the connection without asking the other side."""
@@ -147,7 +149,14 @@ class AgentSessions:
     async def _read(self, session: _Session, coordinator: Coordinator) -> None:
         while (data := await _frame(session.socket)) is not None:
             self.received_bytes += len(data)
-            frame = decode_report(data)
+            try:
+                frame = decode_report(data)
+            except UnknownMessage as unknown:
+                session.link.accept(unknown.seq)
+                if not session.met_unknown:
+                    session.met_unknown = True
+                    _log.info("message_ignored", session=session.id, why=str(unknown))
+                continue
             if not session.link.accept(frame.seq):
                 continue
             report = frame.body

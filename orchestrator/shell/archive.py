@@ -20,6 +20,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.states import ENDED_STATES, JobState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.decide import decide
 from orchestrator.core.display import job_state, job_summary
@@ -56,7 +57,8 @@ class Archive:
     def __init__(self, journal: JournalWriter, state: State, ended: Mapping[str, int]) -> None:
         self.ended = Counter({JobState(name): count for name, count in ended.items()})
         self._journal = journal
-        self._due = deque(j.id for j in state.jobs.values() if j.phase is JobPhase.ENDED)
+        self._state = state
+        self._due = deque(job.id for job in state.jobs.values() if _may_go(job))
         self._work = asyncio.Event()
         if self._due:
             self._work.set()
@@ -66,9 +68,10 @@ class Archive:
     def took_in(self, facts: Sequence[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case f.JobEnded(job):
-                    self._due.append(job)
-                    self._work.set()
+                case f.JobEnded(job) | nf.NoticeSettled(job):
+                    if _may_go(self._state.jobs[job]) and job not in self._due:
+                        self._due.append(job)
+                        self._work.set()
                 case f.JobForgotten(job):
                     self.ended[self._moved.pop(job)] += 1
                 case _:
@@ -152,6 +155,11 @@ class Archive:
             raise AssertionError(f"{asked} changes job {name}, which is in the archive")
         (answer,) = (act.result for act in decision.actions if isinstance(act, a.Answer))
         return answer
+
+
+def _may_go(job: Job) -> bool:
+    """Whether nothing happens to it any more, and none of its webhooks has still to be told."""
+    return job.phase is JobPhase.ENDED and not job.notices
 
 
 def _row(state: State, job: Job) -> Archived:

@@ -81,6 +81,17 @@ def test_one_rank_alone_has_no_prefix(run: Run, fake: FakeCoordinator) -> None:
     assert run("logs", "42", "--rank", "all").stdout == b"progress 10%\rprogress 20%\r"
 
 
+def test_a_gang_that_may_grow_is_never_one_rank(run: Run, fake: FakeCoordinator) -> None:
+    task = api.TaskView(
+        "gpu-01", 0, "launcher", TaskState.STARTED, (api.RankView(0, None),), None, None
+    )
+    attempt = api.AttemptView(1, "RUNNING", (task,), None, None, timestamp(1), timestamp(2), None)
+    fake.put(job_view(nodes=1, max_nodes=2, attempts=(attempt,)))
+    fake.log(record(1, "a1 "), record(2, "b1\n", rank=1, node="gpu-02"), record(3, "a2\n"))
+    done = run("logs", "42", "--rank", "all")
+    assert done.stdout == b"[gpu-02 r1] b1\n[gpu-01 r0] a1 a2\n"
+
+
 def test_the_last_attempt_is_the_default(run: Run, fake: FakeCoordinator) -> None:
     fake.put(job_view(attempt=3))
     for arguments, attempt in (((), "attempt=3"), (("--attempt", "1"), "attempt=1")):

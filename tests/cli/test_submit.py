@@ -42,6 +42,15 @@ def test_options_change_what_the_file_says(run: Run, fake: FakeCoordinator, tmp_
     }
 
 
+def test_a_variable_goes_before_the_file_and_an_option_before_it(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("run: train.py\npool: a\ntime: 1h\n")
+    env = {"MUSTER_SUBMIT_POOL": "b", "MUSTER_SUBMIT_TIME_LIMIT": "2h"}
+    assert run("submit", "-f", "job.yaml", "--pool", "c", **env).returncode == 0
+    assert mapping_of(fake) == {"run": "train.py", "pool": "c", "time_limit": "2h"}
+
+
 def test_a_bare_command_runs_where_one_stands(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
@@ -140,10 +149,13 @@ def test_a_dry_run_says_whether_the_job_fits(
 ) -> None:
     (tmp_path / "job.yaml").write_text("run: train.py\n")
     spec = {"name": "train", "run": ["train.py"], "nodes": 1}
-    fake.script.validation = api.Validation(spec, ("env.A_TOKEN seems to be a secret",), fits=True)
+    fake.script.validation = api.Validation(
+        spec, ("env.A_TOKEN seems to be a secret",), fits=True, pool_defaults=("time_limit",)
+    )
     fits = run("submit", "-f", "job.yaml", "--dry-run")
     assert (fits.returncode, fits.stdout.splitlines()[0]) == (0, b"name: train")
     assert b"seems to be a secret\nmuster: it fits" in fits.stderr
+    assert b"by its defaults: time_limit\n" in fits.stderr
     fake.script.validation = api.Validation(spec, (), fits=False, unfit="it needs 9 nodes")
     unfit = run("submit", "-f", "job.yaml", "--dry-run", "--json")
     assert (unfit.returncode, json.loads(unfit.stdout)) == (2, spec)

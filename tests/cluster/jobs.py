@@ -42,6 +42,19 @@ def await_file(path: Path) -> str:
     return path.read_text()
 
 
+def log_of(cluster: LocalCluster, job: str, *options: str) -> str:
+    """The log of a job, once all of it has been delivered: before, the command says what lacks."""
+    found: list[str] = []
+
+    def delivered() -> bool:
+        done = cluster.muster("logs", "--no-prefix", *options, job, check=False)
+        found[:] = [done.stdout]
+        return done.returncode == 0
+
+    until(delivered, f"the log of job {job} is delivered")
+    return found[0]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that is dead and not yet reaped does not."""
     try:

@@ -91,7 +91,7 @@ def test_a_drain_outlives_kill_9_of_the_coordinator_and_the_agent(
         daemon.kill()
     for daemon in (cluster.coordinator, cluster.nodes["node-1"]):
         daemon.start()
-    until(lambda: view(cluster, "node-1").link == "connected", "node-1 is back")
+    cluster.wait_for_nodes()
     found = view(cluster, "node-1")
     assert (found.admin, found.drain) == ("draining", before)
     assert alive(int(pid))

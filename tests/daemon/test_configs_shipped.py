@@ -175,3 +175,10 @@ def test_networks_are_names_and_cidrs() -> None:
     for wrong in ("10.1.0.5/16", "10.1.0.0/", "an interface"):
         with pytest.raises(ConfigError, match=r"networks: .* is neither the name of an interface"):
             orchestrator.config.load(file=None, environ={"MUSTER_COORDINATOR_NETWORKS": wrong})
+
+
+def test_pool_defaults_that_no_job_could_have_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "coordinator.yaml"
+    file.write_text("pool_defaults: {big: {time_limt: 24h}}\n")
+    with pytest.raises(ConfigError, match=r"pool_defaults.big.time_limt: .*did you mean"):
+        orchestrator.config.load(file=file, environ={})

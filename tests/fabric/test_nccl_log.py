@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fabric.nccl_log import LINE_BYTES_MAX, NcclLog, merged
+from muster.fabric.nccl_log import LINE_BYTES_MAX, NcclLog, ProcessEvidence, merged
 from muster.protocol.proof import NcclEvidence
 from tests.fabric import nccl_lines as lines
 
 
-def read(text: str) -> NcclEvidence:
+def read(text: str) -> ProcessEvidence:
     log = NcclLog()
     log.feed(text.encode())
     return log.evidence()

@@ -10,7 +10,9 @@ from tests.orchestrator.process import CoordinatorProcess
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
     folder = tmp_path_factory.mktemp("coordinator")
-    with CoordinatorProcess(folder, heartbeat_s=1, lease_s=10).start() as process:
+    defaults = {"lab": {"time_limit": "24h", "retry": {"infra": 9}}}
+    made = CoordinatorProcess(folder, heartbeat_s=1, lease_s=10, pool_defaults=defaults)
+    with made.start() as process:
         yield process
 
 

@@ -21,6 +21,7 @@ from muster.protocol.logs import (
     encode_text,
 )
 from muster.protocol.messages import (
+    PROTOCOL_MAX,
     ArrangeTask,
     Command,
     ForgetTask,
@@ -149,6 +150,7 @@ def hello(name: str, **fields: Any) -> Hello:
         "boot_id": "boot",
         "version": "0.1.0",
         "inventory": inventory,
+        "protocol_max": PROTOCOL_MAX,
         **fields,
     }
     return Hello(**values)

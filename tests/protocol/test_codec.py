@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from muster.protocol import codec
 from muster.protocol import messages as m
-from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame
+from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
@@ -52,6 +53,7 @@ REPORTS: tuple[m.Report, ...] = (
             HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
         ),
     ),
+    m.Heartbeat(12.5, rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", "")),
 )
 COMMANDS: tuple[m.Command, ...] = (
     m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", "c1", (TASK,)),
@@ -122,6 +124,40 @@ def test_a_frame_over_the_limit_is_not_sent() -> None:
     huge = m.Refused("x", "y" * codec.COMMAND_BYTES_MAX)
     with pytest.raises(ProtocolError, match="over the limit"):
         codec.encode(CommandFrame(1, huge))
+
+
+def test_a_message_of_a_later_protocol_is_told_from_one_that_is_broken() -> None:
+    raw = b'{"seq":8,"body":{"type":"of_the_future","task":{"x":1}},"more":0}'
+    for decode in (codec.decode_command, codec.decode_report):
+        with pytest.raises(UnknownMessage, match="'of_the_future'") as caught:
+            decode(raw)
+        assert (caught.value.kind, caught.value.seq) == ("of_the_future", 8)
+    # One of the other direction, or of ours with a field that is wrong, is broken.
+    for raw in (b'{"seq":8,"body":{"type":"hello"}}', b'{"seq":8,"body":{"type":"start"}}'):
+        for decode in (codec.decode_command, codec.decode_report):
+            with pytest.raises(ProtocolError) as refused:
+                decode(raw)
+            assert not isinstance(refused.value, UnknownMessage)
+
+
+def test_the_window_of_protocols_is_always_said() -> None:
+    """Left out as a default, it would be read as that of whoever reads it."""
+    hello = m.Hello(
+        NodeName("n"),
+        "id",
+        "boot",
+        "0.1.0",
+        INVENTORY,
+        protocol_min=m.PROTOCOL_MIN,
+        protocol_max=m.PROTOCOL_MAX,
+    )
+    said = codec.encode(ReportFrame(1, hello))
+    assert f'"protocol_max":{m.PROTOCOL_MAX}'.encode() in said
+    welcome = m.Welcome(3, SessionId(7), 300.0, 5.0, "0.1.0", protocol=m.PROTOCOL_MAX)
+    assert f'"protocol":{m.PROTOCOL_MAX}'.encode() in codec.encode(CommandFrame(1, welcome))
+    for field in (*msgspec.structs.fields(m.Hello), *msgspec.structs.fields(m.Welcome)):
+        if field.name.startswith("protocol"):
+            assert field.default == 1, field.name
 
 
 def test_tags_are_spelled_as_they_always_were() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol import logs
-from muster.protocol.codec import ProtocolError
+from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
 
 STREAM = logs.StreamId(TaskId("1.1.0"), logs.StreamKind.STDOUT, 3)
@@ -48,3 +48,13 @@ def test_reports_survive(message: logs.LogReport) -> None:
 )
 def test_commands_survive(message: logs.LogCommand) -> None:
     assert logs.decode_log_command(logs.encode_text(message)) == message
+
+
+def test_a_message_of_a_later_version_is_told_from_one_that_is_broken() -> None:
+    for decode in (logs.decode_log_report, logs.decode_log_command):
+        with pytest.raises(UnknownMessage):
+            decode('{"type":"of_the_future","stream":4}')
+        for broken in ('{"type":"open"}', '{"kind":"open"}', "[]"):
+            with pytest.raises(ProtocolError) as refused:
+                decode(broken)
+            assert not isinstance(refused.value, UnknownMessage)

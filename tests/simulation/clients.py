@@ -74,7 +74,7 @@ class Client:
 
     def _submitted(self, result: a.Result) -> None:
         if isinstance(result, a.Submitted):
-            self.checkers.submit_acked(self.spec.name, result.job)
+            self.checkers.promises.submit_acked(self.spec.name, result.job)
             if self.world.chance(self.rudeness.answer_lost):
                 self.world.met["answer_lost"] += 1
                 return
@@ -114,7 +114,7 @@ class Client:
         if not isinstance(result, a.Cancelled):
             self.checkers.fail(f"cancel of job {job} answered with {result}")
             return
-        self.checkers.cancel_acked(job, already_ended=result.already_ended)
+        self.checkers.promises.cancel_acked(job, already_ended=result.already_ended)
         if self.world.chance(self.rudeness.answer_lost):
             self.world.met["answer_lost"] += 1
             return

@@ -13,6 +13,7 @@ from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.crashes import Crashes
 from tests.simulation.disk import Disk
 from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
@@ -37,12 +38,21 @@ LIMIT_SLACK_S = 150.0
 class Cluster:
     """Everything there is in one run."""
 
-    def __init__(self, seed: int, *, wall_jumps: bool = True, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        wall_jumps: bool = True,
+        verbose: bool = False,
+        trouble_s: float = TROUBLE_S,
+        crashes: Crashes | None = None,
+    ) -> None:
         self.world = World(seed, wall_jumps=wall_jumps, verbose=verbose)
+        self.world.crashes = crashes
+        self.trouble_s = trouble_s
         rng = self.world.rng
         self.network = Network(self.world)
         self.programs = Programs(self.world)
-        self.checkers = Checkers(self.world)
         lease_s = rng.choice((30.0, 60.0, 120.0))
         self.limits = Limits(
             lease_s=lease_s,
@@ -53,6 +63,7 @@ class Cluster:
             quarantine=quarantine_of(seed),
         )
         self.disk = Disk()
+        self.checkers = Checkers(self.world, self.disk)
         self.coordinator = Coordinator(
             self.world, self.network, self.disk, self.limits, self.checkers
         )
@@ -69,7 +80,7 @@ class Cluster:
         self.swarm = Swarm(self)
         names = [node.name for node in self.nodes]
         self.draining = (
-            Draining(self.world, self.coordinator, self.checkers, names, TROUBLE_S)
+            Draining(self.world, self.coordinator, self.checkers, names, trouble_s)
             if seed >= FIRST_DRAINED
             else None
         )
@@ -79,7 +90,7 @@ class Cluster:
         """Live through it all. Raises Violation, or what a core raised."""
         world = self.world
         self.coordinator.start()
-        world.run(TROUBLE_S)
+        world.run(self.trouble_s)
         self._make_peace()
         self._peace_at = self.checkers.peace_at = world.now
         deadline = world.now + BOUND_S
@@ -124,16 +135,16 @@ class Cluster:
             inventory = with_cards(self.world, inventory, host)
             name = NodeName(f"n{number}")
             self.network.cuts[name] = Cut()
-            machine = Machine(self.world, self.checkers, self.programs, name, inventory)
+            machine = Machine(self.world, self.checkers.ground, self.programs, name, inventory)
             machine.rate = rng.uniform(0.999, 1.001)
             machine.beside = [
                 n.machine for n in self.nodes if n.machine.inventory.machine_id == f"host-{host}"
             ]
             for other in machine.beside:
                 other.beside.append(machine)
-            node = Node(self.world, self.network, self.coordinator, machine, self.checkers)
-            self.checkers.machines[name] = inventory.machine_id
-            self.checkers.wiring[name] = machine
+            node = Node(self.world, self.network, self.coordinator, machine, self.checkers.ground)
+            self.checkers.ground.machines[name] = inventory.machine_id
+            self.checkers.ground.wiring[name] = machine
             self.nodes.append(node)
             self.world.at(rng.uniform(0.0, 20.0), node.start)
         return pools
@@ -152,7 +163,7 @@ class Cluster:
             spec = make_job(world, self.programs, temper, number, pools)
             client = Client(world, self.coordinator, self.checkers, spec, rudeness)
             clients.append(client)
-            world.at(rng.uniform(0.0, TROUBLE_S * rng.random()), client.submit)
+            world.at(rng.uniform(0.0, self.trouble_s * rng.random()), client.submit)
         return clients
 
     # --- peace ----------------------------------------------------------------------------
@@ -168,6 +179,8 @@ class Cluster:
         self.world.log("peace")
         self.swarm.stop()
         self.cards.make_peace()
+        for node in self.nodes:
+            node.traffic.make_peace()
         self.coordinator.thaw()
         self._choose_gone()
         for node in self.nodes:
@@ -199,8 +212,10 @@ class Cluster:
 
     def _can_ever_run(self, spec: JobSpec) -> bool:
         here = [n for n in self.nodes if n is not self.gone]
-        pool = [n for n in here if n.machine.inventory.pool == spec.pool]
-        return len(pool) >= spec.nodes
+        pool = [n.machine.inventory for n in here if n.machine.inventory.pool == spec.pool]
+        # Agents of one host that see the same GPUs are one node of a gang.
+        hosts = {it.machine_id if it.devices else f"{n}": n for n, it in enumerate(pool)}
+        return len(hosts) >= spec.nodes
 
     def _cancel_in_the_end(self, client: Client) -> None:
         if client.job is None and not client.declined:
@@ -210,7 +225,7 @@ class Cluster:
 
     def _check_limits(self, now: float) -> None:
         """In peace a time limit holds, but for the time it takes to stop."""
-        for tasks in self.checkers.on_node.values():
+        for tasks in self.checkers.ground.on_node.values():
             for shim in tasks.values():
                 spec = self.coordinator.state.jobs[shim.job].spec
                 began = shim.started_at
@@ -242,6 +257,8 @@ class Cluster:
                 continue
             for task in node.machine.folders:
                 return f"the folder of {task} is on {node.name}"
+            for task in node.machine.blocks:
+                return f"the names of {task} are in the hosts file of {node.name}"
             if node.state is None or node.state.tasks:
                 return f"the agent of {node.name} holds tasks"
         for name, known in self.coordinator.state.nodes.items():
@@ -256,8 +273,7 @@ class Cluster:
 
     def _reckon(self) -> None:
         state = self.coordinator.state
-        self.checkers.compare(state, self.disk.replay())
-        self.checkers.archived(state, self.disk)
+        self.checkers.replay.check(state, self.disk)
         self.checkers.restarted(state)
         submitted = sum(not client.declined for client in self.clients)
         if len(state.jobs) != submitted:

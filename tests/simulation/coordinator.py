@@ -23,6 +23,7 @@ from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.core.turn import turn
 from tests.simulation.checkers import Checkers
+from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.disk import Disk
 from tests.simulation.network import Connection, Network
 from tests.simulation.world import World
@@ -161,6 +162,15 @@ class Coordinator:
     ) -> None:
         if not self.up:
             return
+        name = type(report).__name__
+        if self._dies(Deed.TAKES, name, When.BEFORE):
+            return
+        self._take(connection, peer, session, report)
+        self._dies(Deed.TAKES, name, When.AFTER)
+
+    def _take(
+        self, connection: Connection, peer: str, session: SessionId | None, report: Report
+    ) -> None:
         match report:
             case Hello():
                 if session is not None:
@@ -215,8 +225,8 @@ class Coordinator:
                 self._later(LAZY_FLUSH_S, partial(self._flush, self._flush_at))
             if not self._patient:
                 actions, self._held = self._held, []
-                for action in actions:
-                    self._perform(action)
+                if not self._perform_all(actions):
+                    return
 
     def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
         found: set[Durability] = set()
@@ -256,10 +266,15 @@ class Coordinator:
         if doom is not None:
             self._meet(doom, actions)
             return
-        self.checkers.synced(self.disk.sync(), self.disk.shadow)
+        written = dict.fromkeys(type(fact).__name__ for fact, _ in self.disk.staged)
+        if any(self._dies(Deed.WRITES, name, When.BEFORE) for name in written):
+            return
+        self.checkers.synced(self.disk.sync())
+        if any(self._dies(Deed.WRITES, name, When.AFTER) for name in written):
+            return
         self._busy = False
-        for action in actions:
-            self._perform(action)
+        if not self._perform_all(actions):
+            return
         self.checkers.settled(self.state, self.disk)
         if not self._busy:
             self._step()
@@ -268,14 +283,34 @@ class Coordinator:
         self.world.met[f"crash_{doom.moment.value}"] += 1
         self.world.met[f"crash_at_{doom.fact.__name__}"] += 1
         if doom.moment is not Moment.BEFORE_SYNC:
-            self.checkers.synced(self.disk.sync(), self.disk.shadow)
+            self.checkers.synced(self.disk.sync())
         if doom.moment is Moment.BETWEEN_ACTIONS and actions:
             self._busy = True  # what an action brings in at once is not judged any more
             for action in actions[: self.world.rng.randrange(len(actions))]:
                 self._perform(action)
         self.crash(power=doom.power)
 
+    def _dies(self, deed: Deed, what: str, when: When) -> bool:
+        crashes = self.world.crashes
+        if crashes is None or not self.up or not crashes.due(Who.COORDINATOR, deed, what, when):
+            return False
+        self.world.log(f"{Point(Who.COORDINATOR, deed, what, when)}")
+        self.crash()
+        return True
+
     # --- acting ---------------------------------------------------------------------------
+
+    def _perform_all(self, actions: list[a.Action]) -> bool:
+        """Returns whether the process has survived that."""
+        life = self._life
+        for action in actions:
+            sent = _sent(action)
+            if sent is not None and self._dies(Deed.SENDS, sent, When.BEFORE):
+                break
+            self._perform(action)
+            if sent is not None and self._dies(Deed.SENDS, sent, When.AFTER):
+                break
+        return self.up and self._life == life
 
     def _perform(self, action: a.Action) -> None:
         match action:
@@ -299,7 +334,7 @@ class Coordinator:
                 self._later(delay_s, partial(self._timer, timer, at))
             case a.Answer(request, result):
                 answered = self._requests.pop(request, None)
-                self.checkers.answered(result)
+                self.checkers.promises.answered(result)
                 if answered is not None:
                     answered(result)
             case _:
@@ -315,6 +350,17 @@ class Coordinator:
         if self._timers.get(timer) == at:
             del self._timers[timer]
             self.put(s.TimerFired(timer))
+
+
+def _sent(action: a.Action) -> str | None:
+    """The kind of message or answer that an action sends, if it sends one."""
+    match action:
+        case a.Send(_, _, command) | a.RefuseSession(_, command):
+            return type(command).__name__
+        case a.Answer(_, result):
+            return type(result).__name__
+        case _:
+            return None
 
 
 def _brief(fact: f.Fact) -> str:

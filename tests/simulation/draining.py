@@ -59,7 +59,7 @@ class Draining:
         self._asked: dict[NodeName, int] = {}
         self._acked: set[NodeName] = set()  # drained, and nobody has asked to resume since
         checkers.watchers.append(self._turned)
-        checkers.promises.append(self._kept)
+        checkers.promises.others.append(self._kept)
         self._later()
         # A deadline that is to be kept by a process that did not hear of it.
         world.at(trouble_s - 10.0, partial(self._drain_last, self.rng.choice(nodes)))

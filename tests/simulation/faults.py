@@ -14,6 +14,7 @@ from tests.simulation.draining import WINDOWS as OF_DRAINS
 from tests.simulation.impostor import Impostor
 from tests.simulation.node import Node, NodeDoom
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
+from tests.simulation.traffic import FIRST_WATCHED
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -76,7 +77,7 @@ class Swarm:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.world = cluster.world
+        self.world = world = cluster.world
         self.active = True
         rng = self.world.rng
         share = rng.choice((0.05, 0.15, 0.3, 0.3, 0.5))
@@ -101,6 +102,8 @@ class Swarm:
         self._wires = random.Random(f"wires {cluster.world.seed}")
         for node in cluster.nodes:
             node.unmeets = 0.15 if self._wires.random() < 0.2 else 0.0
+            if world.seed >= FIRST_WATCHED:
+                node.unwritable = 0.1 if self._wires.random() < 0.2 else 0.0
         if self._wires.random() < 0.3:
             self._rewire_later()
 
@@ -112,6 +115,7 @@ class Swarm:
         cluster.coordinator.doom = None
         for node in cluster.nodes:
             node.spawn_fails = node.misnames = node.unmeets = node.dawdles = 0.0
+            node.unwritable = 0.0
             node.doom = None
             self._rewire(node, rewired=False)
         cluster.network.heal()

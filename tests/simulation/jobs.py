@@ -72,8 +72,6 @@ def make_job(
     name = f"job-{number}"
     own = random.Random(f"infects {world.seed} {number}")
     infects = world.seed >= FIRST_VARIED and own.random() < 0.4
-    programs.by_name[name] = replace(program, infects=infects)
-    programs.nodes[name] = nodes
     spec = JobSpec(
         name=name,
         run=Argv(("train.py",)),
@@ -90,7 +88,14 @@ def make_job(
         priority=rng.choice((50, 50, 50, 10, 90)),
         pool=pool,
     )
-    return with_wish(world, number, with_part(world, number, _varied(world, number, spec)))
+    spec = with_wish(world, number, with_part(world, number, _varied(world, number, spec)))
+    # A gang fails within itself: one that may be smaller than it was meant to be has no other node,
+    # and goes on without the one that was to fail, should that leave before.
+    programs.by_name[name] = replace(
+        program, infects=infects, fails_alone=program.fails_alone or spec.elastic
+    )
+    programs.nodes[name] = spec.nodes
+    return spec
 
 
 def _varied(world: World, number: int, spec: JobSpec) -> JobSpec:

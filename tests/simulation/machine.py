@@ -8,16 +8,18 @@ from functools import partial
 
 import msgspec
 
-from agent.core.shim import ShimPhase, ShimStatus
+from agent.core.shim import ShimCommand, ShimPhase, ShimStatus
 from agent.core.stimuli import TaskFound, TaskPaths
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import Inventory, PrepareTask, with_devices
+from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of
-from tests.simulation.shim import Shim, Truth
+from tests.simulation.shim import Shim
+from tests.simulation.truth import Truth
 from tests.simulation.world import World
 
 PORTS = range(20_000, 20_012)
@@ -190,11 +192,36 @@ class Machine:
 
     def _changed(self, shim: Shim) -> None:
         folder = self.folders.get(shim.task)
-        if folder is None or folder.shim is not shim:
+        if folder is None or folder.shim is not shim or shim.dead:
+            return
+        phase = shim.phase.value
+        if self._dies(shim, Deed.WRITES, phase, When.BEFORE):
             return
         if shim.record is not None:
             folder.record = shim.record
         self._report(shim.task, shim.document())
+        self._dies(shim, Deed.WRITES, phase, When.AFTER)
+
+    def tell(self, task: TaskId, command: ShimCommand) -> None:
+        """A command reaches a shim, if there is one."""
+        folder = self.folders.get(task)
+        shim = folder.shim if folder is not None else None
+        name = type(command).__name__
+        if shim is None or shim.dead or self._dies(shim, Deed.TAKES, name, When.BEFORE):
+            return
+        shim.handle(command)
+        self._dies(shim, Deed.TAKES, name, When.AFTER)
+
+    def _dies(self, shim: Shim, deed: Deed, what: str, when: When) -> bool:
+        crashes = self.world.crashes
+        if crashes is None or shim.dead or not crashes.due(Who.SHIM, deed, what, when):
+            return False
+        self.world.log(f"{self.node} {shim.task} {Point(Who.SHIM, deed, what, when)}")
+        if when is When.BEFORE and deed is Deed.WRITES:
+            shim.record = None
+        shim.killed()
+        self.world.at(0.02, partial(self._sweep, shim.task))
+        return True
 
     def _report(self, task: TaskId, status: ShimStatus) -> None:
         if self.reported is not None:

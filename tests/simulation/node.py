@@ -9,17 +9,23 @@ from typing import assert_never
 
 from agent.core import actions as a
 from agent.core import stimuli as s
-from agent.core.shim import ShimCommand, ShimLease, ShimPhase, ShimStatus
+from agent.core.decide import decide
+from agent.core.evolve import apply
+from agent.core.follow import follow
+from agent.core.shim import ShimCommand, ShimKill, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
 from muster.protocol.gpus import usable
-from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Command, PrepareTask, Refusal
-from tests.simulation.checkers import Checkers
+from muster.protocol.messages import Command, PrepareTask, Refusal
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.crashes import Deed, Point, When, Who
+from tests.simulation.ground import Ground
 from tests.simulation.machine import Machine
+from tests.simulation.names import Names
 from tests.simulation.network import Connection, Network
+from tests.simulation.traffic import Traffic
 from tests.simulation.world import World
 
 REFUSED_PAUSE_S = 30.0
@@ -42,19 +48,20 @@ class Node:
         network: Network,
         coordinator: Coordinator,
         machine: Machine,
-        checkers: Checkers,
+        ground: Ground,
     ) -> None:
         self.world = world
         self.network = network
         self.coordinator = coordinator
         self.machine = machine
-        self.checkers = checkers
+        self.ground = ground
         self.name = machine.node
         self.up = False
         self.frozen = False
         self.spawn_fails = 0.0
         self.misnames = 0.0  # how often a peer's name is somebody else's here
         self.unmeets = 0.0  # how often the rendezvous port is taken, or not reached from here
+        self.unwritable = 0.0  # how often a file of a plan cannot be written
         self.dawdles = 0.0  # how often a step of the shell takes seconds
         self.state: State | None = None
         self.connection: Connection | None = None
@@ -68,7 +75,8 @@ class Node:
         self._timers: dict[a.Timer, float] = {}
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
-        self._arranging: dict[TaskId, int] = {}  # by task: which order of it is the last
+        self.traffic = Traffic(self)
+        self.names = Names(self)
 
     # --- its life -------------------------------------------------------------------------
 
@@ -81,7 +89,7 @@ class Node:
         self._clock_offset = self.world.rng.uniform(0.0, 1e6)
         self._timers.clear()
         self._shipping.clear()
-        self._arranging.clear()
+        self.names.forget()
         machine = self.machine
         self.state = State(
             Identity(
@@ -96,7 +104,7 @@ class Node:
         )
         self.world.log(f"{self.name} agent starts")
         for task in machine.blocks - set(machine.folders):
-            self._take_block(task)
+            self.names.take(task)
         for found in machine.attach(partial(self._shim_reported, self._life)):
             self.feed(found)
             self._ship_if_over(found.task, found.status)
@@ -137,10 +145,45 @@ class Node:
         if self.state is None:
             return
         self.world.steps += 1
+        if self.world.crashes is not None:
+            self._feed_to_die(self.state, stimulus)
+            return
         for action in turn(self.state, stimulus, self._now()):
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
             self._perform(action)
+
+    def _feed_to_die(self, state: State, stimulus: s.Stimulus) -> None:
+        """As a turn, step by step: it may die at each of them."""
+        now = self._now()
+        decision = decide(state, stimulus, now)
+        actions = list(decision.actions)
+        for fact in decision.facts:
+            name = type(fact).__name__
+            if self.dies(Deed.DECIDES, name, When.BEFORE):
+                return
+            apply(state, fact)
+            actions += follow(state, fact, now)
+            if self.dies(Deed.DECIDES, name, When.AFTER):
+                return
+        for action in actions:
+            sent = _sent(action)
+            if sent is not None and self.dies(Deed.SENDS, sent, When.BEFORE):
+                return
+            if self.state is not state:
+                return
+            self._perform(action)
+            if sent is not None and self.dies(Deed.SENDS, sent, When.AFTER):
+                return
+
+    def dies(self, deed: Deed, what: str, when: When) -> bool:
+        crashes = self.world.crashes
+        if crashes is None or not self.up or not crashes.due(Who.AGENT, deed, what, when):
+            return False
+        self.world.log(f"{self.name} {Point(Who.AGENT, deed, what, when)}")
+        self.crash()
+        self.world.at(1.0, self.start)
+        return True
 
     def _meet(self) -> bool:
         """What was to come has come; returns whether the daemon is dead now."""
@@ -162,7 +205,7 @@ class Node:
         mono = self.world.now * self.machine.rate + self._clock_offset
         return Instant(mono, self.world.wall())
 
-    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """In this life of the daemon, and not while it is stopped."""
         self.world.at(delay_s, partial(self._arrive, self._life, call))
 
@@ -174,7 +217,7 @@ class Node:
         else:
             call()
 
-    def _pause(self, short_s: float) -> float:
+    def pause(self, short_s: float) -> float:
         if self.world.chance(self.dawdles):
             return self.world.rng.uniform(0.5, 20.0)
         return self.world.rng.uniform(0.1, 1.0) * short_s
@@ -189,30 +232,40 @@ class Node:
             case a.CloseLink(_, refused):
                 self._hang_up(refused=refused)
             case a.KeepCluster(cluster):
+                if self.dies(Deed.WRITES, "KeepCluster", When.BEFORE):
+                    return
                 self.cluster = cluster
+                self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
             case a.CreateTask(task, prepare):
-                self._later(self._pause(0.02), partial(self._make_folder, task, prepare))
+                self.later(self.pause(0.02), partial(self._make_folder, task, prepare))
             case a.TellShim(task, command):
                 self._tell_shim(task, command)
             case a.WriteHostfile(task, _):
+                if self.dies(Deed.WRITES, "WriteHostfile", When.BEFORE):
+                    return
                 held = self.state.tasks[task] if self.state is not None else None
                 assert held is not None
                 assert held.arrange is not None
-                self.checkers.plan_taken(self.name, task, held.arrange.fabric)
+                self.ground.plan_taken(self.name, task, held.arrange.fabric)
+                if self.dies(Deed.WRITES, "WriteHostfile", When.AFTER):
+                    return
+                if self.world.chance(self.unwritable):
+                    self.world.met["plan_unwritable"] += 1
+                    self.later(0.001, partial(self._refuse_plan, task))
             case a.ArrangeNetwork(task, _):
-                number = self._arranging[task] = self._arranging.get(task, 0) + 1
-                self._later(self._pause(0.01), partial(self._arrange, task, number))
-            case a.LetGo() | a.WatchTraffic() | a.WatchPeers():
+                self.later(self.pause(0.01), self.names.arranging(task))
+            case a.LetGo() | a.WatchPeers():
                 pass
+            case a.WatchTraffic(task, _):
+                self.traffic.watch(task)
             case a.RestoreNetwork(task):
-                self._arranging[task] = self._arranging.get(task, 0) + 1
-                self._later(self._pause(0.01), partial(self._restore, task))
+                self.later(self.pause(0.01), self.names.restoring(task))
             case a.RemoveTask(task):
-                self._later(self._pause(0.01), partial(self._remove, task))
+                self.later(self.pause(0.01), partial(self._remove, task))
             case a.SetTimer(timer, at):
                 self._timers[timer] = at
                 delay_s = max(0.0, at - self._now().mono) / self.machine.rate
-                self._later(delay_s, partial(self._timer, timer, at))
+                self.later(delay_s, partial(self._timer, timer, at))
             case _:
                 assert_never(action)
 
@@ -222,7 +275,9 @@ class Node:
             self.feed(s.TimerFired(timer))
 
     def _make_folder(self, task: TaskId, prepare: PrepareTask) -> None:
-        self.checkers.task_created(self.name, task)
+        self.ground.task_created(self.name, task)
+        if self.dies(Deed.WRITES, "CreateTask", When.BEFORE):
+            return
         if task in self.machine.folders:
             self.feed(s.ShimFailed(task, "the folder exists"))
             return
@@ -238,14 +293,16 @@ class Node:
             self.feed(s.ShimFailed(task, "a GPU does not answer", "gpu_gone"))
             return
         folder = self.machine.make_folder(prepare)
+        if self.dies(Deed.WRITES, "CreateTask", When.AFTER):
+            return
         interfaces = self.machine.interfaces()
         fabric = self.machine.fabric
         probes = bool(fabric.ports)
         known = None if probes else fabric
         self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces, known))
         if probes:
-            self._later(self._pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
-        self._later(self._pause(0.01), partial(self._start_shim, task))
+            self.later(self.pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
+        self.later(self.pause(0.01), partial(self._start_shim, task))
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:
@@ -258,7 +315,7 @@ class Node:
         self.machine.rewired = rewired
         self.machine.interfaces()
         if self.up:
-            self._later(1.0, self._look_at_network)
+            self.later(1.0, self._look_at_network)
 
     def _look_at_network(self) -> None:
         self.feed(s.NetworkSeen(self.machine.interfaces()))
@@ -274,50 +331,25 @@ class Node:
             return
         queue_until = self._busy_shims.get(task, 0.0)
         if isinstance(command, ShimLease) and queue_until <= self.world.now:
-            shim.handle(command)
+            self.machine.tell(task, command)
             return
         at = max(queue_until, self.world.now + self.world.rng.uniform(0.0001, 0.002))
         self._busy_shims[task] = at
         # What is in the socket is read, whatever becomes of the agent.
-        self.world.at(at - self.world.now, partial(shim.handle, command))
+        self.world.at(at - self.world.now, partial(self.machine.tell, task, command))
 
-    def _arrange(self, task: TaskId, number: int) -> None:
-        """The host table is written, then every name of it resolved."""
-        if self._arranging.get(task) != number:
-            return
-        self.machine.blocks.add(task)
-        self.checkers.block_written(self.name, task)
-        self._later(self._pause(0.02), partial(self._prove, task, number))
-
-    def _prove(self, task: TaskId, number: int) -> None:
-        if self._arranging.get(task) != number:
-            return
-        if self.world.chance(self.misnames):
-            self.world.met["name_unresolved"] += 1
-            refusal = Refusal("hosts_unresolved", "a peer has another address here")
-            self.feed(s.NetworkRefused(task, refusal))
-            return
-        if self.world.chance(self.unmeets):
-            launcher = parse_task_id(task)[2] == 0
-            self.world.met["port_taken" if launcher else "launcher_unreachable"] += 1
-            code = PORT_TAKEN if launcher else UNREACHABLE
-            self.feed(s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher)))
-            return
-        self.checkers.network_proved(task)
-        self.feed(s.NetworkArranged(task))
-
-    def _restore(self, task: TaskId) -> None:
-        self._take_block(task)
-        self.feed(s.NetworkRestored(task))
-
-    def _take_block(self, task: TaskId) -> None:
-        if task in self.machine.blocks:
-            self.machine.blocks.remove(task)
-            self.checkers.block_removed(self.name, task)
+    def _refuse_plan(self, task: TaskId) -> None:
+        refusal = Refusal("spawn_failed", "the host file cannot be written", node_fault=True)
+        self.feed(s.PlanRefused(task, refusal))
+        self._tell_shim(task, ShimKill())
 
     def _remove(self, task: TaskId) -> None:
-        self.checkers.removed(self.name, task)
+        if self.dies(Deed.WRITES, "RemoveTask", When.BEFORE):
+            return
+        self.ground.removed(self.name, task)
         self.machine.remove(task)
+        if self.dies(Deed.WRITES, "RemoveTask", When.AFTER):
+            return
         self._busy_shims.pop(task, None)
         self.feed(s.TaskRemoved(task))
 
@@ -334,14 +366,14 @@ class Node:
     def _ship_if_over(self, task: TaskId, status: ShimStatus) -> None:
         if status.phase in (ShimPhase.CLEANED, ShimPhase.REFUSED) and task not in self._shipping:
             self._shipping.add(task)
-            self._later(self._pause(1.0), partial(self._ship, task))
+            self.later(self.pause(1.0), partial(self._ship, task))
 
     def _ship(self, task: TaskId) -> None:
         """The rest of the log is on its way: that takes a connection."""
         if self.state is None or task not in self.state.tasks:
             return
         if not self.state.welcomed or not self.network.reachable(self.name):
-            self._later(2.0, partial(self._ship, task))
+            self.later(2.0, partial(self._ship, task))
             return
         self.feed(s.LogsStored(task))
 
@@ -349,7 +381,7 @@ class Node:
 
     def _dial_after(self, delay_s: float) -> None:
         self._dials += 1
-        self._later(delay_s, partial(self._dial, self._dials))
+        self.later(delay_s, partial(self._dial, self._dials))
 
     def _dial(self, number: int) -> None:
         if self.connection is not None or number != self._dials:
@@ -367,7 +399,10 @@ class Node:
     def _command(self, connection: Connection, command: Command) -> None:
         if self.up and self.connection is connection:
             self.known = True
-            self.feed(s.CommandReceived(command))
+            name = type(command).__name__
+            if not self.dies(Deed.TAKES, name, When.BEFORE):
+                self.feed(s.CommandReceived(command))
+                self.dies(Deed.TAKES, name, When.AFTER)
 
     def _lost(self, connection: Connection) -> None:
         if self.up and self.connection is connection:
@@ -380,5 +415,16 @@ class Node:
             return
         self.connection.close_agent()
         self.connection = None
-        self._later(0.0, partial(self.feed, s.LinkDown()))
+        self.later(0.0, partial(self.feed, s.LinkDown()))
         self._dial_after(REFUSED_PAUSE_S if refused else self.world.rng.uniform(0.05, 2.0))
+
+
+def _sent(action: a.Action) -> str | None:
+    """The kind of message that an action sends, if it sends one."""
+    match action:
+        case a.SendReport(report):
+            return type(report).__name__
+        case a.TellShim(_, command):
+            return type(command).__name__
+        case _:
+            return None

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from muster.protocol.ids import JobId
 from tests.simulation.world import World
 
+RAISED = '  File "train.py", line 7, in <module>\nValueError: boom'
+PEER_GONE = (
+    '  File "train.py", line 9, in <module>\n'
+    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:22419."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
@@ -46,7 +52,7 @@ class Programs:
 
     world: World
     by_name: dict[str, Program] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)  # that each gang has at least
     _courses: dict[tuple[JobId, int], Course] = field(default_factory=dict)
 
     def course(self, name: str, job: JobId, attempt: int) -> Course:

@@ -9,48 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
 from agent.core import shim as s
 from agent.core.shim import ShimPhase as P
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
-from muster.protocol.outcome import ExitStatus
-from tests.simulation.programs import Course, Program, Programs
+from tests.simulation.programs import PEER_GONE, RAISED, Course, Program, Programs
+from tests.simulation.truth import Truth
 from tests.simulation.world import World
 
 ABANDONED_S = 30.0
 LINGER_S = 120.0
 LEFTOVER_GRACE_S = 2.0
 STUCK_S = 60.0
-RAISED = '  File "train.py", line 7, in <module>\nValueError: boom'
-PEER_GONE = (
-    '  File "train.py", line 9, in <module>\n'
-    "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:22419."
-)
 BEFORE_GATE = (P.NEW, P.PREPARING, P.PREPARED)
 ENDED = (P.CLEANED, P.REFUSED)
-
-
-class Truth(Protocol):
-    """Who watches what really runs."""
-
-    def occupied(self, shim: Shim) -> None: ...
-
-    def vacated(self, shim: Shim) -> None: ...
-
-    def prepared(self, shim: Shim) -> None: ...
-
-    def program_started(self, shim: Shim) -> None: ...
-
-    def listens(self, shim: Shim) -> None: ...
-
-    def signalled(self, shim: Shim, number: int, name: str) -> None: ...
-
-    def succeeded(self, shim: Shim) -> None: ...
-
-    def failed(self, shim: Shim, rank: int, status: ExitStatus) -> None: ...
 
 
 class Shim:

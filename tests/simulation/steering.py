@@ -65,7 +65,7 @@ class Steering:
         self._later(client)
 
     def _change(self, job: JobId, **wanted: float | bool) -> None:
-        self.checkers.change_asked(job, wanted)
+        self.checkers.promises.change_asked(job, wanted)
         self._asked[job] = self._asked.get(job, 0) + 1
         self.coordinator.ask(
             lambda request: s.ChangeReceived(request, job, "ada", **wanted),  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ class Steering:
         self.world.met["hold" if wanted.get("hold") else "change"] += result.anything
         # What was asked since may have been done already.
         if number == self._asked[job]:
-            self.checkers.change_acked(job, wanted)
+            self.checkers.promises.change_acked(job, wanted)
 
     def _declined(self, result: a.Result) -> None:
         if not isinstance(result, a.Declined) or result.code not in _WRONG_STATE:

@@ -7,6 +7,10 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.crashes import Crashes
 
 LINES_KEPT = 80
 WALL_BEGINS = 1_760_000_000.0
@@ -27,6 +31,7 @@ class World:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.met: Counter[str] = Counter()
+        self.crashes: Crashes | None = None  # where a process is to die at one point
         self.steps = 0
         self.verbose = verbose
         self.lines: deque[str] = deque(maxlen=LINES_KEPT)

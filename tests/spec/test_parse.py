@@ -64,7 +64,8 @@ def test_everything() -> None:
         retry: {infra: 1, user: 2, on_exit_codes: [75, 76], backoff: 1m}
         priority: 100
         pool: big
-        placement: {include: [gpu-01, gpu-02, gpu-03.x, gpu-04, gpu-05], exclude: [gpu-05]}
+        placement: {include: [gpu-01, gpu-02, gpu-03.x, gpu-04, gpu-05], exclude: [gpu-05],
+                    spread: same-switch}
         """,
         {"C": "c", "D": "d"},
     )
@@ -85,7 +86,9 @@ def test_everything() -> None:
         priority=100,
         pool="big",
         placement=Placement(
-            include=("gpu-01", "gpu-02", "gpu-03.x", "gpu-04", "gpu-05"), exclude=("gpu-05",)
+            include=("gpu-01", "gpu-02", "gpu-03.x", "gpu-04", "gpu-05"),
+            exclude=("gpu-05",),
+            spread="same-switch",
         ),
     )
 
@@ -272,6 +275,12 @@ def test_unknown_keys(text: str, field: str, hint: str) -> None:
         ("pool: A b", "pool", "A b"),
         ("placement: [a]", "placement", "[a]"),
         ("placement: {include: a}", "placement.include", "a"),
+        ("notify: https://x/y", "notify", "https://x/y"),
+        ("notify: [hooks.example.com]", "notify[0]", "hooks.example.com"),
+        ("notify: ['https://x/y', 'https://x/y']", "notify[1]", "https://x/y"),
+        ("notify: ['https://x:0/y']", "notify[0]", "https://x:0/y"),
+        ("notify: ['https://x:y/']", "notify[0]", "https://x:y/"),
+        ("placement: {spread: switch}", "placement.spread", "switch"),
         ("placement: {include: ['gpu-[1-4]']}", "placement.include[0]", "gpu-[1-4]"),
         ("placement: {exclude: ['a#b']}", "placement.exclude[0]", "a#b"),
         ("placement: {include: [a], exclude: [a]}", "placement.include", "[a]"),

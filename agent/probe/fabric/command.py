@@ -75,14 +75,20 @@ def _asked(root: Path, file: Path | None, nccl: str | None) -> Asked:
     """Of this machine's configuration nothing is taken for another tree, unless it is named."""
     live = os.path.realpath(root) == "/"
     told = any(name.startswith(f"{PREFIX}_") for name in os.environ)
-    if live and file is None and not told and os.access(CONFIG, os.R_OK):
-        file = CONFIG
+    if live and file is None and not told:
+        file = next((place for place in _places() if os.access(place, os.R_OK)), None)
     if not live and file is None:
         return Asked(nccl=nccl)
     if file is None and not told:
         # No agent is set up here: an own default of its settings must not keep us from looking.
         return Asked(nccl=nccl, python=shutil.which("python3"), home=_home(None))
     return asked_by(load(file=file, environ=os.environ if live else {}), live=live, nccl=nccl)
+
+
+def _places() -> tuple[Path, ...]:
+    """Where `muster init` writes an agent's configuration: for root, and for anybody else."""
+    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return CONFIG, Path(own) / "muster" / CONFIG.name
 
 
 def _home(user: User | None) -> str:
@@ -121,7 +127,8 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"of the agent; default: {CONFIG}, if it is there",
+        help=f"of the agent; default: {CONFIG} or ~/.config/muster/{CONFIG.name}, if one is "
+        "there, else the choice is that of an agent without settings",
     )
     if probing:
         parser.add_argument("--schema", action="store_true", help="print the JSON Schema of --json")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from agent.probe.fabric.tree import Unread
 from muster.fabric.gids import number_of
 
 _NUMBERED: Final = re.compile(r"([0-9]{1,4})\s*(?::\s*(.*))?")
@@ -139,6 +140,11 @@ def ipoib_port_guid(address: str) -> str | None:
         return None
     last = parts[-8:]
     return ":".join(one + other for one, other in zip(last[::2], last[1::2], strict=True))
+
+
+def uevent_of(text: str | Unread) -> dict[str, str]:
+    """The same; nothing of a file that cannot be read."""
+    return {} if isinstance(text, Unread) else uevent(text)
 
 
 def uevent(text: str) -> dict[str, str]:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from agent.probe.fabric import formats
-from agent.probe.fabric.pci import numa_node
+from agent.probe.fabric.pci import DEVICES, Function, numa_node
 from agent.probe.fabric.tree import Tree, Unread, unread
 from agent.probe.fabric.user import User
-from muster.fabric.affinity import is_function, path_of
-from muster.fabric.gids import EMPTY, address_of, is_empty, is_link_local, is_routable, number_of
+from muster.fabric.affinity import function_of_name, is_function, path_of
+from muster.fabric.gids import (
+    EMPTY,
+    address_of,
+    is_empty,
+    is_link_local,
+    is_prefix_only,
+    is_routable,
+    number_of,
+)
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, INFINIBAND, Counters, Gid, Hca
 
 CLASS: Final = "sys/class/infiniband"
 _VERBS: Final = "sys/class/infiniband_verbs"
+_VIRTUAL: Final = "sys/devices/virtual/infiniband"
+_NETWORK, _SERIAL = 0x02, 0x0C06
+_PCI_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+_DRIVER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WORD_BYTES: Final = 4
 _PORTS_MAX: Final = 256
 
@@ -27,16 +40,22 @@ _T = TypeVar("_T")
 
 class Devices:
     """All that /sys/class/infiniband names. `skipped`: entries that are no device, and why.
-    `present`: whether there is such a folder at all."""
+    `unread`: why it cannot be looked into, "" where it can or is not there. `functions`: those of
+    the PCI bus."""
 
-    def __init__(self, tree: Tree, user: User | None = None) -> None:
+    def __init__(
+        self, tree: Tree, user: User | None = None, functions: Sequence[Function] = ()
+    ) -> None:
         self._tree = tree
         self._user = user
+        self._functions = {function.address: function for function in functions}
+        self._named: dict[str, str] | None = None
         self.hcas: list[Hca] = []
         self.skipped: dict[str, str] = {}
         names = tree.names(CLASS)
-        self.present = not isinstance(names, Unread)
-        self._verbs = self._uverbs() if self.present else {}
+        there = not isinstance(names, Unread)
+        self.unread = names.why if isinstance(names, Unread) and not names.absent else ""
+        self._verbs = self._uverbs() if there else {}
         for name in () if isinstance(names, Unread) else sorted(names, key=natural):
             self._device(name)
 
@@ -74,13 +93,20 @@ class Devices:
         place = "" if isinstance(where, Unread) else where
         at = tree.real(f"{folder}/device")
         path = path_of(place if isinstance(at, Unread) else at)
-        events = tree.text(f"{folder}/device/uevent")
-        event = {} if isinstance(events, Unread) else formats.uevent(events)
-        function = path[-1] if path else event.get("PCI_SLOT_NAME", "").lower()
-        pci = function if is_function(function) else None
+        event = formats.uevent_of(tree.text(f"{folder}/device/uevent"))
+        virtual = f"{_VIRTUAL}/{name}"
+        software = place.startswith("sys/devices/virtual/") or (not path and tree.exists(virtual))
+        slot = event.get("PCI_SLOT_NAME", "").lower()
+        function = path[-1] if path else slot if is_function(slot) else self._of_bus(name)
+        pci = function if is_function(function) and not software else None
+        known = self._functions.get(pci or "")
+        if known is not None and not path:
+            path = known.path
         numa: int | None = None
         read = numa_node(tree, f"{folder}/device")
-        if isinstance(read, Unread) or read is None:
+        if isinstance(read, Unread) and known is not None and known.numa_node is not None:
+            numa = known.numa_node
+        elif isinstance(read, Unread) or read is None:
             said.unknown["numa_node"] = read.why if isinstance(read, Unread) else "no number"
         else:
             numa = read
@@ -99,10 +125,10 @@ class Devices:
             sys_image_guid=said.of("sys_image_guid", formats.guid),
             board_id=said.of("board_id", formats.word),
             driver=self._driver(folder, event),
-            pci_id=self._pci_id(folder, event),
-            pci_class=self._hex(f"{folder}/device/class"),
+            pci_id=self._pci_id(folder, event) or (known.id or None if known else None),
+            pci_class=self._hex(f"{folder}/device/class") or (known.kind << 8 if known else None),
             pci_path=path,
-            virtual=place.startswith("sys/devices/virtual/"),
+            virtual=software,
             physical_function=self._physical(folder),
             uverbs=None if verbs is None else f"/dev/infiniband/{verbs}",
             uverbs_error=None if verbs is None else self._cannot_open(verbs, said),
@@ -112,14 +138,16 @@ class Devices:
     def _driver(self, folder: str, event: dict[str, str]) -> str | None:
         link = self._tree.link(f"{folder}/device/driver")
         if isinstance(link, Unread):
-            return event.get("DRIVER") or None
+            name = event.get("DRIVER", "")
+            return name if _DRIVER.fullmatch(name) else None
         return link.rpartition("/")[2] or None
 
     def _pci_id(self, folder: str, event: dict[str, str]) -> str | None:
         vendor = self._hex(f"{folder}/device/vendor")
         device = self._hex(f"{folder}/device/device")
         if vendor is None or device is None:
-            return event.get("PCI_ID", "").lower() or None
+            text = event.get("PCI_ID", "").lower()
+            return text if _PCI_ID.fullmatch(text) else None
         return f"{vendor:04x}:{device:04x}"
 
     def _hex(self, path: str) -> int | None:
@@ -130,9 +158,26 @@ class Devices:
     def _physical(self, folder: str) -> str | None:
         link = self._tree.link(f"{folder}/device/physfn")
         if isinstance(link, Unread):
-            return None
-        name = link.rpartition("/")[2]
+            event = formats.uevent_of(self._tree.text(f"{folder}/device/physfn/uevent"))
+            name = event.get("PCI_SLOT_NAME", "").lower()
+        else:
+            name = link.rpartition("/")[2]
         return name if is_function(name) else None
+
+    def _of_bus(self, name: str) -> str:
+        """The function of a device that leads to none: the one that names it, else the one that
+        udev named it after; "" if there is none."""
+        if self._named is None:
+            self._named = {}
+            for address, function in self._functions.items():
+                if function.kind >> 8 == _NETWORK or function.kind == _SERIAL:
+                    names = self._tree.names(f"{DEVICES}/{address}/infiniband")
+                    own = () if isinstance(names, Unread) else names
+                    self._named |= dict.fromkeys(own, address)
+        if name in self._named:
+            return self._named[name]
+        address = function_of_name(name)
+        return address if not self._functions or address in self._functions else ""
 
     def _cannot_open(self, verbs: str, said: _Said) -> str | None:
         """None too where the device file is not there: that is unknown, not wrong."""
@@ -156,7 +201,7 @@ class Devices:
         said = _Said(tree, folder, dict(common.unknown))
         rate = said.of("rate", formats.rate, "rate_gbps")
         link_layer = said.of("link_layer", formats.link_layer)
-        gids, slots, missed = self._gids(folder, said)
+        gids, slots, missed = self._gids(folder, said, link_layer)
         written = tree.text(f"{folder}/rate")
         return replace(
             common,
@@ -177,7 +222,9 @@ class Devices:
             unknown=said.unknown,
         )
 
-    def _gids(self, folder: str, said: _Said) -> tuple[tuple[Gid, ...], int | None, int]:
+    def _gids(
+        self, folder: str, said: _Said, link_layer: str | None
+    ) -> tuple[tuple[Gid, ...], int | None, int]:
         """The used entries, the length of the table (None: not read) and how many are unknown."""
         tree = self._tree
         names = tree.names(f"{folder}/gids")
@@ -204,7 +251,9 @@ class Devices:
                 continue
             read += 1
             number = number_of(gid) or 0
-            if not is_empty(number):
+            # On InfiniBand an unused entry has the prefix of the subnet, whatever that is.
+            bare = link_layer == INFINIBAND and is_prefix_only(number)
+            if not is_empty(number) and not bare:
                 found.append(self._gid(folder, index, gid, number))
         if not read:
             said.unknown["gids"] = why
@@ -263,7 +312,9 @@ class Devices:
 
     def _master(self, folder: str, name: str) -> str:
         link = self._tree.link(f"{folder}/master")
-        return name if isinstance(link, Unread) else link.rpartition("/")[2] or name
+        if not isinstance(link, Unread):
+            return link.rpartition("/")[2] or name
+        return formats.uevent_of(self._tree.text(f"{folder}/master/uevent")).get("INTERFACE", name)
 
     def _counters(self, folder: str) -> Counters:
         tree = self._tree

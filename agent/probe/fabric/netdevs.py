@@ -124,6 +124,9 @@ def _network(
     folder = f"{NET}/{link.name}"
     device = tree.real(f"{folder}/device")
     function = "" if isinstance(device, Unread) else device.rpartition("/")[2]
+    if not is_function(function):
+        event = formats.uevent_of(tree.text(f"{folder}/device/uevent"))
+        function = event.get("PCI_SLOT_NAME", "").lower()
     return Network(
         name=link.name,
         kind=kind.value,
@@ -185,22 +188,25 @@ def _link(tree: Tree, name: str, indexes: Mapping[str, int]) -> Link:
         kind=_kind(tree, name, stacked=lower not in (0, index)),
         mtu=_number(tree, f"{folder}/mtu") or 0,
         lower=lower,
-        master=0 if isinstance(master, Unread) else indexes.get(master.rpartition("/")[2], 0),
+        master=_number(tree, f"{folder}/master/ifindex") or 0
+        if isinstance(master, Unread)
+        else indexes.get(master.rpartition("/")[2], 0),
     )
 
 
 def _kind(tree: Tree, name: str, *, stacked: bool) -> str:
     """As netlink calls it, of what sysfs shows."""
     folder = f"{NET}/{name}"
-    text = tree.text(f"{folder}/uevent")
-    event = {} if isinstance(text, Unread) else formats.uevent(text)
+    event = formats.uevent_of(tree.text(f"{folder}/uevent"))
     if event.get("DEVTYPE"):
         return event["DEVTYPE"]
     for kind, sign in (("bond", "bonding"), ("bridge", "bridge")):
         if tree.exists(f"{folder}/{sign}"):
             return kind
     where = tree.real(folder)
-    if isinstance(where, Unread) or not where.startswith("sys/devices/virtual/"):
+    virtual = not isinstance(where, Unread) and where.startswith("sys/devices/virtual/")
+    # A copy has folders where links were.
+    if not virtual and not (where == folder and tree.exists(f"sys/devices/virtual/net/{name}")):
         return ""
     return "veth" if stacked else "virtual"
 

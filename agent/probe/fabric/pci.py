@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.probe.fabric import formats
@@ -12,6 +12,9 @@ from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.affinity import Path, is_function, path_of
 
 DEVICES: Final = "sys/bus/pci/devices"
+_ROOT: Final = "sys/devices"
+_FUNCTIONS_MAX: Final = 8192
+_DEPTH_MAX: Final = 32
 
 INFINIBAND_CLASS: Final = 0x0207
 _ETHERNET_CLASS, _OTHER_NETWORK_CLASS, _DISPLAY, _SERIAL = 0x0200, 0x0280, 0x03, 0x0C06
@@ -52,6 +55,35 @@ class Function:
 
 def functions(tree: Tree) -> tuple[Function, ...]:
     """All that may be an HCA, a GPU or another accelerator, in PCI order."""
+    found = _functions(tree)
+    if any(function.path for function in found):
+        return found
+    # A copy has folders where links were: they do not say where in the tree they belong.
+    paths = _paths(tree)
+    return tuple(replace(it, path=paths.get(it.address, ())) for it in found)
+
+
+def _paths(tree: Tree) -> dict[str, Path]:
+    """Every function below /sys/devices with its path."""
+    found: dict[str, Path] = {}
+    roots = tree.names(_ROOT)
+    waiting: list[tuple[str, ...]] = [(name,) for name in _of(roots) if name.startswith("pci")]
+    while waiting and len(found) < _FUNCTIONS_MAX:
+        at = waiting.pop()
+        for name in _of(tree.names("/".join((_ROOT, *at)))):
+            path = path_of("/".join((*at, name)))
+            if path and path[-1] == name:
+                found[name] = path
+                if len(path) < _DEPTH_MAX:
+                    waiting.append((*at, name))
+    return found
+
+
+def _of(names: tuple[str, ...] | Unread) -> tuple[str, ...]:
+    return () if isinstance(names, Unread) else names
+
+
+def _functions(tree: Tree) -> tuple[Function, ...]:
     names = tree.names(DEVICES)
     if isinstance(names, Unread):
         return ()
@@ -118,7 +150,8 @@ def _function(tree: Tree, name: str, kind: int) -> Function:
         device=_hex(tree, f"{folder}/device"),
         numa_node=None if isinstance(numa, Unread) else numa,
         path=() if isinstance(where, Unread) else path_of(where),
-        virtual=not isinstance(tree.link(f"{folder}/physfn"), Unread),
+        virtual=not isinstance(tree.link(f"{folder}/physfn"), Unread)
+        or tree.exists(f"{folder}/physfn"),
     )
 
 

@@ -55,8 +55,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     """
     asked = asked or Asked()
     tree = Tree(root, read)
-    devices = Devices(tree, asked.user if tree.live else None)
     pci = functions(tree)
+    devices = Devices(tree, asked.user if tree.live else None, pci)
     gpus = gpus_of(tree, pci)
     networks = networks_of(tree, devices.hcas)
     hcas = with_addresses(devices.hcas, networks.networks)
@@ -76,7 +76,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         networks=networks.networks,
         version=version,
         bare=bare,
+        hidden=_hidden(hcas),
         skipped=devices.skipped,
+        unread=devices.unread,
         gpus=bool(gpus),
         live=tree.live,
         uverbs_there=tree.exists("dev/infiniband"),
@@ -104,7 +106,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         networks=networks.networks,
         env=env.values,
         problems=tuple(found),
-        fabric=choice.fabric,
+        fabric=msgspec.structs.replace(choice.fabric, unread=devices.unread),
         limits=limits,
         software=software,
         fingerprint=_fingerprint(hcas, gpus),
@@ -130,6 +132,11 @@ def _bare(pci: Sequence[Function], hcas: Sequence[Hca]) -> tuple[Function, ...]:
     )
 
 
+def _hidden(hcas: Sequence[Hca]) -> int:
+    """How many devices may each be a PCI function of which it is not known."""
+    return len({it.name for it in hcas if it.pci is None and not it.virtual})
+
+
 def _affinity(
     gpus: Sequence[Gpu], hcas: Sequence[Hca], bare: Sequence[Function], *, virtual: bool | None
 ) -> tuple[list[Affinity], bool]:
@@ -137,7 +144,7 @@ def _affinity(
     ends = {hca.name: (hca.pci_path, hca.numa_node) for hca in hcas}
     ends |= {function.address: (function.path, function.numa_node) for function in bare}
     found = affinity.pairs(gpus, [(name, path, numa) for name, (path, numa) in ends.items()])
-    flat = virtual is not False and affinity.is_flat(gpus, list(ends.values()))
+    flat = affinity.is_flat(gpus, list(ends.values()), virtual=virtual)
     return (affinity.unknown(found) if flat else found), flat
 
 

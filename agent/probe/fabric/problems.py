@@ -17,11 +17,19 @@ from muster.fabric.choice import Choice, has_no_address
 from muster.fabric.classes import same_ends, speed_of
 from muster.fabric.environment import Environment
 from muster.fabric.gids import routable, version_of
-from muster.fabric.kinds import EFA, special
+from muster.fabric.kinds import EFA, IWARP, OPA, USNIC, special
 from muster.fabric.nccl import Version, devices_max
 from muster.fabric.types import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
 
 _GUESSED_PREFIX: Final = 24
+_ELSE: Final = "without a plugin NCCL uses TCP"
+_WORDS: Final = {OPA: "Omni-Path"}
+_PLUGINS: Final = {
+    OPA: "install a plugin for Omni-Path (libfabric with OPX or PSM2, and aws-ofi-nccl); do not "
+    "set NCCL_IB_HCA",
+    USNIC: "nothing: no plugin of NCCL's knows it; jobs use TCP",
+    IWARP: "nothing, unless RDMA was meant to be here: then an InfiniBand or RoCE card is needed",
+}
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -31,9 +39,9 @@ Found = Iterator[Problem]
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver serves; `gpus`:
-    the node has some; `live`:
-    this machine, not a copy; `present`: it has a folder of RDMA devices."""
+    """All that can be wrong with ports. `bare`: PCI functions that no RDMA driver is seen to serve,
+    `hidden`: devices that may each be one of them; `unread`: why no device is known; `gpus`: the
+    node has some; `live`: this machine, not a copy."""
 
     choice: Choice
     environment: Environment
@@ -41,6 +49,8 @@ class Ports:
     version: Version | None
     bare: Sequence[Function]
     skipped: dict[str, str]
+    hidden: int = 0
+    unread: str = ""
     gpus: bool = False
     live: bool = False
     uverbs_there: bool = True
@@ -140,10 +150,7 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
             "start the fabric's subnet manager (opensm, UFM), or find why it does not reach us",
         )
     if phys == "Disabled":
-        return (
-            f"{what}: switched off on this host",
-            "switch it on: `ip link set NETDEV up`, or `mlxlink -d PCI --port_state UP`",
-        )
+        return f"{what}: switched off on this host", f"switch it on: {_on(group)}"
     if phys == "Polling":
         return (
             f"{what}: switched on here, but there is no signal from the other side",
@@ -152,6 +159,15 @@ def _down(state: str, phys: str | None, names: str, group: Sequence[Hca]) -> tup
     if state == "ARMED":
         return f"{what}: on its way up", "look again in a minute; else ask the subnet manager"
     return what, "look at the port: `ibstat`, `mlxlink -d PCI`, and the kernel's log"
+
+
+def _on(group: Sequence[Hca]) -> str:
+    """The commands, with the names of the first port where they are known."""
+    first = group[0]
+    tool = f"`mlxlink -d {first.pci or 'PCI'} --port_state UP`"
+    if first.link_layer != ETHERNET:
+        return f"{tool}, or `ibportstate -D 0 {first.port} enable`; see whether it comes up"
+    return f"`ip link set {first.netdevs[0] if first.netdevs else 'NETDEV'} up`, or {tool}"
 
 
 def _leave_out(fix: str, group: Sequence[Hca]) -> str:
@@ -219,6 +235,15 @@ def _devices(ports: Ports) -> Found:
             "install the aws-ofi-nccl plugin (libfabric); do not set NCCL_NET=IB and do not set "
             "NCCL_IB_HCA",
         )
+    elif not any(hca.use or hca.expected for hca in hcas):
+        yield from _others(ports)
+    if ports.unread:
+        yield warning(
+            f"/sys/class/infiniband cannot be read ({ports.unread}): whether there are HCAs, and "
+            "whether jobs may use them, is unknown",
+            "look with `ls -l /sys/class/infiniband` as the user of the agent; in a container pass "
+            "/sys/class/infiniband and /dev/infiniband",
+        )
     for name, why in ports.skipped.items():
         yield info(f"/sys/class/infiniband/{name} is no device: {why}", "nothing")
     used = ports.choice.used
@@ -233,6 +258,19 @@ def _devices(ports: Ports) -> Found:
             f"{len(used)} ports are chosen; NCCL takes at most {most} and may crash with more",
             "name fewer in the agent's configuration (fabric.include)",
         )
+
+
+def _others(ports: Ports) -> Found:
+    """Of a node whose only devices are not for NCCL's own transport."""
+    for kind, group in _grouped(ports.choice.hcas, special):
+        fix = _PLUGINS.get(kind or "")
+        if fix is None:
+            continue
+        names = listed(dict.fromkeys(hca.name for hca in group))
+        word = _WORDS.get(kind or "", kind)
+        what = f"{names}: {word}, which NCCL's own transport does not use; {_ELSE}"
+        # Many a server has an Ethernet card that could do iWARP.
+        yield (info if kind == IWARP and not ports.gpus else warning)(what, fix)
 
 
 def _addresses(ports: Ports) -> Found:
@@ -311,7 +349,12 @@ def _choice(ports: Ports) -> Found:
 def _drivers(ports: Ports) -> Found:
     for kind, group in _grouped(ports.bare, lambda function: (function.id, function.kind)):
         name, number = kind
-        count = f"{len(group)} InfiniBand PCI function{'s' if len(group) > 1 else ''}"
+        # A device of which the function is not shown may be any of them.
+        without = len(group) - ports.hidden
+        if without <= 0:
+            continue
+        of = f" of {len(group)}" if ports.hidden else ""
+        count = f"{without}{of} InfiniBand PCI function{'s' if len(group) > 1 else ''}"
         where = listed(function.address for function in group)
         none = not ports.choice.hcas
         if number == INFINIBAND_CLASS:
@@ -326,8 +369,8 @@ def _drivers(ports: Ports) -> Found:
         else:
             yield Problem(
                 Severity.INFO,
-                f"{len(group)} network function{'s' if len(group) > 1 else ''} ({name}) that could "
-                f"do RoCE without an RDMA device ({where})",
+                f"{without}{of} network function{'s' if len(group) > 1 else ''} ({name}) that "
+                f"could do RoCE without an RDMA device ({where})",
                 "nothing, unless RoCE is wanted: `modprobe mlx5_ib ib_uverbs`",
                 stops=none and ports.gpus,
             )

@@ -63,6 +63,8 @@ def summary(probe: Probe) -> str:
         of = "" if fabric.used == fabric.expected else f" of {fabric.expected}"
         ports = f"{fabric.used}{of} port{'' if fabric.used == 1 and not of else 's'}"
         return f"{count}, RDMA over {ports} ({fabric.name})"
+    if fabric.unread:
+        return f"{count}, unknown whether there is RDMA here"
     if not probe.hcas:
         return f"{count}, no RDMA here: TCP"
     of = f" (0 of {fabric.expected}, {fabric.name})" if fabric.expected else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ _REASONS: Final = {
     errno.ENODATA: Unread("the kernel has no value (ENODATA)", empty=True),
     errno.EOPNOTSUPP: Unread("the driver does not support it", empty=True),
     errno.EISDIR: Unread("a folder stands in its place"),
+    errno.EMEDIUMTYPE: Unread("not a plain file"),
     errno.ELOOP: Unread("links in a circle"),
 }
 TOO_LONG: Final = Unread(f"longer than {BYTES_MAX} bytes")
@@ -126,14 +128,7 @@ class Tree:
 
     def bytes_of(self, path: str) -> bytes:
         """What is in a file, at most one byte more than is allowed. Raises OSError."""
-        folder, _, name = path.rpartition("/")
-        place = f"{self._folder(folder)}/{name}"
-        try:
-            fd = os.open(place, os.O_RDONLY | _FLAGS)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            fd = os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
+        fd = self._open(path)
         try:
             first = os.read(fd, BYTES_MAX + 1)
             if len(first) < 4096:
@@ -151,7 +146,7 @@ class Tree:
     def window(self, path: str, offset: int, size: int) -> bytes:
         """A part of a binary file, empty where it cannot be read."""
         try:
-            fd = os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
+            fd = self._open(path)
         except OSError:
             return b""
         try:
@@ -160,6 +155,24 @@ class Tree:
             return b""
         finally:
             os.close(fd)
+
+    def _open(self, path: str) -> int:
+        """Of a copy plain files alone: a device node in it would be this machine's own device."""
+        if not self.live:
+            place = self._resolve(path)
+            mode = os.lstat(place).st_mode
+            if stat.S_ISDIR(mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path_shown(place))
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EMEDIUMTYPE, "not a plain file", path_shown(place))
+            return os.open(place, os.O_RDONLY | _FLAGS)
+        folder, _, name = path.rpartition("/")
+        try:
+            return os.open(f"{self._folder(folder)}/{name}", os.O_RDONLY | _FLAGS)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return os.open(self._resolve(path), os.O_RDONLY | _FLAGS)
 
     def _folder(self, path: str) -> str:
         """The folder as this process reaches it, all links followed below the root."""

@@ -8,7 +8,7 @@ import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from muster.daemon.tasks import TaskOwner
-from muster.protocol.codec import ProtocolError
+from muster.protocol.codec import ProtocolError, UnknownMessage
 from muster.protocol.ids import BadId, NodeName, TaskId, parse_task_id
 from muster.protocol.logs import (
     CHUNK_BYTES_MAX,
@@ -32,6 +32,9 @@ from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 
 HELLO_TIMEOUT_S: Final = 5.0
+# An agent of whom nothing is heard for so many heartbeats, though it was pinged, is gone: it has
+# dialled anew by then if it lives.
+SILENT_BEATS: Final = 6
 AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
@@ -82,18 +85,23 @@ class LogConnections:
         coordinator: Coordinator,
         *,
         connections_max: int,
+        heartbeat_s: float = 5.0,
     ) -> None:
         self._owner = owner
         self._store = store
         self._coordinator = coordinator
         self._max = connections_max
+        self._ping_s = SILENT_BEATS * heartbeat_s / 1.5
         self._sockets: set[web.WebSocketResponse] = set()
         self.received_bytes = self.sent_bytes = 0
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The route of a bulk connection, from its hello to its end."""
         socket = web.WebSocketResponse(
-            compress=False, max_msg_size=_FRAME_BYTES_MAX, timeout=_CLOSE_TIMEOUT_S
+            compress=False,
+            max_msg_size=_FRAME_BYTES_MAX,
+            timeout=_CLOSE_TIMEOUT_S,
+            heartbeat=self._ping_s,
         )
         await socket.prepare(request)
         if len(self._sockets) >= self._max or self._coordinator.changes.closed:
@@ -176,7 +184,10 @@ class LogConnections:
             if await self._is_ours(connection, chunk.stream.task):
                 self._take_chunk(connection, chunk, payload)
             return
-        message = decode_log_report(data)
+        try:
+            message = decode_log_report(data)
+        except UnknownMessage:
+            return
         if not isinstance(message, LogHello) and not await self._is_ours(
             connection, _task_of(message)
         ):
@@ -291,6 +302,8 @@ async def _frame(socket: web.WebSocketResponse) -> str | bytes | None:
             return data
         case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
             return None
+        case WSMsgType.ERROR if isinstance(message.data, TimeoutError):
+            return None  # it was pinged and did not answer
         case _:
             raise ProtocolError(f"not a websocket frame that we take: {message.data}")
 

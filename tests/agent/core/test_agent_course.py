@@ -291,6 +291,18 @@ def test_whose_tasks_it_runs_is_written_down_before_there_are_any() -> None:
     )
 
 
+def test_a_coordinator_that_speaks_no_protocol_of_ours_is_left_with_what_to_upgrade() -> None:
+    for protocol, who in ((m.PROTOCOL_MAX + 1, "agent"), (m.PROTOCOL_MIN - 1, "coordinator")):
+        agent = Agent()
+        agent.turn(s.LinkUp())
+        welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "9.0.0", "c1", protocol=protocol)
+        (hung_up,) = agent.hear(welcome)
+        assert isinstance(hung_up, a.CloseLink)
+        assert hung_up.refused
+        assert hung_up.why.endswith(f"upgrade the {who}")
+        assert not agent.state.welcomed
+
+
 def test_a_node_full_of_failed_ranks_still_fits_a_frame() -> None:
     agent = Agent()
     agent.running()

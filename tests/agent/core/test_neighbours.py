@@ -16,6 +16,7 @@ from agent.core.neighbours import MISSED, Answers, neighbours
 from agent.core.shim import ShimPhase
 from agent.neighbours import Neighbours
 from muster.daemon.tasks import TaskOwner
+from muster.protocol.messages import StartTask
 from tests.agent.core.test_agent_course import ARRANGE, TASK, Agent, reports
 
 GANG = msgspec.structs.replace(

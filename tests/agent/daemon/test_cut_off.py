@@ -39,7 +39,7 @@ def test_a_job_is_ended_when_the_lease_is_over_and_not_before(tmp_path: Path) ->
             AgentProcess(write_config(tmp_path, coordinator.url)),
         ):
             session = await coordinator.session()
-            await session.welcome(lease_s=1.5, heartbeat_s=0.1)
+            await session.welcome(lease_s=3.0, heartbeat_s=0.25)
             await begin(session, "/bin/sleep", "600")
             started = await session.expect(TaskReport, is_in(TaskState.STARTED))
             # While heartbeats are answered, the lease is renewed beyond its first term.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 from pathlib import Path
 
@@ -70,3 +72,16 @@ def test_a_port_that_is_taken_is_not_offered_but_another_one_is() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         assert free_ports(1, port, port + 1) == (port + 1,)
+
+
+def test_without_a_descriptor_left_no_port_is_called_taken() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.open("/dev/null", os.O_RDONLY)
+    os.close(spare)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard[1]))
+    try:
+        with pytest.raises(NoPortsError, match=r"Too many open files.*LimitNOFILE") as told:
+            free_ports(1, 20_000, 20_010)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, hard)
+    assert "widen" not in str(told.value)

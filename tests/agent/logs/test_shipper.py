@@ -68,7 +68,7 @@ async def shipping(
     stored = Stored()
     async with Dialer(coordinator.url, token, None) as dialer:
         it = LogShipper(dialer, SystemClock(), NodeName("n1"), "id", stored.note)
-        it.welcomed()
+        it.welcomed(5.0)
         run = asyncio.get_running_loop().create_task(it.run())
         try:
             yield it, stored

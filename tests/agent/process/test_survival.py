@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -14,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from agent.core.shim import ShimExit, ShimPhase, ShimStop, StoppedBy
+from agent.process import template
 from agent.process.adopt import Ownership, examine, find, remove
 from agent.process.shim import ShimUnreachable, connect
 from agent.process.template import SpawnError
-from tests.agent.process.conftest import Node, Stage
+from muster.daemon.errors import DaemonError
+from tests.agent.process.conftest import PATIENCE_S, Node, Stage
 from tests.agent.process.test_ending import DAEMON, alive, carriers, up
 
 PYTHON = sys.executable
@@ -158,6 +162,40 @@ def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(any_stage: Stage)
         assert json.loads(task.read("shim.json"))["pid"] == pid
 
     any_stage.play(story, orphan_s=0.1)
+
+
+def test_a_first_word_that_comes_before_we_hear_of_the_launch_is_heard(
+    any_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = template._launch
+
+    def slow() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        channel, process = launch()
+        assert select.select([channel], [], [], PATIENCE_S)[0]
+        return channel, process
+
+    async def story(node: Node) -> None:
+        monkeypatch.setattr(template, "_launch", slow)
+        await node.template.start()
+        assert (await (await node.task()).prepared()).phase is ShimPhase.PREPARED
+
+    any_stage.play(story, orphan_s=0.1)
+
+
+def test_a_node_that_can_start_no_template_says_so(
+    any_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot() -> None:
+        raise OSError(errno.EMFILE, "x")
+
+    async def story(node: Node) -> None:
+        monkeypatch.setattr(template, "_launch", cannot)
+        with pytest.raises(DaemonError, match="did not start: Too many open files"):
+            await node.template.start()
+        with pytest.raises(SpawnError, match="did not start: Too many open files"):
+            await node.task()
+
+    any_stage.play(story)
 
 
 def test_one_folder_has_one_shim(any_stage: Stage) -> None:

@@ -253,6 +253,38 @@ def test_what_a_failed_rank_said_is_told(any_stage: Stage, tmp_path: Path) -> No
     any_stage.play(story)
 
 
+# In the job's interpreter: who waits for a rank hears of its end after everybody else.
+HEARS_LATE = """
+import os, threading, time
+real = os.waitid
+def late(*args):
+    info = real(*args)
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(1)
+    return info
+os.waitid = late
+"""
+
+
+@pytest.mark.torch
+def test_the_rank_that_failed_is_told_before_its_siblings_are_asked_to_end(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(FAILURES)
+    (tmp_path / "sitecustomize.py").write_text(HEARS_LATE)
+
+    async def story(node: Node) -> None:
+        env = {**ENV, "PYTHONPATH": str(tmp_path)}
+        task = await behind_gate(node, tmp_path, env=env)
+        start = torchrun(free_port(), "train.py")
+        await task.send(ShimStart(argv=start.argv, env={**env, "HOW": "kill"}, grace_s=60))
+        status = await task.ended()
+        assert status.first_failed == 1
+        assert [rank.stopped for rank in status.ranks] == [True, False]
+
+    any_stage.play(story)
+
+
 # Rank 1 is as late as can be: its launcher may not have told of it yet.
 KILLS_LAUNCHER = """
 import os, signal, time

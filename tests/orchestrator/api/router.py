@@ -8,6 +8,7 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.tasks import TaskOwner
 from orchestrator.api.app import make_app
 from orchestrator.api.origins import Origins
+from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import Limits as HttpLimits
 from orchestrator.core.limits import Limits
@@ -49,6 +50,7 @@ def routes() -> list[tuple[str, str]]:
                 tokens=TokenStore(root / "tokens", clock),
                 origins=Origins(None),
                 limits=HttpLimits(),
+                rules=SubmitRules(),
             )
             writer.close()
             return [(r.method, r.resource.canonical) for r in app.router.routes() if r.resource]

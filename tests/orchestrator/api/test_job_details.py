@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from muster.protocol.messages import Inventory
 from orchestrator.api.redaction import REDACTED, is_secret
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -40,6 +41,21 @@ def test_validate_tells_what_a_submit_would_make_of_it(coordinator: CoordinatorP
         status, problem = await validate(user, nodes=0, nods=1)
         assert (status, [p["field"] for p in problem["problems"]]) == (422, ["nodes", "nods"])
         assert (await user.get("/v1/jobs"))["jobs"] == before
+
+    scene(coordinator, main)
+
+
+def test_what_a_pool_fills_in_is_told_and_in_the_job(coordinator: CoordinatorProcess) -> None:
+    async def main(user: User, _: FakeAgent) -> None:
+        async with connect(coordinator, "l1") as other:
+            inventory = Inventory("127.0.0.1", machine_id="l1", cpus=4, pool="lab")
+            await other.hello(inventory=inventory)
+            body = (await validate(user, pool="lab", time_limit="1h"))[1]
+            assert (body["pool_defaults"], body["spec"]["time_limit"]) == (["retry.infra"], "1h")
+            job = await user.submit(pool="lab")
+            spec = (await user.get(f"/v1/jobs/{job}/spec"))["spec"]
+            assert (spec["time_limit"], spec["retry"]["infra"]) == ("1d", 9)
+            await user.cancel(job)
 
     scene(coordinator, main)
 

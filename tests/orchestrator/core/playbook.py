@@ -11,6 +11,7 @@ from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import (
+    PROTOCOL_MAX,
     Command,
     Heartbeat,
     Hello,
@@ -102,7 +103,8 @@ class Cluster:
         for name in names:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
-            hello = Hello(NodeName(name), f"id-{name}", "boot", "0.1.0", described, tasks)
+            who = (NodeName(name), f"id-{name}", "boot", "0.1.0")
+            hello = Hello(*who, described, tasks, protocol_max=PROTOCOL_MAX)
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 
     def leave(self, name: str) -> None:

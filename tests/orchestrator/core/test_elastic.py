@@ -122,6 +122,17 @@ def test_a_torchrun_that_is_killed_leaves_and_its_node_may_come_back_twice() -> 
     assert cluster.shown(1) is JobState.RUNNING
 
 
+def test_the_last_one_may_be_killed_when_the_others_have_done_well() -> None:
+    """Its leaving and its exit come in one report."""
+    cluster = elastic(2, 1, 2)
+    cluster.run_gang(1)
+    cluster.end(task(1, 1, 0), ExitStatus(0))
+    lose(cluster, 1)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.COMPLETED
+
+
 def test_what_a_torchrun_that_is_killed_leaves_has_the_jobs_grace() -> None:
     cluster = elastic(2, 1, 2, stop=Stop(signal="SIGUSR2", grace_s=77.0))
     cluster.run_gang(1)

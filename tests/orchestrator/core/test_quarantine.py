@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from muster.protocol.fabric import NodeFabric
-from muster.protocol.outcome import ExitStatus
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Rdma, Retry
 from orchestrator.core import service_facts as sf
@@ -149,6 +152,44 @@ def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
     out = [name for name in ("a", "b") if not cluster.node(name).in_service]
     assert len(out) == 1
     assert all(cluster.node(name).faults for name in ("a", "b"))
+
+
+def test_of_two_at_fault_at_once_one_that_was_spared_before_counts_too() -> None:
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.25)))
+    cluster.join("a", "b", "c", "d")
+    for name in ("c", "a"):
+        fail_at(cluster, name)
+    assert cluster.node("a").spared
+    cluster.resume("c")
+    cluster.submit(spec(nodes=2, placement={"include": ["a", "b"]}))
+    cluster.run_gang(max(cluster.state.jobs))
+    for name in ("a", "b"):
+        cluster.leave(name)
+    cluster.pass_time(1000)
+    assert sum(not node.in_service for node in cluster.state.nodes.values()) == 1
+
+
+def test_a_gang_that_is_made_ready_on_two_nodes_leaves_them_once() -> None:
+    half = Quarantine(jobs=1, pool_share=0.5)
+    cluster = Cluster(limits=Limits(quarantine=half))
+    card: dict[str, Any] = {
+        "gpus": 2,
+        "devices": tuple(GpuDevice(f"0{i}", f"GPU-{i}", "H100") for i in range(2)),
+    }
+    for name in ("a", "b", "c", "d"):
+        cluster.join(name, machine_id=name, **card)
+    for _ in range(2):
+        cluster.submit(spec(nodes=2, resources={"gpu": 1}, placement={"include": ["a", "b"]}))
+    first, second = (cluster.job(number).attempts[0].tasks for number in (1, 2))
+    for one in first:
+        cluster.refuse(one.id, "disk_broken", node_fault=True)
+    for one in first:
+        cluster.clean(one.id)
+    assert not any(cluster.node(name).in_service for name in ("a", "b"))
+    cause = cluster.job(2).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.DRAINED
+    assert {one.node for one in second} == {"a", "b"}
 
 
 def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:

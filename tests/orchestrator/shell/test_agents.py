@@ -121,9 +121,8 @@ async def leaves_a_gap(agent: FakeAgent) -> None:
     await agent.say(Heartbeat(1.0))
 
 
-async def says_an_unknown_tag(agent: FakeAgent) -> None:
-    await agent.hello()
-    await agent.socket.send_str('{"seq":2,"body":{"type":"no_such_message"}}')
+async def says_an_unknown_tag_first(agent: FakeAgent) -> None:
+    await agent.socket.send_str('{"seq":1,"body":{"type":"no_such_message"}}')
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ async def says_an_unknown_tag(agent: FakeAgent) -> None:
         (says_no_hello, "the first message is not a hello"),
         (says_hello_twice, "a second hello"),
         (leaves_a_gap, "1 frames are missing"),
-        (says_an_unknown_tag, "not a message of this protocol"),
+        (says_an_unknown_tag_first, "which this version does not know"),
     ],
 )
 def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
@@ -146,6 +145,22 @@ def test_what_cannot_be_understood_ends_the_connection_with_the_reason(
             code, why = await closed(agent)
             assert code == POLICY_VIOLATION
             assert reason in why
+
+    asyncio.run(main())
+
+
+def test_a_message_of_a_later_version_is_counted_and_passed_over(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async def main() -> None:
+        async with connect(coordinator, "of-the-future") as agent:
+            await agent.hello()
+            for _ in range(3):
+                seq = agent.link.next_seq()
+                raw = f'{{"seq":{seq},"body":{{"type":"of_the_future","x":[1]}}}}'
+                await agent.socket.send_str(raw)
+            await agent.say(Heartbeat(1.5))
+            assert (await agent.expect(HeartbeatAck)).sent_s == 1.5
 
     asyncio.run(main())
 

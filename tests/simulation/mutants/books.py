@@ -20,8 +20,9 @@ from orchestrator.core import turn as turns
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.durability import Durability
 from orchestrator.core.faults import from_report
+from orchestrator.core.lack import Lack
 from orchestrator.core.launch import Gang
-from orchestrator.core.placement import Lack, Waiting, busy, place
+from orchestrator.core.placement import Waiting, busy, place
 from orchestrator.core.policy import after_attempt
 from orchestrator.core.reports import news
 from orchestrator.core.state import Attempt, Job, Node, State, Task

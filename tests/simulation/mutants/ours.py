@@ -13,6 +13,7 @@ from muster.protocol.messages import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
 from orchestrator.core import admission, follow, placement, scheduler
+from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.node import LinkState
@@ -82,6 +83,18 @@ def _only_connected(real: Any) -> Any:
     return refuse
 
 
+def _judges_who_left(real: Any) -> Any:
+    def task_moved(state: State, fact: Any, now: Any, limits: Any) -> Decision:
+        decision: Decision = real(state, fact, now, limits)
+        if isinstance(fact, f.TaskExited):
+            attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+            if not attempt.tasks[fact.rank].present:
+                decision.facts += follow._all_exited(attempt)
+        return decision
+
+    return task_moved
+
+
 def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     place = _waits_for_the_lost(placement.place)
     for module in (placement, scheduler):
@@ -118,6 +131,12 @@ MUTANTS = (
         _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
         seed=25,
+    ),
+    Mutant(
+        "one that has left its gang may end it well, twice",
+        _wrap(follow, "_task_moved", _judges_who_left),
+        ("raised: InvalidTransition",),
+        seed=119,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=2),
 )

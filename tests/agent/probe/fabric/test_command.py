@@ -166,6 +166,20 @@ def test_the_configuration_says_which(node: Node, tmp_path: Path) -> None:
     assert json.loads(own.stdout)["env"]["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
 
 
+@pytest.mark.skipif(os.access(command.CONFIG, os.R_OK), reason="an agent is set up here")
+def test_the_configuration_of_an_agent_that_is_set_up_here_is_found(tmp_path: Path) -> None:
+    file = tmp_path / ".config/muster/agent.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("interfaec: eth1\n")
+    for verb, code in (("probe", 2), ("doctor", 125)):
+        done = muster(verb, HOME=str(tmp_path))
+        assert done.returncode == code
+        assert f"{file}" in done.stderr
+        assert "interfaec" in done.stderr
+    elsewhere = muster("probe", HOME=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
+    assert elsewhere.returncode == 0
+
+
 def test_this_very_machine() -> None:
     done = muster("probe", "--json", MUSTER_AGENT_FABRIC_EXCLUDE="10.0.0.0/8")
     assert done.returncode == 0, done.stderr

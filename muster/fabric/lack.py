@@ -1,0 +1,17 @@
+"""Why a node has no port for jobs, as a person is told it."""
+
+from __future__ import annotations
+
+from muster.protocol.fabric import NodeFabric
+
+
+def lack_of(fabric: NodeFabric) -> str:
+    """In words that follow the node's name."""
+    if fabric.missing:
+        first = fabric.missing[0]
+        return f"has no port that can be used: {first.key}: {first.why}"
+    if fabric.unused:
+        return f"has no port that is for jobs ({fabric.unused[0]} is not: muster probe says why)"
+    if fabric.unfit:
+        return f"has no RDMA device that NCCL can use without a plugin: {fabric.unfit[0]}"
+    return "has no RDMA device that jobs can use"

@@ -1,0 +1,232 @@
+"""Communicators, as the lines of the processes of one node tell of them.
+
+A channel between ranks of one host, and the network of a communicator that is all on one host, say
+nothing of what goes between hosts. Which ranks are on this host their processes' files tell: each
+names its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+SOCKET: Final = "Socket"
+COMMS_MAX: Final = 64
+"""Of a process that makes more, the rest count as one that is between hosts."""
+_PAIRS_MAX: Final = 256
+_THREAD: Final = re.compile(r":(\d{1,10}:\d{1,10}) \[")
+_INIT: Final = re.compile(
+    r"comm 0x[0-9a-fA-F]{1,16} rank (\d{1,7}) nranks (\d{1,7}) .{0,200}?"
+    r"commId (0x[0-9a-fA-F]{1,16}).{0,80}?Init (START|COMPLETE)"
+)
+_RANKS: Final = re.compile(
+    r" (\d{1,7})(?:\[[0-9a-fx]{1,16}\])? -> (\d{1,7})(?:\[[0-9a-fx]{1,16}\])? "
+    r"(?:\[(send|receive)\])?"
+)
+
+
+class Pair(msgspec.Struct, frozen=True, array_like=True):
+    """Channels over the network from one rank to another, -1 where it is not said: how many, and
+    how many of them over sockets and without a copy in the host."""
+
+    one: int
+    other: int
+    count: int
+    tcp: int = 0
+    gdr: int = 0
+
+
+class Communicator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One communicator as one process tells of it. `id` is the same in all processes of it, ""
+    where it is not told; `own` are its ranks in this process. `word` is its network, which was told
+    as the `at`-th of the process."""
+
+    id: str = ""
+    size: int = 0
+    own: tuple[int, ...] = ()
+    word: str = ""
+    at: int = 0
+    pairs: tuple[Pair, ...] = ()
+
+
+@dataclass(slots=True)
+class _Comm:
+    size: int = 0
+    own: set[int] = field(default_factory=set)
+    word: str = ""
+    at: int = 0
+    pairs: dict[tuple[int, int], Pair] = field(default_factory=dict)
+
+
+class Comms:
+    """Of one process, from its lines in their order."""
+
+    def __init__(self, known: Iterable[Communicator] = ()) -> None:
+        self._comms = {
+            one.id: _Comm(
+                one.size,
+                set(one.own),
+                one.word,
+                one.at,
+                {(pair.one, pair.other): pair for pair in one.pairs},
+            )
+            for one in known
+        }
+        self._words = max((one.at for one in self._comms.values()), default=0)
+        # By thread: the communicator that it makes, and the word that came before its name.
+        self._making: dict[str, str] = {}
+        self._word: dict[str, str] = {}
+
+    def init(self, line: str) -> None:
+        """A line that names a communicator."""
+        found = _INIT.search(line)
+        if not found:
+            return
+        thread, name = _thread(line), found[3].lower()
+        comm = self._comm(name)
+        comm.size = int(found[2])
+        if len(comm.own) < _PAIRS_MAX:
+            comm.own.add(int(found[1]))
+        if found[4] == "START":
+            self._making[thread] = name
+            if len(self._making) > COMMS_MAX:
+                self._making.pop(next(iter(self._making)))
+        else:
+            # Channels that are opened later come from any thread.
+            self._making.pop(thread, None)
+        if thread in self._word:
+            self._told(comm, self._word.pop(thread))
+
+    def word(self, line: str, network: str) -> None:
+        """`Using network IB`: of the communicator that its thread makes, or is about to."""
+        thread = _thread(line)
+        name = self._making.get(thread)
+        if name is not None and not self._comm(name).word:
+            self._told(self._comm(name), network)
+            return
+        # Each has one: this is the next one's.
+        self._making.pop(thread, None)
+        self._words += thread in self._word
+        if len(self._word) >= COMMS_MAX:
+            self._word.pop(next(iter(self._word)))
+        self._word[thread] = network
+
+    def channel(self, line: str, *, tcp: bool, gdr: bool) -> None:
+        """A line about a channel over the network."""
+        name = self._making.get(_thread(line), "")
+        comm = self._comm(name)
+        found = _RANKS.search(line)
+        one, other = (-1, -1) if found is None else (int(found[1]), int(found[2]))
+        if found is not None and found[3] is not None and not name and len(comm.own) < _PAIRS_MAX:
+            comm.own.add(one if found[3] == "send" else other)
+        if (one, other) not in comm.pairs and len(comm.pairs) >= _PAIRS_MAX:
+            one = other = -1
+        known = comm.pairs.get((one, other), Pair(one, other, 0))
+        comm.pairs[one, other] = Pair(one, other, known.count + 1, known.tcp + tcp, known.gdr + gdr)
+
+    def known(self) -> tuple[Communicator, ...]:
+        """All that was told. A word without a name is that of a communicator that has none."""
+        found = dict(self._comms)
+        if self._word:
+            bare = found.get("", _Comm())
+            *_, word = self._word.values()
+            at = self._words + len(self._word)
+            found[""] = _Comm(bare.size, bare.own, word, at, bare.pairs)
+        return tuple(
+            Communicator(
+                name,
+                comm.size,
+                tuple(sorted(comm.own)),
+                comm.word,
+                comm.at,
+                tuple(comm.pairs.values()),
+            )
+            for name, comm in found.items()
+        )
+
+    def _comm(self, name: str) -> _Comm:
+        if name not in self._comms and len(self._comms) >= COMMS_MAX:
+            name = ""
+        return self._comms.setdefault(name, _Comm())
+
+    def _told(self, comm: _Comm, network: str) -> None:
+        self._words += 1
+        comm.word, comm.at = network, self._words
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What one process has between hosts: channels, the last word of a network, whether it is on
+    sockets. `local`: it speaks of communicators, and all of them are on this host."""
+
+    rdma: int
+    tcp: int
+    gdr: int
+    word: str
+    sockets: bool
+    local: bool
+
+
+def between(comms: Iterable[Communicator], others: Iterable[Communicator] = ()) -> Between:
+    """What is between hosts. `others`: of all processes of this host, these among them."""
+    own = tuple(comms)
+    here = _here((*own, *others))
+    rdma = tcp = gdr = 0
+    words: list[tuple[int, str, bool]] = []
+    whole = [_whole(one, here) for one in own]
+    for one, on_host in zip(own, whole, strict=True):
+        over = 0
+        for pair in one.pairs:
+            if on_host or _on_host(pair, one, own, here):
+                continue
+            tcp += pair.tcp
+            rdma += pair.count - pair.tcp
+            gdr += pair.gdr
+            over += pair.count - pair.tcp
+        if one.word and not on_host:
+            words.append((one.at, one.word, over > 0))
+    last = max(words, default=(0, "", False))
+    # A channel says more than the word before it.
+    return Between(
+        rdma, tcp, gdr, last[1], bool(tcp) or (last[1] == SOCKET and not last[2]), all(whole)
+    )
+
+
+def _here(every: Iterable[Communicator]) -> Mapping[str, frozenset[int]]:
+    """The ranks of each communicator that are on this host."""
+    found: dict[str, set[int]] = {}
+    for one in every:
+        found.setdefault(one.id, set()).update(one.own)
+    return {name: frozenset(ranks) for name, ranks in found.items()}
+
+
+def _whole(one: Communicator, here: Mapping[str, frozenset[int]]) -> bool:
+    """Whether all of it is on this host."""
+    return bool(one.id) and 0 < one.size <= len(here[one.id])
+
+
+def _on_host(
+    pair: Pair,
+    one: Communicator,
+    own: tuple[Communicator, ...],
+    here: Mapping[str, frozenset[int]],
+) -> bool:
+    """Whether both ends are known to be on this host."""
+    ends = {pair.one, pair.other}
+    if one.id:
+        return ends <= here[one.id]
+    named = [it for it in own if it.id and it.size > max(ends)]
+    if named:
+        # Of which of them it is, is not told.
+        return all(ends <= here[it.id] for it in named)
+    # Of an NCCL that names none: its ranks are those of the only one there is.
+    return one.at <= 1 and ends <= here[one.id]
+
+
+def _thread(line: str) -> str:
+    found = _THREAD.search(line)
+    return found[1] if found else ""

@@ -1,0 +1,1 @@
+"""Telling the webhooks of jobs how these go: at least once, signed, and only those allowed."""

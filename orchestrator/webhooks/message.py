@@ -1,0 +1,68 @@
+"""What a webhook gets: a JSON text about the job, and headers by which its receiver knows that it
+is from us."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final
+
+import msgspec
+
+from muster.protocol.http import JobSummary
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause
+from muster.protocol.timestamp import Timestamp, timestamp
+from orchestrator.core.display import job_summary
+from orchestrator.core.state import Job, Notice, State
+
+SCHEMA: Final = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is the same each time that this is sent. `at`: when it happened; `job` is as it is when
+    it is sent. `cause`: why the attempt, or the job, ended, with the last lines of the rank that
+    failed first."""
+
+    schema: int = SCHEMA
+    id: str
+    event: str
+    at: Timestamp
+    cluster: str
+    attempt: int
+    job: JobSummary
+    cause: Cause | None
+
+
+def message(state: State, job: Job, number: int, notice: Notice, now: Instant) -> Message:
+    attempt = job.attempts[notice.attempt - 1] if notice.attempt else None
+    cause = None if attempt is None or notice.event == "started" else attempt.cause
+    return Message(
+        id=f"{state.cluster}-{job.id}-{number}",
+        event=notice.event,
+        at=timestamp(notice.at),
+        cluster=state.cluster,
+        attempt=notice.attempt,
+        job=job_summary(state, job, now),
+        cause=job.cause if notice.event == "ended" else cause,
+    )
+
+
+def headers(
+    secret: bytes, told: Message, body: bytes, now: Instant, version: str
+) -> dict[str, str]:
+    """Signed with the time, so that nobody can send the same again for ever."""
+    sent = str(int(now.wall))
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": f"muster/{version}",
+        "Muster-Event": told.event,
+        "Muster-Delivery": told.id,
+        "Muster-Timestamp": sent,
+        "Muster-Signature": f"sha256={signature(secret, sent, body)}",
+    }
+
+
+def signature(secret: bytes, sent: str, body: bytes) -> str:
+    """HMAC-SHA256 of the time, a full stop and the body, in hexadecimal."""
+    return hmac.new(secret, f"{sent}.".encode() + body, hashlib.sha256).hexdigest()

@@ -1,0 +1,194 @@
+"""Tells webhooks what the state has for them, each in its order, until it has heard it.
+
+What was told and what was not are stimuli: the journal keeps them, so that a new process goes on
+where this one ends. A webhook that is told twice knows it by the number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Never
+
+import aiohttp
+import msgspec
+import structlog
+from tenacity import (
+    AsyncRetrying,
+    RetryError,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from muster.daemon.tasks import TaskOwner
+from muster.protocol.ids import JobId
+from orchestrator.core.decide import VERSION
+from orchestrator.core.notices import host_of
+from orchestrator.core.stimuli import NoticeTried
+from orchestrator.shell.coordinator import Coordinator, events_key
+from orchestrator.webhooks.allowed import Place, refused
+from orchestrator.webhooks.message import headers, message
+
+REQUEST_S: Final = 10.0
+PAUSE_MAX_S: Final = 300.0
+GIVE_UP_S: Final = 86_400.0
+_AT_ONCE: Final = 16
+# Of all answers that are no success these may become one.
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+
+_log = structlog.get_logger("muster.webhooks")
+_Place = tuple[JobId, int, int]
+
+
+class NotToldError(Exception):
+    """It could not be told now; another try may succeed."""
+
+
+class RefusedError(Exception):
+    """It will never take this."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What waits to be told to one address, and the task that tells it."""
+
+    waiting: deque[_Place] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+
+
+class Sender:
+    """Owns the connections to webhooks."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        owner: TaskOwner,
+        allowed: Sequence[Place],
+        secret: bytes,
+        *,
+        pause_s: float = 1.0,
+    ) -> None:
+        self._coordinator = coordinator
+        self._owner = owner
+        self._allowed = tuple(allowed)
+        self._secret = secret
+        self._pause_s = pause_s
+        self._lines: dict[str, _Line] = {}
+        self._known: set[_Place] = set()
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+
+    async def run(self) -> Never:
+        """Look at what is to be told whenever the journal has grown."""
+        key: Hashable = events_key(None)
+        changes = self._coordinator.changes
+        async with self._session() as http:
+            while True:
+                seen = {key: changes.count(key)}
+                state = await self._coordinator.settled()
+                for name in sorted(state.telling):
+                    job = state.jobs[name]
+                    for number, hook in job.notices:
+                        self._take(http, job.spec.notify[hook], (name, number, hook))
+                await changes.wait(seen)
+                if changes.closed:
+                    # The process ends; the next one tells what is left.
+                    await asyncio.Future()
+
+    def _session(self) -> aiohttp.ClientSession:
+        """Without proxies and cookies: what is allowed is an address, and nothing else is asked."""
+        return aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=REQUEST_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+        )
+
+    def _take(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
+        if place in self._known:
+            return
+        self._known.add(place)
+        line = self._lines.setdefault(url, _Line())
+        line.waiting.append(place)
+        if line.task is None:
+            line.task = self._owner.spawn(self._tell_all(http, url, line), name="webhook")
+
+    async def _tell_all(self, http: aiohttp.ClientSession, url: str, line: _Line) -> None:
+        while line.waiting:
+            place = line.waiting[0]
+            problem = await self._tell(http, url, place)
+            if problem:
+                _log.warning("webhook_not_told", job=place[0], number=place[1], why=problem)
+            await self._coordinator.put(NoticeTried(*place, problem))
+            line.waiting.popleft()
+            self._known.discard(place)
+        del self._lines[url]
+
+    async def _tell(self, http: aiohttp.ClientSession, url: str, place: _Place) -> str:
+        """Try until it succeeds (""), or there is no use in trying again: why."""
+        problem = refused(url, self._allowed)
+        if problem is not None:
+            return problem
+        name, number, hook = place
+        state = await self._coordinator.settled()
+        job = state.jobs.get(name)
+        notice = None if job is None else job.notices.get((number, hook))
+        if job is None or notice is None:
+            return ""
+        left_s = notice.at + GIVE_UP_S - self._coordinator.now().wall
+        tries = AsyncRetrying(
+            retry=retry_if_exception_type(NotToldError),
+            wait=wait_random_exponential(multiplier=self._pause_s, max=PAUSE_MAX_S),
+            stop=stop_after_delay(max(0.0, left_s)),
+        )
+        try:
+            async for attempt in tries:
+                with attempt:
+                    await self._once(http, url, place)
+        except RetryError as error:
+            return str(error.last_attempt.exception())
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    async def _once(self, http: aiohttp.ClientSession, url: str, place: _Place) -> None:
+        """Raises NotToldError and RefusedError."""
+        name, number, hook = place
+        state = await self._coordinator.settled()
+        job = state.jobs[name]
+        now = self._coordinator.now()
+        told = message(state, job, number, job.notices[number, hook], now)
+        body = msgspec.json.encode(told)
+        try:
+            async with (
+                self._at_once,
+                http.post(
+                    url,
+                    data=body,
+                    headers=headers(self._secret, told, body, now, VERSION),
+                    allow_redirects=False,
+                ) as answer,
+            ):
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            problem = _why(error, host_of(job, hook))
+        else:
+            if 200 <= status < 300:
+                return
+            problem = f"it answered {status}"
+            if 300 <= status < 400:
+                raise RefusedError(f"{problem}, and redirections are not followed")
+            if status < 500 and status not in _TRY_AGAIN:
+                raise RefusedError(problem)
+        await self._coordinator.put(NoticeTried(*place, problem, over=False))
+        raise NotToldError(problem)
+
+
+def _why(error: Exception, host: str) -> str:
+    if isinstance(error, TimeoutError):
+        return f"{host} does not answer within {REQUEST_S:g} s"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"{host} cannot be reached: {error.os_error.strerror or error.os_error}"
+    return f"{host} cannot be reached: {type(error).__name__}"

@@ -1,0 +1,185 @@
+"""`python -m tests.cluster.other_version VERSION DAEMON ...`: a daemon as another release has it.
+
+What differs between releases is changed where a process begins: the numbers of the protocol in
+the source of muster.protocol.messages, before anything has imported it, and what goes over the
+link. `previous` knows nothing of what came with the newest protocol; `next` says fields and
+messages of its own; `ancient` and `distant` have no protocol in common with this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import types
+from typing import Any, Final
+
+import msgspec
+
+# In `previous` these do not exist: fields of commands by the protocol that brought them.
+_NEW_FIELDS: Final = {"arrange": {"start"}}
+_STATUS_FIELDS: Final = ("signalled", "launcher_said", "oom_kills")
+MESSAGES: Final = "muster.protocol.messages"
+_LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
+
+
+class Future(msgspec.Struct, frozen=True, tag="of_the_future"):
+    """A message that this version does not have."""
+
+    task: str = "1.1.0"
+    what: str = "unheard of"
+
+
+def speak(least: int, most: int) -> None:
+    """Have this process speak the protocols `least` to `most`."""
+    spec = importlib.util.find_spec(MESSAGES)
+    assert spec is not None
+    assert spec.origin is not None
+    module = importlib.util.module_from_spec(spec)
+    with open(spec.origin, encoding="utf-8") as file:
+        source = file.read()
+    for name, number in (("PROTOCOL_MIN", least), ("PROTOCOL_MAX", most)):
+        source, count = re.subn(rf"(?m)^{name} = \d+$", f"{name} = {number}", source)
+        assert count == 1, name
+    sys.modules[MESSAGES] = module
+    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    import muster.protocol
+
+    muster.protocol.messages = module
+
+
+def forget_new_fields() -> None:
+    """Of what it hears, take nothing in that came with the newest protocol."""
+    from muster.protocol import codec
+
+    whole = codec.decode_command
+
+    def decode(data: bytes | str) -> codec.CommandFrame:
+        tree = json.loads(data)
+        for name in _NEW_FIELDS.get(tree["body"]["type"], ()):
+            tree["body"].pop(name, None)
+        return whole(json.dumps(tree))
+
+    codec.decode_command = decode
+
+
+def old_shims() -> None:
+    """Shims as they were before signals had ranks."""
+    from agent.process import template
+
+    patch = (
+        "import agent.shim.status as s; s.VERSION = 1; whole = s.Status.document; "
+        "s.Status.document = lambda self, at: "
+        f"{{k: v for k, v in whole(self, at).items() if k not in {_STATUS_FIELDS!r}}}; "
+    )
+    name = "from agent.shim.template import main"
+    start = subprocess.Popen
+
+    def popen(argv: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        assert name in argv[-1]
+        return start([*argv[:-1], argv[-1].replace(name, f"{patch}{name}")], **more)
+
+    proxy = types.ModuleType("subprocess")
+    proxy.__dict__.update(subprocess.__dict__ | {"Popen": popen})
+    template.subprocess = proxy  # type: ignore[attr-defined]
+
+
+def say_more() -> None:
+    """Put unknown fields into all that is said on either connection, in every object."""
+    from muster.protocol import codec, logs
+
+    encode, encode_text = codec.encode, logs.encode_text
+
+    def more(frame: Any) -> bytes:
+        return json.dumps(_sprinkled(json.loads(encode(frame)))).encode()
+
+    def more_text(message: Any) -> str:
+        return json.dumps({**json.loads(encode_text(message)), **_LATER})
+
+    codec.encode, logs.encode_text = more, more_text
+
+
+def _sprinkled(tree: Any) -> Any:
+    """Structs are told from mappings by what they hold: the frame, its body, and what is named."""
+    body = tree["body"]
+    for name in ("inventory", "prepared", "meeting", "exit", "fabric"):
+        if isinstance(body.get(name), dict):
+            body[name] |= _LATER
+    for name in ("tasks", "ranks"):
+        if body["type"] != "arrange":
+            body[name] = [
+                {**part, **_LATER} if isinstance(part, dict) else part
+                for part in body.get(name, ())
+            ]
+    return {**tree, **_LATER, "body": {**body, **_LATER}}
+
+
+def say_the_unheard_of(daemon: str) -> None:
+    """After each report, or before each command, a message of a type that nobody knows."""
+    if daemon == "agent":
+        from agent import link
+        from muster.protocol.messages import Hello
+
+        send = link._Connection.send
+
+        def send_two(self: Any, report: Any) -> None:
+            send(self, report)
+            if not isinstance(report, Hello):
+                send(self, Future())  # type: ignore[arg-type]
+
+        link._Connection.send = send_two  # type: ignore[method-assign]
+    else:
+        from muster.protocol.messages import Welcome
+        from orchestrator.shell.agents import AgentSessions
+
+        put = AgentSessions.send
+
+        def put_two(self: Any, session: Any, command: Any) -> None:
+            if not isinstance(command, Welcome):
+                put(self, session, Future())  # type: ignore[arg-type]
+            put(self, session, command)
+
+        AgentSessions.send = put_two  # type: ignore[method-assign]
+
+
+def call_it(version: str, daemon: str) -> None:
+    if daemon == "agent":
+        import agent.daemon
+
+        agent.daemon.version = lambda: version
+    else:
+        import orchestrator.core.decide
+
+        orchestrator.core.decide.VERSION = version
+
+
+def main(version: str, daemon: str, *arguments: str) -> int:
+    with open(importlib.util.find_spec(MESSAGES).origin, encoding="utf-8") as file:  # type: ignore[union-attr, arg-type]
+        most = int(re.findall(r"(?m)^PROTOCOL_MAX = (\d+)$", file.read())[0])
+    match version:
+        case "previous":
+            speak(1, most - 1)
+            forget_new_fields()
+            if daemon == "agent":
+                old_shims()
+        case "next":
+            speak(1, most + 1)
+            say_more()
+            say_the_unheard_of(daemon)
+        case "ancient":
+            speak(0, 0)
+        case "distant":
+            speak(most + 1, most + 2)
+        case _:
+            raise SystemExit(f"{version} is no version")
+    call_it(f"0.0.{('ancient', 'previous', 'next', 'distant').index(version)}-{version}", daemon)
+    package = {"agent": "agent", "coordinator": "orchestrator"}[daemon]
+    begin = importlib.import_module(f"{package}.__main__").main
+    return int(begin(list(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

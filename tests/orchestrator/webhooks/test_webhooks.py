@@ -1,0 +1,220 @@
+"""Webhooks of jobs, told by a real coordinator: signed, at least once, and only those allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.daemon.errors import ConfigError
+from orchestrator.config import load, webhook_secret
+from tests.orchestrator.fake_agent import FakeAgent, connect
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import JOB, User, user_of
+from tests.orchestrator.webhooks.receiver import Receiver, listening
+
+SECRET = "a secret of more than sixteen bytes"
+Main = Callable[[User, FakeAgent], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def _receiver() -> Iterator[Receiver]:
+    with listening(Receiver()) as made:
+        yield made
+
+
+def started(folder: Path, receiver: Receiver) -> CoordinatorProcess:
+    file = folder / "secret"
+    file.write_text(SECRET)
+    file.chmod(0o600)
+    webhooks = {"allow": [f"{receiver.url}/team"], "secret_file": str(file)}
+    made = CoordinatorProcess(folder, webhooks=webhooks, heartbeat_s=1, lease_s=10)
+    return made.start()
+
+
+@pytest.fixture(scope="module")
+def coordinator(
+    tmp_path_factory: pytest.TempPathFactory, _receiver: Receiver
+) -> Iterator[CoordinatorProcess]:
+    with started(tmp_path_factory.mktemp("coordinator"), _receiver) as made:
+        yield made
+
+
+@pytest.fixture
+def receiver(_receiver: Receiver) -> Receiver:
+    """One that has heard nothing; every test waits for all that it is told."""
+    _receiver.got.clear()
+    return _receiver
+
+
+def scene(coordinator: CoordinatorProcess, main: Main) -> None:
+    async def run() -> None:
+        async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
+            await agent.hello()
+            await main(user, agent)
+
+    asyncio.run(run())
+
+
+async def run_to_the_end(user: User, agent: FakeAgent, url: str) -> int:
+    job = await user.submit(notify=[url])
+    task = await agent.prepare()
+    await agent.arrange(task)
+    await agent.finish(task)
+    assert (await user.ended(job))[0] == "SUCCEEDED"
+    return job
+
+
+async def notices(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
+    """The job, once what its webhooks have not heard is as wanted."""
+    async with asyncio.timeout(60):
+        while True:
+            view = await user.get(f"/v1/jobs/{job}")
+            if wanted(view["notices"]):
+                return view
+            await asyncio.sleep(0.05)
+
+
+def test_it_is_told_of_the_start_and_the_end_signed(
+    coordinator: CoordinatorProcess, receiver: Receiver
+) -> None:
+    async def main(user: User, agent: FakeAgent) -> None:
+        job = await run_to_the_end(user, agent, f"{receiver.url}/team/x")
+        first, last = await asyncio.to_thread(receiver.await_deliveries, 2)
+        assert (first.told["event"], last.told["event"]) == ("started", "ended")
+        assert last.told["job"]["id"] == job
+        assert last.told["job"]["state"] == "SUCCEEDED"
+        assert last.told["cause"]["code"] == "completed"
+        assert first.told["id"] != last.told["id"]
+        for one in (first, last):
+            sent = one.headers["Muster-Timestamp"]
+            mac = hmac.new(SECRET.encode(), f"{sent}.".encode() + one.body, hashlib.sha256)
+            assert one.headers["Muster-Signature"] == f"sha256={mac.hexdigest()}"
+            assert one.headers["Muster-Delivery"] == one.told["id"]
+        view = await notices(user, job, lambda found: not found)
+        assert view["spec"]["notify"] == [f"{receiver.url}/***"]
+
+    scene(coordinator, main)
+
+
+def test_one_that_fails_is_told_again_with_the_same_id(
+    coordinator: CoordinatorProcess, receiver: Receiver
+) -> None:
+    receiver.answers += [503, 429]
+
+    async def main(user: User, agent: FakeAgent) -> None:
+        await run_to_the_end(user, agent, f"{receiver.url}/team")
+        got = await asyncio.to_thread(receiver.await_deliveries, 4)
+        assert [one.told["event"] for one in got] == ["started"] * 3 + ["ended"]
+        assert len({one.told["id"] for one in got[:3]}) == 1
+
+    scene(coordinator, main)
+
+
+@pytest.mark.parametrize("code", [302, 404])
+def test_one_that_refuses_is_not_asked_again_and_that_is_shown(
+    coordinator: CoordinatorProcess, receiver: Receiver, code: int
+) -> None:
+    receiver.answers += [code, 204]
+
+    async def main(user: User, agent: FakeAgent) -> None:
+        job = await run_to_the_end(user, agent, f"{receiver.url}/team")
+        got = await asyncio.to_thread(receiver.await_deliveries, 2)
+        assert [one.told["event"] for one in got] == ["started", "ended"]
+        view = await notices(user, job, lambda found: not found)
+        (step,) = [step["text"] for step in view["timeline"] if "webhook" in step["text"]]
+        assert f"was not told that attempt 1 has started: it answered {code}" in step
+        assert {one.path for one in got} == {"/team"}
+
+    scene(coordinator, main)
+
+
+def test_one_that_is_away_is_shown_and_told_after_a_restart(tmp_path: Path) -> None:
+    """Also of a job that has ended: it goes to the archive when its webhooks have heard all."""
+    away = Receiver()
+    with listening(away):
+        coordinator = started(tmp_path, away)
+    with coordinator:
+        _told_after_a_restart(coordinator, away)
+
+
+def _told_after_a_restart(coordinator: CoordinatorProcess, away: Receiver) -> None:
+    async def before(user: User, agent: FakeAgent) -> None:
+        job = await run_to_the_end(user, agent, f"{away.url}/team")
+        view = await notices(user, job, lambda found: any(it["problem"] for it in found))
+        assert [it["event"] for it in view["notices"]] == ["started", "ended"]
+        assert view["notices"][0]["to"] == f"127.0.0.1:{away.port}"
+        assert "cannot be reached" in view["notices"][0]["problem"]
+
+    scene(coordinator, before)
+    coordinator.kill()
+    with listening(away):
+        coordinator.start()
+        got = away.await_deliveries(2)
+        assert [one.told["event"] for one in got] == ["started", "ended"]
+
+        async def after(user: User, _: FakeAgent) -> None:
+            await notices(user, got[0].told["job"]["id"], lambda found: not found)
+
+        scene(coordinator, after)
+
+
+def test_what_is_not_allowed_is_refused_at_submit(
+    coordinator: CoordinatorProcess, receiver: Receiver
+) -> None:
+    host = f"127.0.0.1:{receiver.port}"
+
+    async def main(user: User, _: FakeAgent) -> None:
+        for url in (
+            f"http://{host}/teams",
+            f"http://{host}/",
+            f"https://{host}/team",
+            "http://127.0.0.1:1/team",
+            "http://169.254.169.254/latest/meta-data",
+            f"http://localhost:{receiver.port}/team",
+            f"http://{host}/team/../x",
+            f"http://{host}/team/%2e%2e/x",
+            f"http://{host}/team\\..\\x",
+            f"http://{host}@10.0.0.1/team",
+            f"http://a@{host}/team",
+            f"http://{host}/team#x",
+            "file:///etc/passwd",
+        ):
+            for path in ("/v1/jobs", "/v1/jobs:validate"):
+                async with user.http.post(path, json={**JOB, "notify": [url]}) as answer:
+                    body = await answer.json()
+                    assert answer.status == 422, url
+                    assert body["problems"][0]["field"] == "notify[0]"
+        assert receiver.got == []
+
+    scene(coordinator, main)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("webhooks: {allow: [https://a.example/x]}", "webhooks.secret_file is not set"),
+        ("webhooks: {allow: [ftp://a.example/x]}", "webhooks.allow"),
+        (
+            "pool_defaults: {lab: {notify: [https://b.example/x]}}",
+            "pool_defaults.lab.notify: https://b.example/x",
+        ),
+        ("webhooks: {allow: [https://a.example], secret_file: SECRET}", "others can read"),
+    ],
+)
+def test_a_configuration_that_could_not_tell_is_refused(
+    tmp_path: Path, settings: str, said: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o644)
+    file = tmp_path / "coordinator.yaml"
+    file.write_text(settings.replace("SECRET", str(secret)))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        webhook_secret(load(file=file, environ={}))

@@ -1,0 +1,136 @@
+"""Crash points: every durable write and every message of the control path, before and after it.
+
+The list is made from the types themselves (facts of both cores, messages of the protocol, commands
+and phases of a shim), so that a new one is in it without anybody's help.
+"""
+
+from __future__ import annotations
+
+import enum
+import typing
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import product
+from typing import Final, NamedTuple
+
+from agent.core import actions as agent_actions
+from agent.core import facts as agent_facts
+from agent.core import shim
+from muster.protocol import messages
+from orchestrator.core import actions, facts
+
+
+class Who(enum.Enum):
+    """Whose process dies."""
+
+    COORDINATOR = "coordinator"
+    AGENT = "agent"
+    SHIM = "shim"
+
+
+class Deed(enum.Enum):
+    """WRITES: onto a disk. SENDS and TAKES: a message. DECIDES: a fact that is only in memory."""
+
+    WRITES = "writes"
+    SENDS = "sends"
+    TAKES = "takes"
+    DECIDES = "decides"
+
+
+class When(enum.Enum):
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class Point(NamedTuple):
+    who: Who
+    deed: Deed
+    what: str
+    when: When
+
+    def __str__(self) -> str:
+        return f"{self.who.value} dies {self.when.value} it {self.deed.value} {self.what}"
+
+
+ON_DISK: Final = (
+    agent_actions.KeepCluster,
+    agent_actions.CreateTask,
+    agent_actions.WriteHostfile,
+    agent_actions.ArrangeNetwork,
+    agent_actions.RestoreNetwork,
+    agent_actions.RemoveTask,
+)
+"""What an agent does to its node's disk. It keeps no journal: everything else it is told again."""
+
+IN_MEMORY: Final = (
+    agent_actions.SendReport,
+    agent_actions.CloseLink,
+    agent_actions.TellShim,
+    agent_actions.LetGo,
+    agent_actions.WatchTraffic,
+    agent_actions.SetTimer,
+)
+"""And what leaves nothing there: messages have points of their own. A new action is in one of the
+two, or the list below cannot be made."""
+
+
+MOOT: Final = frozenset({Point(Who.SHIM, Deed.TAKES, "ShimRelease", When.AFTER)})
+"""It goes by itself then."""
+
+
+def members(union: object) -> Iterator[type]:
+    """The types of a union, those of unions in it among them."""
+    found = typing.get_args(union)
+    if not found:
+        assert isinstance(union, type), union
+        yield union
+    for one in found:
+        yield from members(one)
+
+
+def every() -> tuple[Point, ...]:
+    """All crash points."""
+    strayed = set(members(agent_actions.Action)) - {*ON_DISK, *IN_MEMORY}
+    assert not strayed, f"is it written to a disk? {strayed}"
+    phases = [phase.value for phase in shim.ShimPhase]
+    found = (
+        *_points(Who.COORDINATOR, Deed.WRITES, _names(facts.Durable)),
+        *_points(Who.COORDINATOR, Deed.SENDS, _names(messages.Command)),
+        *_points(Who.COORDINATOR, Deed.SENDS, _names(actions.Result)),
+        *_points(Who.COORDINATOR, Deed.TAKES, _names(messages.Report)),
+        *_points(Who.AGENT, Deed.DECIDES, _names(agent_facts.Fact)),
+        *_points(Who.AGENT, Deed.WRITES, [kind.__name__ for kind in ON_DISK]),
+        *_points(Who.AGENT, Deed.SENDS, _names(messages.Report)),
+        *_points(Who.AGENT, Deed.SENDS, _names(shim.ShimCommand)),
+        *_points(Who.AGENT, Deed.TAKES, _names(messages.Command)),
+        *_points(Who.SHIM, Deed.TAKES, _names(shim.ShimCommand)),
+        *_points(Who.SHIM, Deed.WRITES, phases),
+    )
+    return tuple(point for point in found if point not in MOOT)
+
+
+def _names(union: object) -> list[str]:
+    return [kind.__name__ for kind in members(union)]
+
+
+def _points(who: Who, deed: Deed, what: Iterable[str]) -> list[Point]:
+    return [Point(who, deed, name, when) for name, when in product(what, When)]
+
+
+class Crashes:
+    """Counts the points that a run passes; at the `nth` passing of `wanted` its process dies."""
+
+    def __init__(self, wanted: Point | None = None, nth: int = 1) -> None:
+        self.wanted = wanted
+        self.nth = nth
+        self.passed: Counter[Point] = Counter()
+        self.happened = False
+
+    def due(self, who: Who, deed: Deed, what: str, when: When) -> bool:
+        """Whether the process is to die here."""
+        point = Point(who, deed, what, when)
+        self.passed[point] += 1
+        if point != self.wanted or self.passed[point] != self.nth:
+            return False
+        self.happened = True
+        return True

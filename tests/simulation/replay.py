@@ -1,0 +1,84 @@
+"""Whether the disk holds the state: all of it, and each job by itself once it is in the archive."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from muster.protocol.ids import JobId
+from orchestrator.core.job import JobPhase
+from orchestrator.core.retrace import retrace
+from orchestrator.core.state import Job, State
+from tests.simulation.disk import Disk
+from tests.simulation.world import Violation
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+@dataclass
+class Replay:
+    retraced: set[JobId] = field(default_factory=set)
+
+    def check(self, state: State, disk: Disk) -> None:
+        """Raise Violation where what is on disk amounts to something else."""
+        self._compare(state, disk.replay())
+        self._archived(state, disk)
+
+    def _archived(self, state: State, disk: Disk) -> None:
+        """Were all jobs that have ended in the archive: the rest of the disk holds the rest of the
+        state, and each of them can be told from its own facts."""
+        over = {name for name, job in state.jobs.items() if job.phase is JobPhase.ENDED}
+        live = disk.replay(without=over)
+        jobs = {name: job for name, job in state.jobs.items() if name not in over}
+        keys = {key: found for key, found in state.keys.items() if found[0] not in over}
+        self._compare(replace(state, jobs=jobs, keys=keys, next_job=live.next_job), live)
+        histories = disk.histories(over - self.retraced)
+        self.retraced |= over
+        for name, facts in histories.items():
+            wanted, found = deepcopy(state.jobs[name]), retrace(facts)
+            for attempt in wanted.attempts:
+                attempt.machine_id = ""  # that port is free again
+            if found != wanted:
+                raise Violation(f"archive: job {name} was {wanted}, and its facts say {found}")
+
+    def _compare(self, state: State, replayed: State) -> None:
+        for name, wanted, found in (
+            ("epoch", state.epoch, replayed.epoch),
+            ("next job", state.next_job, replayed.next_job),
+            ("jobs", state.jobs, replayed.jobs),
+            ("keys", state.keys, replayed.keys),
+            ("elastic gangs", state.elastic, replayed.elastic),
+            ("held", state.held, replayed.held),
+            ("queues", _filled(state.queues), _filled(replayed.queues)),
+            ("ports", _filled(state.ports), _filled(replayed.ports)),
+            ("nodes", _lasting(state), _lasting(replayed)),
+        ):
+            if wanted != found and _settled(wanted) != _settled(found):
+                raise Violation(f"replay: {name} are {found} on disk and {wanted} in memory")
+
+
+def _settled(jobs: object) -> object:
+    """Without what is known of the traffic of tasks that have not ended: that is not on disk."""
+    if not isinstance(jobs, dict):
+        return jobs
+    jobs = deepcopy(jobs)
+    for job in jobs.values():
+        for attempt in job.attempts if isinstance(job, Job) else ():
+            for task in attempt.tasks:
+                if task.exit is None:
+                    task.traffic = None
+    return jobs
+
+
+def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return {key: value for key, value in table.items() if value}
+
+
+def _lasting(state: State) -> list[tuple[object, ...]]:
+    """Of the nodes, what is in the journal."""
+    return [
+        (n.name, n.agent_id, n.boot_id, n.version, n.inventory, n.holders, n.drains, n.faults)
+        for n in state.nodes.values()
+    ]
