@@ -52,15 +52,13 @@ def test_a_node_without_power_ends_the_attempt_by_its_neighbours_word(
 ) -> None:
     job = run(three, tmp_path)
     gone = view(three, job).attempts[0].tasks[2].node
-    # Whoever never answered is no witness: let each have asked once.
-    time.sleep(4.0)
     three.machines[gone].power_off()
     until(lambda: link(three, gone) == "suspect", f"{gone} is unknown")
     until(lambda: view(three, job).attempts[0].cause is not None, "the attempt has a cause")
     cause = view(three, job).attempts[0].cause
     assert cause is not None
     assert (cause.code, cause.node) == (CauseCode.NODE_LOST, gone)
-    assert "get no answer from" in cause.text
+    assert "no answer from 10.77.0." in cause.text
     until(lambda: three.survivors() == [], "nothing of the job is left anywhere")
     # What that node may still have is not given to another attempt.
     assert view(three, job).state is JobState.STOPPING
@@ -75,10 +73,9 @@ def test_a_node_that_only_the_coordinator_misses_trains_on(
 ) -> None:
     job = run(three, tmp_path)
     cut = view(three, job).attempts[0].tasks[1].node
-    time.sleep(4.0)
     three.machines[cut].cut_from(three.head)
     until(lambda: link(three, cut) == "suspect", f"{cut} is unknown")
-    # As long again as a verdict takes at most.
+    # Nothing happens: for longer than a verdict takes.
     time.sleep(15.0)
     assert view(three, job).attempts[0].cause is None
     three.machines[cut].mend()

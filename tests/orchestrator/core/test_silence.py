@@ -14,9 +14,11 @@ from muster.protocol.states import TaskState
 from muster.spec.types import Retry
 from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
+SILENCE_S = Limits().silence_s
 NAMES = ("a", "b", "c", "d")
 
 
@@ -61,7 +63,7 @@ def phase(cluster: Cluster) -> AttemptPhase:
 
 def test_the_neighbours_word_ends_the_attempt_when_the_node_is_unknown() -> None:
     cluster = gang()
-    beat_without(cluster, "c", 9.0)
+    beat_without(cluster, "c", SILENCE_S - 1)
     accuse(cluster, 1, "10.0.0.2")
     accuse(cluster, 3, "10.0.0.2")
     assert phase(cluster) is AttemptPhase.RUNNING
@@ -72,8 +74,8 @@ def test_the_neighbours_word_ends_the_attempt_when_the_node_is_unknown() -> None
     assert cause is not None
     assert (cause.code, cause.node, cause.exit_code) == (CauseCode.NODE_LOST, "c", 122)
     assert cause.text == (
-        "c was lost: nothing has been heard of it for 15 s, and b, d get no answer from 10.0.0.2 "
-        "any more"
+        f"c was lost: nothing has been heard of it for {SILENCE_S:g} s, and b, d get no answer "
+        "from 10.0.0.2 any more"
     )
     # The others stop, and the next attempt waits: what is on that node may still run.
     assert all(cluster.commands(name, StopTask) for name in ("a", "b", "d"))
@@ -156,7 +158,7 @@ def test_a_new_coordinator_waits_before_it_believes() -> None:
             held = msgspec.structs.replace(_report(at), silent=("10.0.0.2",) if name == "b" else ())
             after.join(name, tasks=(held,), address=f"10.0.0.{at}", machine_id=name)
     assert phase(after) is AttemptPhase.RUNNING
-    beat_without(after, "c", 14.0)
+    beat_without(after, "c", SILENCE_S - 1)
     assert phase(after) is AttemptPhase.RUNNING
     beat_without(after, "c", 3.0)
     assert phase(after) is AttemptPhase.STOPPING
