@@ -39,6 +39,7 @@ from agent.core.state import Identity, State
 from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.turn import turn
 from agent.dial import Dialer
+from agent.disks import Disks
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
@@ -140,6 +141,8 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
+            disks = Disks(config.state_dir, self._inbox.post)
+            owner.spawn(disks.watch(), name="disks", eternal=True)
             hardware = HardwareWatch(
                 config.hardware.kmsg,
                 config.state_dir,

@@ -78,13 +78,12 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return _rdma_seen(state, rdma, now)
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
+        case s.DisksSeen(disks):
+            full = m.Heartbeat(now.mono, wall_s=now.wall, disks=disks)
+            return Decision([f.DisksChanged(disks)], _told_now(state, full))
         case s.HardwareSeen(event, news):
-            told = Decision([f.HardwareKnown(event)])
-            # Before the welcome it waits for it: see _welcome.
-            if news and state.welcomed:
-                said = m.Heartbeat(now.mono, wall_s=now.wall, hardware=(event,))
-                told.actions.append(a.SendReport(said))
-            return told
+            said = m.Heartbeat(now.mono, wall_s=now.wall, hardware=(event,))
+            return Decision([f.HardwareKnown(event)], _told_now(state, said) if news else [])
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -110,6 +109,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             assert_never(stimulus)
 
 
+def _told_now(state: State, beat: m.Heartbeat) -> list[a.Action]:
+    """Before the welcome it waits for that: see _welcome."""
+    return [a.SendReport(beat)] if state.welcomed else []
+
+
 def _hello(state: State, now: Instant) -> m.Hello:
     who = state.identity
     return m.Hello(
@@ -127,6 +131,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         wall_s=now.wall,
         ports=state.ports,
         hardware=state.hardware,
+        disks=state.disks,
     )
 
 
@@ -254,6 +259,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
+        decision.actions.append(a.SendReport(beat))
+    if state.disks != state.told_disks:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, disks=state.disks)
         decision.actions.append(a.SendReport(beat))
     untold = tuple(event for event in state.hardware if event not in state.told_hardware)
     if untold:

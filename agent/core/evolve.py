@@ -22,6 +22,8 @@ def apply(state: State, fact: f.Fact) -> None:
         state.identity = replace(state.identity, inventory=inventory)
     elif isinstance(fact, f.PortsChanged):
         state.ports = fact.ports
+    elif isinstance(fact, f.DisksChanged):
+        state.disks = fact.disks
     elif isinstance(fact, f.HardwareKnown):
         state.hardware = (*state.hardware, fact.event)[-EVENTS_MAX:]
     elif isinstance(fact, f.RdmaChanged):
@@ -41,6 +43,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.dialled_at = state.heard_at = at
             state.told = state.identity.inventory
             state.told_ports, state.told_hardware = state.ports, state.hardware
+            state.told_disks = state.disks
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):

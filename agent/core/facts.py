@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import HardwareEvent
@@ -73,6 +74,11 @@ class GpusChanged:
 class PeersKnown:
     task: TaskId
     silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DisksChanged:
+    disks: tuple[DiskHealth, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,7 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown
+NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown | DisksChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

@@ -44,6 +44,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.PortsChanged()
             | f.GpusChanged()
             | f.HardwareKnown()
+            | f.DisksChanged()
             | f.RdmaChanged()
             | f.TaskGone()
         ):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
@@ -72,6 +73,8 @@ class State:
     told: Inventory | None = None  # in the last Hello
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
+    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
+    told_disks: tuple[DiskHealth, ...] = ()  # in the last Hello
     hardware: tuple[HardwareEvent, ...] = ()  # the last of this boot
     told_hardware: tuple[HardwareEvent, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)

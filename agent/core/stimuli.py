@@ -7,6 +7,7 @@ from typing import Final
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import HardwareEvent
@@ -149,6 +150,13 @@ class GpusSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class DisksSeen:
+    """The disks that are full, or nearly so, or hang."""
+
+    disks: tuple[DiskHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HardwareSeen:
     """Something has happened to the node's hardware; where that is no `news`, an earlier life of
     the agent has seen it."""
@@ -223,6 +231,7 @@ Stimulus = (
     | PortsSeen
     | GpusSeen
     | HardwareSeen
+    | DisksSeen
     | RdmaSeen
     | NetworkArranged
     | NetworkRefused

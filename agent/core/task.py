@@ -46,7 +46,7 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 }
 """How a shim's phase moves; steps between may go unseen, and none goes back."""
 
-NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
+NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports", "no_descriptors"})
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
 
 _ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})
@@ -171,6 +171,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
+            disk_full=rank.disk_full,
             oom=_was_killed(rank, kills),
             oom_said=kills.get(rank.pid or 0, "") if _was_killed(rank, kills) else "",
         )

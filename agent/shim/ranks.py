@@ -117,6 +117,7 @@ class Ranks:
         tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)[-ERROR_BYTES_MAX:]
         known.error = (error or tail)[-ERROR_BYTES_MAX:] or None
         known.stderr_tail = (tail or None) if error else None
+        known.disk_full = how.code != 0 and self._logs.no_room()
         known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
         if self._status.first_failed is None and not known.stopped:
             self._status.first_failed = rank

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.hardware import HardwareEvent
@@ -132,7 +133,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
     run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory, and
-    `oom_said` what the kernel wrote of that, in words.
+    `oom_said` what the kernel wrote of that, in words. `disk_full`: as it failed, the disk of its
+    task's folder was full.
     """
 
     rank: int
@@ -145,6 +147,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     stopped: bool = False
     oom: bool = False
     oom_said: str = ""
+    disk_full: bool = False
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
@@ -180,9 +183,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were, `hardware` the last events of this boot. `protocol_min` and `protocol_max` are its
-    window; a default that moved with the version would be left out by one side and read as its own
-    by the other.
+    they were, `hardware` the last events of this boot, `disks` those that are full or hang.
+    `protocol_min` and `protocol_max` are its window; a default that moved with the version would be
+    left out by one side and read as its own by the other.
     """
 
     node: NodeName
@@ -199,13 +202,14 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
     hardware: tuple[HardwareEvent, ...] = ()
+    disks: tuple[DiskHealth, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices`, `ports` and `rdma` are there where they have changed since Hello,
-    `hardware` where something has happened; `wall_s` is its wall clock.
+    `interfaces`, `devices`, `ports`, `rdma` and `disks` are there where they have changed since
+    Hello, `hardware` where something has happened; `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -215,6 +219,7 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     ports: tuple[PortHealth, ...] | None = None
     rdma: NodeRdma | None = None
     hardware: tuple[HardwareEvent, ...] = ()
+    disks: tuple[DiskHealth, ...] | None = None
 
 
 Report = Hello | TaskReport | Heartbeat

@@ -11,6 +11,7 @@ from typing import assert_never
 from msgspec import structs
 from msgspec.structs import replace
 
+from muster.protocol.disks import DiskHealth, sound
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.gpus import problem as gpu_problem
@@ -52,6 +53,7 @@ from orchestrator.core.timers import decide_timer, restart_timers
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
+_DISKS_MAX = 8
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -185,6 +187,7 @@ def _hello(
     )
     decision.facts += _ports_seen(state, hello.node, hello.ports)
     # Before the tasks: a rank may have died of it.
+    decision.facts += _disks_seen(state, hello.node, hello.disks)
     decision.facts += hardware_seen(state, hello.node, hello.hardware)
     keep = []
     for report in hello.tasks:
@@ -235,12 +238,13 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma)
             changed += _ports_seen(state, name, ports)
             changed += hardware_seen(state, name, events)
+            changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
             task = _task(state, report.task)
@@ -255,6 +259,13 @@ def _report(
 def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].ports if name in state.nodes else ()
     return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
+
+
+def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
+    known = state.nodes[name].disks if name in state.nodes else ()
+    if disks is None or disks == known:
+        return []
+    return [f.DisksSeen(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
 
 
 def _changed(

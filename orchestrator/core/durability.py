@@ -44,6 +44,7 @@ _EPHEMERAL: Final = (
     f.NodeHeard,
     f.PortsSeen,
     f.PeersSeen,
+    f.DisksSeen,
     f.NodeDisconnected,
     f.LeaseExtended,
     f.NodeLeaseExpired,

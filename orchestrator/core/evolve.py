@@ -56,6 +56,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.NodeHeard()
             | f.PortsSeen()
             | f.PeersSeen()
+            | f.DisksSeen()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -148,6 +149,7 @@ def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spa
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.claimed, node.ports = "", None, ()
+                node.disks = ()
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
             if known is None:
@@ -173,6 +175,8 @@ def _apply_link(state: State, fact: f.OfLink) -> None:
             state.sessions[session] = name
         case f.PortsSeen(_, ports):
             node.ports = ports
+        case f.DisksSeen(_, disks):
+            node.disks = disks
         case f.PeersSeen(_, name, silent):
             task = state.task(name)
             if task is not None:

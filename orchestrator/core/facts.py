@@ -360,6 +360,7 @@ FailureSuspected = of_link.FailureSuspected
 NodeHeard = of_link.NodeHeard
 PortsSeen = of_link.PortsSeen
 PeersSeen = of_link.PeersSeen
+DisksSeen = of_link.DisksSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired

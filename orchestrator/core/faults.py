@@ -125,15 +125,21 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
     if taken:
         advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"
         verdict = replace(verdict, advice=advice)
+    full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
+    what = f"rank {rank.rank} on {task.node} {told(how)}"
+    if full:
+        # What it had to say may not have been written: its log is on that disk.
+        what = f"disk full on {task.node}, where the folders of tasks are: {what}"
     return Cause(
         CauseCode.RANK_FAILED,
-        Outcome.INFRA if taken else Outcome.USER,
-        _sentence(f"rank {rank.rank} on {task.node} {told(how)}", verdict),
+        Outcome.INFRA if taken or full else Outcome.USER,
+        _sentence(what, verdict),
         node=task.node,
+        node_fault=full,
         rank=rank.rank,
         exit=how,
         refusal=PORT_TAKEN if taken else None,
-        kind=verdict.kind,
+        kind=FailureKind.DISK_FULL if full else verdict.kind,
         tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )
 

@@ -50,6 +50,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
+            | f.DisksSeen()
             | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import Cause
 from muster.protocol.proof import PortHealth
@@ -63,6 +64,13 @@ class PortsSeen(_Fact, frozen=True):
     ports: tuple[PortHealth, ...]
 
 
+class DisksSeen(_Fact, frozen=True):
+    """The disks of a node's agent that are full or hang."""
+
+    node: NodeName
+    disks: tuple[DiskHealth, ...]
+
+
 class PeersSeen(_Fact, frozen=True):
     """The neighbours of a task, by address, whose machines do not answer its node any more."""
 
@@ -102,6 +110,7 @@ OfLink = (
     | NodeHeard
     | PortsSeen
     | PeersSeen
+    | DisksSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

@@ -16,7 +16,8 @@ _CLAIM_SHOWN_S: Final = 90.0
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
     """Sentences about a node, as it is known now."""
     found = (clock_warning(node), claim_warning(node, now), node.spared, *hardware_warnings(node))
-    return tuple(filter(None, (*found, *(port.text for port in node.ports))))
+    disks, ports = (disk.text for disk in node.disks), (port.text for port in node.ports)
+    return tuple(filter(None, (*found, *disks, *ports)))
 
 
 def claim_warning(node: Node, now: Instant) -> str:

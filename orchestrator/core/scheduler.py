@@ -54,6 +54,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             f.NodeHeard()
             | f.PortsSeen()
             | f.PeersSeen()
+            | f.DisksSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
             | f.NameClaimed()

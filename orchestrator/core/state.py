@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.fabric.proof import Proof
+from muster.protocol.disks import DiskHealth
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
@@ -61,6 +62,7 @@ class Node:
     instance: str = ""
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
+    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
     protocol: int = 1  # that we speak with its agent
 
     @property

@@ -229,7 +229,9 @@ def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cau
     suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
     if suspects:
         first = min(suspects, key=lambda suspect: suspect.ended_at).cause
-        return silent_one(state, attempt, first, now, limits) if is_consequence(first) else first
+        if is_consequence(first):
+            return silent_one(state, attempt, first, now, limits)
+        return first
     # Those of an earlier process of ours; what it had on disk no node says again.
     causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)
