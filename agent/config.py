@@ -14,7 +14,7 @@ import msgspec
 from muster.daemon.address import is_loopback
 from muster.daemon.config import load_config
 from muster.daemon.errors import InsecureConfigError
-from muster.daemon.settings import Log, Port
+from muster.daemon.settings import Log, Port, Seconds
 from muster.fabric.rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
@@ -97,6 +97,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
+    unkillable_s: Seconds = 60.0
     log: Log = Log()
 
     def __post_init__(self) -> None:

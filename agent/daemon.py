@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Final, Never, assert_never
 
 import structlog
 
+from agent.checkpoints import Checkpoints
+from agent.claim import alone
 from agent.config import AgentConfig
 from agent.core.actions import (
     Action,
@@ -54,13 +55,13 @@ from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
 from agent.probe.network import NetworkProbe
-from agent.process.template import Template
+from agent.process.template import ShimOptions, Template
 from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from muster.daemon.clock import Clock, SystemClock
-from muster.daemon.errors import DaemonError, FileError, TaskEndedError
+from muster.daemon.errors import FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
 from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
@@ -70,7 +71,6 @@ from muster.protocol.messages import Refused, Welcome
 
 _AGENT_ID: Final = "agent_id"
 _CLUSTER: Final = "cluster"
-_CLAIM: Final = "\0muster-agent"
 _DISTRIBUTION: Final = "muster-cluster"
 
 _log = structlog.get_logger("agent")
@@ -103,7 +103,7 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._template = Template()
+        self._template = Template(ShimOptions(unkillable_s=config.unkillable_s))
         self._probe = network
         self._config = config
 
@@ -132,6 +132,11 @@ class Agent:
                 fabric,
                 self._proofs,
                 gpus,
+                Checkpoints(
+                    owner_named(config.run_as),
+                    self._inbox.post,
+                    asyncio.get_running_loop().call_soon_threadsafe,
+                ),
                 self._inbox.post,
                 owner,
             )
@@ -284,7 +289,7 @@ async def serve(
     config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
-    with lock_directory(config.state_dir), _alone(config):
+    with lock_directory(config.state_dir), alone(config):
         owner = owner_named(config.run_as)
         _warn_of_root(config)
         _warn_of_network(config)
@@ -340,30 +345,6 @@ def version() -> str:
         return metadata.version(_DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "0"
-
-
-class SecondAgentError(DaemonError):
-    """Another agent serves this machine, and neither was told to share it."""
-
-
-def _alone(config: AgentConfig) -> socket.socket:
-    """Hold this machine (this network namespace) alone, unless the configuration shares it.
-
-    The name is in the abstract namespace: it goes with the process, and no file is left behind.
-    Raises SecondAgentError.
-    """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    if config.shared_host:
-        return claim
-    try:
-        claim.bind(_CLAIM)
-    except OSError as error:
-        claim.close()
-        raise SecondAgentError(
-            "another agent already serves this machine; stop it, or set shared_host: true in the "
-            "configuration of both to try things out"
-        ) from error
-    return claim
 
 
 def _check_ports(config: AgentConfig) -> None:

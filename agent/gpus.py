@@ -18,6 +18,8 @@ from muster.protocol.gpus import GpuDevice
 from muster.protocol.messages import PrepareTask
 
 LOOK_EVERY_S: Final = 60.0
+# While a job may be waiting for what a stranger uses.
+LOOK_BUSY_S: Final = 5.0
 _SHOWN_MAX: Final = 4
 
 _log = structlog.get_logger("agent.gpus")
@@ -48,6 +50,8 @@ class Gpus:
                 wrong.append(f"there is no GPU {uuid} any more")
             elif there[uuid].fault:
                 wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].fault}")
+            elif there[uuid].busy:
+                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].busy}")
         if wrong:
             more = f"; and {len(wrong) - _SHOWN_MAX} more" if len(wrong) > _SHOWN_MAX else ""
             raise GpuGoneError("; ".join(wrong[:_SHOWN_MAX]) + more)
@@ -57,8 +61,9 @@ class Gpus:
         # Without persistence mode NVML takes a second to begin: not at a launch.
         await asyncio.to_thread(hold_nvml)
         while True:
+            busy = any(gpu.busy for gpu in self._seen or ())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(LOOK_BUSY_S if busy else LOOK_EVERY_S):
                     await self._again.wait()
             self._again.clear()
             await self._look()
@@ -72,8 +77,8 @@ class Gpus:
         if found != self._seen:
             self._seen = found
             for gpu in found:
-                if gpu.fault:
-                    _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=gpu.fault)
+                if why := gpu.fault or gpu.busy:
+                    _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)
         if found or self._config.gpus == "auto":
             self._post(GpusSeen(found))
         return found

@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from agent.checkpoints import Checkpoints
 from agent.config import Ports
 from agent.core.shim import ShimCommand
 from agent.core.stimuli import (
@@ -53,6 +54,7 @@ class Tasks:
         fabric: Fabric,
         proofs: Proofs,
         gpus: Gpus,
+        checkpoints: Checkpoints,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -64,6 +66,7 @@ class Tasks:
         self._fabric = fabric
         self._proofs = proofs
         self._gpus = gpus
+        self._checkpoints = checkpoints
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -120,7 +123,10 @@ class Tasks:
         self._keepers[keeper.task] = keeper
 
         async def kept() -> None:
-            await work()
+            try:
+                await work()
+            finally:
+                self._checkpoints.end(keeper.task)
             self._keepers.pop(keeper.task, None)
 
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
@@ -136,6 +142,8 @@ class Tasks:
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
+        if manifest is not None:
+            self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
         return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
@@ -148,6 +156,7 @@ class Tasks:
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
+            self._checkpoints.begin(task, prepare.checkpoint_dir)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.faults.record import Recorder
+
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
@@ -16,6 +18,13 @@ settings.load_profile("muster")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests that take minutes")
     parser.addoption("--soak", action="store_true", help="also run what takes tens of minutes")
+    parser.addoption(
+        "--record-faults", type=Path, metavar="FILE", help="write down what is shown of each fault"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Recorder(config.getoption("--record-faults")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

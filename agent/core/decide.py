@@ -64,6 +64,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
         case s.PeersSeen(task, silent):
             return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
+        case s.CheckpointSeen(task, name):
+            known = f.CheckpointKnown(task, name, now.mono)
+            return Decision([known] if task in state.tasks else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.PortsSeen(ports):
@@ -238,9 +241,22 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
             "another coordinator has taken over"
         )
         return Decision([f.LinkClosed()], [a.CloseLink(why, refused=True)])
+    fences = [
+        f.StopTaken(held.id, m.StopTask(held.id, "SIGKILL", 0.0, force=True))
+        for held in state.tasks.values()
+        if held.id not in welcome.keep and not _over(held)
+    ]
     decision = Decision(
         [
-            f.Welcomed(welcome.epoch, welcome.cluster, welcome.lease_s, welcome.heartbeat_s),
+            # What may run elsewhere by now ends before anything else is done.
+            *fences,
+            f.Welcomed(
+                welcome.epoch,
+                welcome.cluster,
+                welcome.lease_s,
+                welcome.heartbeat_s,
+                welcome.leases,
+            ),
             f.Heard(now.mono),
             # From the moment at which we asked, not from the answer: both sides count from there.
             f.LeaseGranted(state.dialled_at + welcome.lease_s),
@@ -270,9 +286,6 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():
-        if held.id not in welcome.keep and not _over(held):
-            fence = m.StopTask(held.id, "SIGKILL", 0.0, force=True)
-            decision.facts.append(f.StopTaken(held.id, fence))
         # What has happened since Hello was sent is not in it.
         decision.actions.append(a.SendReport(report(state, held, now)))
     return decision

@@ -46,7 +46,9 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.told_disks = state.disks
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s):
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
+            for held in state.tasks.values():
+                held.lease_s = leases.get(held.id, held.lease_s)
             state.welcomed, state.cluster = True, cluster
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
             state.buried.clear()
@@ -61,7 +63,9 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
 def _apply_task(state: State, fact: f.TaskFact) -> None:
     match fact:
         case f.TaskAccepted(task, prepare):
-            state.tasks[task] = HeldTask(task, prepare=prepare, gpus=prepare.gpus)
+            state.tasks[task] = HeldTask(
+                task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
+            )
         case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
             state.tasks[task] = HeldTask(
                 task,
@@ -87,6 +91,7 @@ def _apply_held(
     | f.FabricKnown
     | f.TrafficKnown
     | f.PeersKnown
+    | f.CheckpointKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -108,6 +113,9 @@ def _apply_held(
             held.traffic = traffic
         case f.PeersKnown(_, silent):
             held.silent = silent
+        case f.CheckpointKnown(_, name, at):
+            before = 0 if held.checkpoint is None else held.checkpoint[0]
+            held.checkpoint = before + 1, name, at
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

@@ -6,7 +6,8 @@ agent that starts learns it from there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
@@ -36,6 +37,7 @@ class Welcomed:
     cluster: str
     lease_s: float
     heartbeat_s: float
+    leases: Mapping[TaskId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,13 @@ class FabricKnown:
 class TrafficKnown:
     task: TaskId
     report: FabricReport
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointKnown:
+    task: TaskId
+    name: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +221,7 @@ TaskFact = (
     | FabricKnown
     | TrafficKnown
     | PeersKnown
+    | CheckpointKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -50,9 +50,8 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
         ):
             return []
         case f.LeaseGranted(until):
-            lease = _lease(until, now)
             return [
-                a.TellShim(held.id, lease)
+                a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
                 for held in state.tasks.values()
                 if held.status is not None and task_state(held) is not TaskState.CLEANED
             ]
@@ -88,7 +87,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             # Before its folders are told it is no news.
             held = state.tasks[task]
             return [] if held.paths is None else _say(state, held, now)
-        case f.TrafficKnown(task) | f.PeersKnown(task):
+        case f.TrafficKnown(task) | f.PeersKnown(task) | f.CheckpointKnown(task):
             return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
@@ -111,6 +110,8 @@ def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
         # Its agent died before it was told what to prepare: nothing can come of it.
         return [a.TellShim(held.id, ShimKill())]
     until = state.lease_until
+    if until is not None:
+        until = held.lease_until(until, state.lease_s)
     if until is None or until <= now.mono:
         # The agent itself was stopped for so long: its task may have been given elsewhere.
         return [a.TellShim(held.id, ShimKill())]

@@ -40,6 +40,7 @@ class HeldTask:
     id: TaskId
     prepare: PrepareTask | None = None  # None for one that an earlier life of the agent began
     gpus: tuple[str, ...] = ()  # by UUID; () is all of the node
+    lease_s: float | None = None  # where it is not that of all tasks
     paths: TaskPaths | None = None
     ports: tuple[int, ...] = ()
     status: ShimStatus | None = None
@@ -47,6 +48,7 @@ class HeldTask:
     fabric: NodeFabric | None = None  # None until it has been looked at
     traffic: FabricReport | None = None
     silent: tuple[str, ...] = ()  # addresses of neighbours that do not answer any more
+    checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE
@@ -56,6 +58,10 @@ class HeldTask:
     stop: StopTask | None = None
     forgotten: bool = False
     logs_stored: bool = False
+
+    def lease_until(self, until: float, lease_s: float) -> float:
+        """When its lease ends, where one of `lease_s` ends at `until`."""
+        return until if self.lease_s is None else until - lease_s + self.lease_s
 
 
 @dataclass(slots=True)

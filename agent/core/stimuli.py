@@ -129,6 +129,15 @@ class PeersSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
+    newest file there."""
+
+    task: TaskId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
@@ -227,6 +236,7 @@ Stimulus = (
     | FabricSeen
     | TrafficSeen
     | PeersSeen
+    | CheckpointSeen
     | NetworkSeen
     | PortsSeen
     | GpusSeen

@@ -15,7 +15,14 @@ from muster.protocol.hardware import OOM
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import Fingerprint, Prepared, RankReport, Refusal, TaskReport
+from muster.protocol.messages import (
+    Checkpoint,
+    Fingerprint,
+    Prepared,
+    RankReport,
+    Refusal,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
@@ -135,6 +142,8 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         warnings=held.warnings,
         traffic=held.traffic,
         silent=held.silent,
+        survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
+        checkpoint=_checkpoint(held, now),
     )
 
 
@@ -152,6 +161,13 @@ def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
     if rank.exit is None or rank.exit.status.signal != _SIGKILL or rank.stopped:
         return rank.oom
     return rank.oom or rank.pid in kills
+
+
+def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
+    if held.checkpoint is None:
+        return None
+    fresh, name, at = held.checkpoint
+    return Checkpoint(fresh, name, max(0.0, now.mono - at))
 
 
 def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:

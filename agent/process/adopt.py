@@ -7,24 +7,30 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from agent.core.shim import ShimPhase, ShimStatus, StoppedBy
+from agent.core.shim import ShimPhase, ShimStatus, ShimStream, StoppedBy
 from agent.process.sweep import kill_everything_of
 from agent.shim import linux, record
 from agent.shim.cgroup import Cgroup
+from agent.shim.preparing import LAUNCHER_LOG, SETUP_LOG
 from muster.protocol.ids import TaskId
 
 T = TypeVar("T")
 
 DYING_S = 0.002
 RECORD_BYTES_MAX = 64 * 1024 * 1024
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+# As agent/shim/ranks.py and agent/shim/preparing.py name them.
+_OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
+_SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
 
 
 class Ownership(StrEnum):
@@ -81,7 +87,7 @@ def examine(task_dir: Path) -> FoundTask:
 
     Blocks while processes die.
     """
-    folder_fd = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    folder_fd = os.open(task_dir, _FOLDER)
     lock = -1
     try:
         # While we hold it, no shim can begin here.
@@ -142,11 +148,32 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
     status = ShimStatus(
         task=TaskId(task_dir.name),
         phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
+        streams=_streams(folder_fd),
         stopped_by=StoppedBy.SHIM_LOST,
         survivors=tuple(survivors),
     )
     record.write_exit(folder_fd, msgspec.to_builtins(status))
     return status
+
+
+def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
+    """What its processes wrote, by the names of the files: nobody else can tell any more."""
+    try:
+        logs = os.open(record.LOGS, _FOLDER, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return ()
+    try:
+        names = sorted(os.listdir(logs))
+    finally:
+        os.close(logs)
+    found = []
+    for name in names:
+        if name in _SINGLE:
+            found.append(ShimStream(_SINGLE[name], f"{record.LOGS}/{name}"))
+        elif (match := _OF_RANK.fullmatch(name)) is not None:
+            rank, stream = match.groups()
+            found.append(ShimStream(stream, f"{record.LOGS}/{name}", int(rank)))
+    return tuple(found)
 
 
 def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:

@@ -118,25 +118,58 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Remove it with what the job made below; False where something is still in it."""
-        for folder, _, _ in os.walk(self.path, topdown=False):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                return False
-        return True
+        return _remove(self.path)
 
 
-def remove_all(parent: str | None, prefix: str) -> bool:
-    """Remove the cgroups of this prefix that `Cgroup.make` made; False where one is not empty."""
+def prefix_of(pid: int) -> str:
+    """How the cgroups of this shim's tasks are named.
+
+    Machines that are containers of one host may see one tree of cgroups, and each has a process of
+    that number.
+    """
+    return f"shim-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
+
+
+def remove_all(parent: str | None, pid: int) -> bool:
+    """Remove the cgroups that this shim made; False where one is not empty."""
+    prefix = prefix_of(pid)
+    mine = [path for path in _made(parent) if os.path.basename(path).startswith(prefix)]
+    return all(_remove(path) for path in mine)
+
+
+def remove_dead(parent: str | None) -> None:
+    """Remove those that shims left which died together with their template. One that is not empty
+    is a task's, whose record says so: an agent ends what is in it.
+    """
+    for path in _made(parent):
+        pid = os.path.basename(path).split("-")[2:3]
+        if not pid or not pid[0].isdecimal():
+            continue
+        ours = os.path.basename(path).startswith(prefix_of(int(pid[0])))
+        if ours and not os.path.exists(f"/proc/{pid[0]}"):
+            _remove(path)
+
+
+def _made(parent: str | None) -> list[str]:
+    """The paths of all that `Cgroup.make` made."""
     base = parent or own_cgroup()
-    middle = os.path.join(base or "", FOLDER)
+    if base is None:
+        return []
+    middle = os.path.join(base, FOLDER)
     try:
-        names = os.listdir(middle) if base else []
+        names = os.listdir(middle)
     except OSError:
-        names = []
-    mine = [name for name in names if name.startswith(prefix)]
-    removed = [Cgroup(os.path.join(middle, name)).remove() for name in mine]
-    return all(removed)
+        return []
+    return [os.path.join(middle, name) for name in names if name.startswith("shim-")]
+
+
+def _remove(path: str) -> bool:
+    for folder, _, _ in os.walk(path, topdown=False):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return False
+    return True
 
 
 def _try_write(path: str, text: str) -> bool:

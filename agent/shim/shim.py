@@ -14,7 +14,7 @@ import time
 import traceback
 
 from agent.shim import commands, linux, record
-from agent.shim.cgroup import Cgroup
+from agent.shim.cgroup import Cgroup, prefix_of
 from agent.shim.control import Control
 from agent.shim.identity import Identity
 from agent.shim.loop import Loop, now
@@ -37,11 +37,6 @@ REQUEST_BYTES_MAX = 65536
 LOG = "shim.log"
 # Without a task for so long, and what the next one needs is made ahead.
 READY_PAUSE_S = 0.05
-
-
-def cgroup_prefix(pid: int) -> str:
-    """How the cgroups of this shim's tasks are named."""
-    return f"shim-{pid}-"
 
 
 def live(
@@ -122,7 +117,7 @@ def _get_ready(options: Options, ahead: bool) -> Ready:
     cgroup = None
     if options.cgroup:
         # The task may be unknown yet, so the name tells none.
-        name = f"{cgroup_prefix(os.getpid())}{time.monotonic_ns()}"
+        name = f"{prefix_of(os.getpid())}{time.monotonic_ns()}"
         cgroup = Cgroup.make(options.cgroup_parent, name)
     try:
         runner = fork_runner(cgroup, rehearsed=ahead)

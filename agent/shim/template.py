@@ -20,7 +20,7 @@ import socket
 from agent.shim import cgroup, linux, record
 from agent.shim.identity import Identity, own_identity
 from agent.shim.options import Options
-from agent.shim.shim import REQUEST_BYTES_MAX, cgroup_prefix, live
+from agent.shim.shim import REQUEST_BYTES_MAX, live
 from agent.shim.spawn import arrange_fds
 
 # The job's processes are set back to 0: memory must be taken from the job before its shim.
@@ -63,6 +63,8 @@ class _Template:
         self._options = Options()
         self._idle: list[_Shim] = []
         self._buried: list[int] = []
+        # True once what an earlier template's shims left has been removed.
+        self._swept = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(agent, selectors.EVENT_READ)
 
@@ -155,9 +157,10 @@ class _Template:
     def _tidy(self) -> None:
         """There is time: what the dead left, and a shim for the next task."""
         parent = self._options.cgroup_parent
-        self._buried = [
-            pid for pid in self._buried if not cgroup.remove_all(parent, cgroup_prefix(pid))
-        ]
+        if not self._swept:
+            self._swept = True
+            cgroup.remove_dead(parent)
+        self._buried = [pid for pid in self._buried if not cgroup.remove_all(parent, pid)]
         if self._idle:
             return
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,6 +163,12 @@ class Machine:
         self._shape()
         self._on_its_network("ip", "neigh", "flush", "nud", "permanent")
 
+    @contextlib.contextmanager
+    def network(self) -> Iterator[None]:
+        """Sockets that this thread makes inside are on this machine."""
+        with network_of(self._on):
+            yield
+
     @property
     def _port(self) -> str:
         return f"port{self.number}"
@@ -238,6 +246,24 @@ def run(argv: list[str], where: str, *, check: bool = True) -> subprocess.Comple
         command = " ".join(argv[argv.index("--") + 1 :] if "--" in argv else argv)
         raise RigError(f"{command} {where}: exit {done.returncode}: {done.stderr.strip()}")
     return done
+
+
+@contextlib.contextmanager
+def network_of(pid: int) -> Iterator[None]:
+    """Sockets that this thread makes inside are on the network of process `pid`."""
+    with open("/proc/thread-self/ns/net") as here, open(f"/proc/{pid}/ns/net") as there:
+        _setns(there.fileno())
+        try:
+            yield
+        finally:
+            _setns(here.fileno())
+
+
+def _setns(fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(fd, 0) != 0:
+        number = ctypes.get_errno()
+        raise RigError(f"a network cannot be entered: {os.strerror(number)}")
 
 
 def pid_inside(process: subprocess.Popen[bytes]) -> int:

@@ -12,7 +12,6 @@ namespace of whoever makes it, and nothing is left when it ends, or is killed: s
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import itertools
 import os
@@ -25,7 +24,7 @@ from typing import Self
 
 from agent.shim.cgroup import own_cgroup
 from examples.rig import keeper
-from examples.rig.machine import NETWORK, Machine, RigError, run
+from examples.rig.machine import NETWORK, Machine, RigError, network_of, run
 
 TOOLS = ("ip", "mount", "nsenter", "openssl", "setpriv", "tc", "umount", "unshare")
 USER = 1
@@ -115,12 +114,8 @@ class Rig:
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
         """Sockets that this thread makes inside are on the rig's network."""
-        with open("/proc/thread-self/ns/net") as here, open(f"/proc/{self.hub}/ns/net") as there:
-            _setns(there.fileno())
-            try:
-                yield
-            finally:
-                _setns(here.fileno())
+        with network_of(self.hub):
+            yield
 
     def stop(self) -> None:
         """Everything of it is gone on return, but for what `root` holds."""
@@ -156,10 +151,3 @@ def _make_cgroup(root: Path) -> Path | None:
     except OSError:
         return None
     return made
-
-
-def _setns(fd: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(fd, 0) != 0:
-        number = ctypes.get_errno()
-        raise RigError(f"the rig's network cannot be entered: {os.strerror(number)}")

@@ -32,7 +32,7 @@ from muster.protocol.outcome import EXIT_CLIENT
 @click.option(
     "--after-checkpoint",
     is_flag=True,
-    help="End jobs once they have written a checkpoint. Not supported yet.",
+    help="Ask each job with a `checkpoint_dir` to end once it has written a checkpoint.",
 )
 @click.option("-y", "--yes", is_flag=True, help="With --now: do not ask.")
 @json_option
@@ -49,15 +49,13 @@ def drain(
 ) -> int:
     """Take nodes out of service: they get no job until `muster node resume`.
 
-    What runs there goes on to its end, unless --deadline or --now say otherwise; a job that has to
+    What runs there goes on to its end, unless --deadline, --now or --after-checkpoint say otherwise
+    (the last with --deadline as its bound); a job that has to
     leave is tried again elsewhere, and it costs none of its retries. Said again, the new reason and
     deadline take the place of those before. A node stays drained through restarts and reboots.
     """
-    if after_checkpoint:
-        raise click.UsageError(
-            "--after-checkpoint is not supported yet by this release, in which no job says where "
-            "its checkpoints are: give --deadline, or let what runs go on to its end"
-        )
+    if now and after_checkpoint:
+        raise click.UsageError("--now and --after-checkpoint cannot go together: give one of them")
     if now and deadline_s is not None:
         raise click.UsageError("--now and --deadline cannot go together: give one of them")
     if not reason.strip():
@@ -69,7 +67,9 @@ def drain(
         return EXIT_CLIENT
 
     def one(name: str) -> NodeView:
-        answer = client.drain(name, reason, deadline_s=deadline_s, now=now)
+        answer = client.drain(
+            name, reason, deadline_s=deadline_s, now=now, after_checkpoint=after_checkpoint
+        )
         note(_said(answer, "was so already"))
         return answer.node
 

@@ -208,10 +208,16 @@ class AsyncClient:
         return await self._run(calls.node(name))
 
     async def drain(
-        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+        self,
+        name: str,
+        reason: str,
+        *,
+        deadline_s: float | None = None,
+        now: bool = False,
+        after_checkpoint: bool = False,
     ) -> NodeAnswer:
         """As `Client.drain`."""
-        wanted = DrainRequest(reason, deadline_s, now)
+        wanted = DrainRequest(reason, deadline_s, now, after_checkpoint)
         return await self._call(calls.drain(name, wanted))
 
     async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:

@@ -216,13 +216,20 @@ class Client:
         return self._run(calls.node(name))
 
     def drain(
-        self, name: str, reason: str, *, deadline_s: float | None = None, now: bool = False
+        self,
+        name: str,
+        reason: str,
+        *,
+        deadline_s: float | None = None,
+        now: bool = False,
+        after_checkpoint: bool = False,
     ) -> NodeAnswer:
         """Take a node out of service: it gets no job until it is resumed. What runs there goes on;
-        with `deadline_s` it is asked to end so many seconds from now, with `now` it ends at once.
+        with `deadline_s` it is asked to end so many seconds from now, with `now` it ends at once,
+        with `after_checkpoint` once it has written a checkpoint.
         Jobs that have to leave are tried again elsewhere, and it costs them no retry.
         """
-        wanted = DrainRequest(reason, deadline_s, now)
+        wanted = DrainRequest(reason, deadline_s, now, after_checkpoint)
         return self._call(calls.drain(name, wanted))
 
     def resume(self, name: str, *, check: bool = True) -> NodeAnswer:

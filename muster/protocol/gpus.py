@@ -19,7 +19,8 @@ _WORD: Final = re.compile(r"[0-9a-z]+")
 class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """One GPU. `uuid` is NVIDIA's, "" where it is not known. `path` leads through the PCI tree,
     from the host bridge to the device; () where it is hidden. `fault`: why no job is given it, in
-    words that follow its address; "" where one may be.
+    words that follow its address; "" where one may be. `busy`: why none is given it now, in such
+    words: it passes, and a job may wait for it.
     """
 
     pci: str
@@ -29,6 +30,7 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     numa_node: int | None = None
     path: tuple[str, ...] = ()
     fault: str = ""
+    busy: str = ""
 
 
 def usable(devices: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
@@ -59,7 +61,7 @@ def problem(devices: Sequence[GpuDevice]) -> str | None:
             return f"two GPUs with the UUID {device.uuid}"
         if device.uuid:
             seen.add(device.uuid)
-        for text in (device.pci, device.model, device.fault):
+        for text in (device.pci, device.model, device.fault, device.busy):
             if len(text) > TEXT_MAX or not text.isprintable():
                 return f"a GPU described as {text[:80]!r}"
     return None

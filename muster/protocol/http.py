@@ -59,6 +59,15 @@ class TaskView(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] | None = None
 
 
+class CheckpointView(msgspec.Struct, frozen=True):
+    """The last checkpoint that an attempt is known to have written: the newest file in the job's
+    `checkpoint_dir`, and the node that saw it."""
+
+    at: Timestamp
+    name: str
+    node: str
+
+
 class AttemptView(msgspec.Struct, frozen=True):
     """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
 
@@ -73,6 +82,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     network: str | None = None
     fabric: str | None = None
     proof: ProofView | None = None
+    checkpoint: CheckpointView | None = None
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -204,7 +214,8 @@ class GpuView(msgspec.Struct, frozen=True):
 
 class DrainView(msgspec.Struct, frozen=True):
     """Who took a node out of service, when and why. `ends_at`: then what runs there is asked to
-    end, None: it may go on. `quarantine`: the coordinator itself did, for the failures of `jobs`.
+    end, None: it may go on; with `after_checkpoint` a job leaves once it has written one.
+    `quarantine`: the coordinator itself did, for the failures of `jobs`.
     """
 
     user: str
@@ -213,6 +224,7 @@ class DrainView(msgspec.Struct, frozen=True):
     ends_at: Timestamp | None = None
     quarantine: bool = False
     jobs: tuple[int, ...] = ()
+    after_checkpoint: bool = False
 
 
 class FaultView(msgspec.Struct, frozen=True):

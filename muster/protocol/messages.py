@@ -27,9 +27,11 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 3
+PROTOCOL_MAX = 4
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain."""
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep."""
+LEASES_OF_TASKS: Final = 4
+"""From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
 
@@ -150,6 +152,16 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     disk_full: bool = False
 
 
+class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node saw of a job's checkpoints since its task began there: so many times something
+    `fresh` had settled, `name` is the newest file of the last time, noticed `ago_s` before this was
+    said."""
+
+    fresh: int
+    name: str
+    ago_s: float = 0.0
+
+
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     """All that an agent knows of one task.
 
@@ -160,6 +172,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `warnings` are sentences for a person, about what was found while the gang was arranged.
     `traffic` is what carried the gang's, as far as this node knows. `silent` are the addresses of
     neighbours in the gang whose machines answered this node once, and do not any more.
+    `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
+    go of them.
     """
 
     task: TaskId
@@ -176,6 +190,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
     silent: tuple[str, ...] = ()
+    survivors: tuple[int, ...] = ()
+    checkpoint: Checkpoint | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -228,7 +244,7 @@ Report = Hello | TaskReport | Heartbeat
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` names the journal that the coordinator serves. A task that the agent
     holds and `keep` does not name is to be stopped and removed. `protocol` is the newest that both
-    speak.
+    speak. `leases` are those of tasks whose lease is not `lease_s`, in seconds.
     """
 
     epoch: int
@@ -239,6 +255,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     cluster: str = ""
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
+    leases: dict[TaskId, float] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -262,7 +279,9 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     """Check everything, run `setup`, bring the bootstrap to its gate; start nothing of the job.
 
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
-    has, all of them there and nobody else's; empty: all of the node, whatever it has.
+    has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
+    the task's own lease, None where it is that of the welcome. Changes of files in
+    `checkpoint_dir` are to be reported.
     """
 
     task: TaskId
@@ -274,6 +293,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     timeout_s: float
     ports: int = 0
     gpus: tuple[str, ...] = ()
+    lease_s: float | None = None
+    checkpoint_dir: str | None = None
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,8 @@ _DEADLINE: Final = msgspec.Meta(ge=0, le=DEADLINE_S_MAX)
 
 class DrainRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Body of `POST /v1/nodes/{id}/drain`. What runs there goes on; with `deadline_s` it is asked
-    to end so many seconds from now, with `now` it ends at once.
+    to end so many seconds from now, with `now` it ends at once, with `after_checkpoint` each job
+    that says where its checkpoints are is asked to once it has written one.
     """
 
     reason: Annotated[str, _REASON]

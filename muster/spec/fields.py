@@ -193,6 +193,10 @@ def rdma(text: str) -> Rdma:
     return Rdma(name)
 
 
+LEAST_LEASE_S: Final = 15.0
+MOST_LEASE_S: Final = 30 * DAY
+
+
 def time_limit(text: str) -> float | None:
     """Seconds, at least one."""
     if text.strip().lower() in ("off", "none", "unlimited", "infinite", "infinity"):

@@ -151,6 +151,20 @@ KEYS: Final[dict[str, About]] = {
         "no limit",
         ("max_duration", "time"),
     ),
+    "lease": About(
+        "How long a node that is cut off from the coordinator goes on with the job; until then it "
+        "runs nowhere else.",
+        "lease: 30m",
+        "a duration from 15s to 30 days",
+        "the coordinator's `lease_s`",
+    ),
+    "checkpoint_dir": About(
+        "The folder on the nodes in which the job writes its checkpoints; see "
+        "[job-file.md](job-file.md#checkpoints).",
+        "checkpoint_dir: /data/ckpt/qwen",
+        "an absolute path",
+        "none: nothing is known of its progress",
+    ),
     "stop.signal": About(
         "What the ranks get first when the job is stopped.",
         "stop: {signal: SIGINT}",

@@ -13,7 +13,6 @@ from typing import Final
 LATER_KEYS: Final = {
     "": {
         "after": "submit the second job once `muster wait ID` has returned 0",
-        "checkpoint_dir": "leave it out; the program writes checkpoints where its arguments say",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
         "hang": "leave it out; set `time_limit`, and the time-outs of NCCL in `env`",

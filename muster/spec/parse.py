@@ -110,6 +110,8 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         launcher=launcher or Launcher.TORCHRUN,
         env=read_env(env, caller, problems) if env else {},
         time_limit_s=time_limit_s,
+        lease_s=job.read("lease", seconds(fields.LEAST_LEASE_S, fields.MOST_LEASE_S), None),
+        checkpoint_dir=job.read("checkpoint_dir", fields.absolute_path, None),
         stop=_stop(job, time_limit_s),
         retry=_retry(job),
         priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),

@@ -51,6 +51,7 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
         made["roles"] = {name: role for name, role in roles.items() if role}
     if spec.time_limit_s is not None:
         made["time_limit"] = duration_text(spec.time_limit_s)
+    made |= _endurance(spec)
     made["stop"] = _stop(spec.stop)
     made["retry"] = {
         "infra": spec.retry.infra,
@@ -78,6 +79,15 @@ def _placement(placement: Placement) -> dict[str, object]:
         made["labels"] = dict(placement.labels)
     if placement.spread is not None:
         made["spread"] = placement.spread
+    return made
+
+
+def _endurance(spec: JobSpec) -> dict[str, object]:
+    made: dict[str, object] = {}
+    if spec.lease_s is not None:
+        made["lease"] = duration_text(spec.lease_s)
+    if spec.checkpoint_dir is not None:
+        made["checkpoint_dir"] = spec.checkpoint_dir
     return made
 
 

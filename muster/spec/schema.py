@@ -142,6 +142,8 @@ def _properties() -> dict[str, Schema]:
         "time_limit": limit,
         "max_duration": limit,
         "time": limit,
+        "lease": _duration(),
+        "checkpoint_dir": _text(),
         "stop": _map(
             {
                 "signal": {"type": ["string", "integer"], "default": "SIGTERM"},

@@ -177,7 +177,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
     nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
     agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
-    why. `notify` are the webhooks that are told how it goes. Times are seconds.
+    why. `notify` are the webhooks that are told how it goes. `lease_s` is how long a node that is
+    cut off from the coordinator may go on with the job; None leaves it to the cluster.
+    `checkpoint_dir` is an absolute path of a folder on the nodes: files that change there are the
+    job's progress. Times are seconds.
     """
 
     name: str
@@ -195,6 +198,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     launcher: Launcher = Launcher.TORCHRUN
     env: dict[str, str] = {}
     time_limit_s: float | None = None
+    lease_s: float | None = None
+    checkpoint_dir: str | None = None
     stop: Stop = Stop()
     retry: Retry = Retry()
     priority: int = DEFAULT_PRIORITY

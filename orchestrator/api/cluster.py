@@ -13,6 +13,7 @@ from orchestrator.api.responses import reply
 from orchestrator.core.actions import UNKNOWN_NODE
 from orchestrator.core.decide import VERSION
 from orchestrator.core.display import node_view
+from orchestrator.core.silence import brake_text
 from orchestrator.shell.coordinator import Coordinator
 
 
@@ -35,7 +36,8 @@ class ClusterApi:
         state = await self._coordinator.settled()
         now = self._coordinator.now()
         nodes = sorted(state.nodes.values(), key=lambda node: natural(node.name))
-        return reply(NodeList(tuple(node_view(node, now) for node in nodes)))
+        brake = brake_text(state)
+        return reply(NodeList(tuple(node_view(node, now, brake) for node in nodes)))
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])
@@ -43,7 +45,7 @@ class ClusterApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return reply(node_view(node, self._coordinator.now()))
+        return reply(node_view(node, self._coordinator.now(), brake_text(state)))
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.settled()

@@ -103,6 +103,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskLost()
             | f.TaskJoined()
             | f.TaskLeft()
+            | f.TaskCheckpointed()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -160,7 +161,8 @@ def _task_text(
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskJoined
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCheckpointed,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -179,6 +181,8 @@ def _task_text(
             return "nothing is left on the node"
         case f.TaskLost(_, _, _, reason):
             return f"lost: {reason}"
+        case f.TaskCheckpointed(_, _, _, name):
+            return f"saw a checkpoint: {name}"
         case f.TaskJoined():
             return "joins the running gang"
         case f.TaskLeft(_, _, _, reason):

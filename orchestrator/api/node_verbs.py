@@ -28,17 +28,13 @@ class NodeVerbsApi:
         reason = " ".join(asked.reason.split())
         if not reason:
             raise bad_field("reason", "is empty: say why, for whoever finds the node drained")
-        if asked.after_checkpoint:
-            raise bad_field(
-                "after_checkpoint",
-                "is not supported yet by this release: no job says where its checkpoints are; "
-                "give a deadline, or let what runs go on to its end",
-            )
+        if asked.now and asked.after_checkpoint:
+            raise bad_field("now", "and after_checkpoint are two answers to one question: give one")
         if asked.now and asked.deadline_s is not None:
             raise bad_field("now", "and deadline_s are two answers to one question: give one")
         deadline_s = 0.0 if asked.now else asked.deadline_s
         result = await self._coordinator.request(
-            lambda rid: DrainReceived(rid, name, user, reason, deadline_s)
+            lambda rid: DrainReceived(rid, name, user, reason, deadline_s, asked.after_checkpoint)
         )
         return await self._answer(name, result)
 

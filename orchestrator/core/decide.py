@@ -6,7 +6,7 @@ outside world says and asks.
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, problem
 from muster.protocol.messages import (
+    LEASES_OF_TASKS,
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
@@ -35,6 +36,7 @@ from orchestrator.core import proof
 from orchestrator.core import stimuli as s
 from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_news
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain, resume
@@ -42,6 +44,7 @@ from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.hardware import hardware_seen, may_be_hardware
 from orchestrator.core.job import JobPhase
+from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
 from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
@@ -50,10 +53,12 @@ from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
+from orchestrator.core.unclean import unclean
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
 _DISKS_MAX = 8
+REBOOTED: Final = "it was booted anew"
 
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
@@ -189,18 +194,24 @@ def _hello(
     # Before the tasks: a rank may have died of it.
     decision.facts += _disks_seen(state, hello.node, hello.disks)
     decision.facts += hardware_seen(state, hello.node, hello.hardware)
-    keep = []
+    rebooted = node is not None and node.boot_id != hello.boot_id
+    keep: list[Task] = []
     for report in hello.tasks:
+        decision.facts += unclean(node, hello.node, report)
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
-        keep.append(report.task)
+        if rebooted and _may_have_run(task, report):
+            # Nothing outlives a boot, whatever its agent makes of what it finds.
+            decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, REBOOTED))
+            continue
+        keep.append(task)
         decision.facts += _take_report(state, task, report, now)
         decision.facts += _rest_of_limit(state, task, report, now)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
-            reason = "its agent does not have it any more"
+            reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
@@ -210,13 +221,20 @@ def _hello(
         heartbeat_s=limits.heartbeat_s,
         version=VERSION,
         cluster=state.cluster,
-        keep=tuple(keep),
+        keep=tuple(task.id for task in keep),
         protocol=protocol,
+        leases=leases_told(state, keep, limits) if protocol >= LEASES_OF_TASKS else {},
     )
     decision.actions.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
     decision.actions.append(a.SetTimer(timer, now.mono + limits.silence_s))
     return decision
+
+
+def _may_have_run(task: Task, report: TaskReport) -> bool:
+    """Something of the task may have been running when its node went down, and how that ended is
+    not on the node's disk."""
+    return report.exit is None and report.refusal is None and task.state is not TaskState.ASSIGNED
 
 
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
@@ -247,11 +265,12 @@ def _report(
             changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case TaskReport():
+            drained = unclean(state.nodes[name], name, report)
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
-                return Decision([], [a.Send(name, session, command) for command in commands])
-            return Decision(_take_report(state, task, report, now))
+                return Decision(drained, [a.Send(name, session, command) for command in commands])
+            return Decision([*drained, *_take_report(state, task, report, now)])
         case _:
             assert_never(report)
 
@@ -297,7 +316,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
-    found = [*measured, *news(task, report)]
+    seen = checkpoint_news(attempt, task, report.checkpoint)
+    found = [*measured, *seen, *news(task, report)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

@@ -13,6 +13,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
@@ -27,6 +28,7 @@ from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.service import deadline_text, drained_by
+from orchestrator.core.silence import brake_text
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.versions import odd_versions
@@ -94,8 +96,9 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
     )
 
 
-def node_view(node: Node, now: Instant) -> h.NodeView:
-    """One node, as its link, its inventory and its job are known now."""
+def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
+    """One node, as its link, its inventory and its job are known now; `brake` is said of those that
+    cannot be reached."""
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
@@ -103,7 +106,7 @@ def node_view(node: Node, now: Instant) -> h.NodeView:
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now), warnings),
+        state=_warned(node_state(node, now, brake), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -153,6 +156,7 @@ def _drain_view(drain: Drain) -> h.DrainView:
         ends_at=None if left_s is None else timestamp(drain.left_at + left_s),
         quarantine=bool(drain.jobs),
         jobs=drain.jobs,
+        after_checkpoint=drain.after_checkpoint,
     )
 
 
@@ -255,7 +259,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
         more = f" and {len(away) - 1} more" if len(away) > 1 else ""
         presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
-        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}")
+        brake = _and(brake_text(state))
+        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}{brake}")
     match attempt.phase:
         case AttemptPhase.PREPARING:
             if any(t.refusal is not None for t in attempt.tasks):
@@ -266,7 +271,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
         case AttemptPhase.RUNNING:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
-            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}")
+            progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
             return h.Reason(
@@ -329,7 +335,13 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         network=attempt.network or None,
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
+        checkpoint=_checkpoint_view(attempt),
     )
+
+
+def _checkpoint_view(attempt: Attempt) -> h.CheckpointView | None:
+    last = attempt.checkpoint
+    return None if last is None else h.CheckpointView(timestamp(last.at), last.name, last.node)
 
 
 def host_port(address: str, port: int) -> str:
@@ -398,9 +410,13 @@ def _why_stopping(attempt: Attempt) -> str:
     return f"{cause.text}{others}"
 
 
-def node_state(node: Node, now: Instant) -> h.Reason:
+def _and(text: str) -> str:
+    return f"; {text}" if text else ""
+
+
+def node_state(node: Node, now: Instant, brake: str = "") -> h.Reason:
     """What a node does, or why it cannot be reached or used."""
-    linked, drain = _link_state(node, now), node.drain
+    linked, drain = _link_state(node, now, brake), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
@@ -411,7 +427,7 @@ def node_state(node: Node, now: Instant) -> h.Reason:
     return h.Reason(code, "; ".join(text for text in told if text))
 
 
-def _link_state(node: Node, now: Instant) -> h.Reason:
+def _link_state(node: Node, now: Instant, brake: str) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders:
@@ -427,7 +443,7 @@ def _link_state(node: Node, now: Instant) -> h.Reason:
         case LinkState.SUSPECT:
             left = max(0.0, node.lease_until - now.mono)
             what = f"; what it runs keeps it for {left:.0f} s" if node.holders else ""
-            return h.Reason("unreachable", f"unreachable{what}")
+            return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")
         case _:

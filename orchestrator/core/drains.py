@@ -38,7 +38,16 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
-    before, fact = node.drain, sf.NodeDrained(node.name, asked.user, asked.reason, asked.deadline_s)
+    before, fact = (
+        node.drain,
+        sf.NodeDrained(
+            node.name,
+            asked.user,
+            asked.reason,
+            asked.deadline_s,
+            after_checkpoint=asked.after_checkpoint,
+        ),
+    )
     # A deadline is counted anew.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     return Decision(
@@ -126,6 +135,20 @@ def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
     return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
 
 
+def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
+    """A gang has written a checkpoint: where one of its nodes waits for that, it may leave now."""
+    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if node.drain is not None and node.drain.after_checkpoint:
+            found = _end(state, task, drained_cause(node, node.drain), over=True, force=False)
+            if found:
+                return found
+    return []
+
+
 def drained_cause(node: Node, drain: Drain) -> Cause:
     """Of an attempt that has to leave."""
     text = f"{node.name} is {drained_by(drain)}"
@@ -172,8 +195,8 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
             assert_never(attempt.phase)
 
 
-def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool]:
-    return what.user, what.reason, what.deadline_s, bool(what.jobs)
+def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool, bool]:
+    return what.user, what.reason, what.deadline_s, bool(what.jobs), what.after_checkpoint
 
 
 def _answer(request: a.RequestId, result: a.Result) -> Decision:

@@ -14,23 +14,23 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.checkpoints import apply_checkpoint
+from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
-from orchestrator.core.node import LINK_TRANSITIONS, LinkState
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
     Hold,
     Job,
-    Node,
     Signal,
     State,
-    Suspect,
     Task,
     make_tasks,
 )
 from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
+from orchestrator.core.transition import InvalidTransition
 
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
@@ -39,15 +39,11 @@ SIGNALS_KEPT: Final = 16
 _OF_NO_REVISION: Final = f.RunTimed | f.JobForgotten | nf.NoticeFailed
 
 
-class InvalidTransition(Exception):
-    """A fact that cannot follow from the state: a fault of ours, or a journal that is not ours."""
-
-
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
     match fact:
         case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
-            _apply_cluster(state, fact)
+            apply_cluster(state, fact)
         case (
             f.NodeConnected()
             | f.NameClaimed()
@@ -61,7 +57,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
         ):
-            _apply_link(state, fact)
+            apply_link(state, fact)
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
@@ -90,6 +86,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             _apply_change(state, fact, at)
+        case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
+            apply_judgement(state, fact)
         case f.JobForgotten(number):
             gone = state.jobs.pop(number)
             state.telling.discard(number)
@@ -113,6 +111,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_attempt(state, fact, at)
         case f.AttemptWarned() | f.SignalRequested():
             _apply_signal(state, fact, at)
+        case f.TaskCheckpointed():
+            apply_checkpoint(state, fact, at)
         case f.TrafficMeasured() | f.TrafficJudged():
             _apply_traffic(state, fact, at)
         case (
@@ -132,75 +132,6 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
     name = getattr(fact, "job", None)
     if name is not None and not isinstance(fact, _OF_NO_REVISION):
         state.jobs[name].revision += 1
-
-
-def _apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
-    match fact:
-        case f.SpaceChanged(problem):
-            state.disk_full = problem
-        case f.EpochStarted(epoch, cluster, networks, first_job):
-            state.epoch, state.cluster, state.networks = epoch, cluster, networks
-            state.next_job = max(state.next_job, first_job)
-            state.disk_full = ""
-            state.sessions.clear()
-            state.suspects.clear()
-            state.running.clear()
-            for node in state.nodes.values():
-                node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
-                node.heard_at = node.lease_until = node.ahead_s = 0.0
-                node.instance, node.claimed, node.ports = "", None, ()
-                node.disks = ()
-        case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
-            known = state.nodes.get(name)
-            if known is None:
-                state.nodes[name] = Node(name, agent_id, boot_id, version, inventory)
-            else:
-                known.agent_id, known.boot_id = agent_id, boot_id
-                known.version, known.inventory = version, inventory
-        case _:
-            assert_never(fact)
-
-
-def _apply_link(state: State, fact: f.OfLink) -> None:
-    node = state.nodes[fact.node]
-    match fact:
-        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
-            if node.session is not None:
-                state.sessions.pop(node.session, None)
-            _link_to(node, LinkState.CONNECTED)
-            node.session, node.peer, node.protocol = session, peer, protocol
-            node.heard_at, node.lease_until = heard_at, lease_until
-            node.ahead_s, node.instance = ahead_s, life
-            node.connected_at = heard_at
-            state.sessions[session] = name
-        case f.PortsSeen(_, ports):
-            node.ports = ports
-        case f.DisksSeen(_, disks):
-            node.disks = disks
-        case f.PeersSeen(_, name, silent):
-            task = state.task(name)
-            if task is not None:
-                task.silent = silent
-        case f.NameClaimed(_, peer, claimed_at):
-            node.claimed = (peer, claimed_at)
-        case f.NodeSynced():
-            pass
-        case f.FailureSuspected(_, task, cause, ended_at):
-            state.suspects[task] = Suspect(cause, ended_at)
-        case f.NodeHeard(_, heard_at, lease_until, ahead_s):
-            node.heard_at, node.lease_until, node.ahead_s = heard_at, lease_until, ahead_s
-        case f.NodeDisconnected(_, session):
-            state.sessions.pop(session, None)
-            if node.session == session:
-                _link_to(node, LinkState.SUSPECT)
-                node.session = None
-        case f.LeaseExtended(_, lease_until):
-            _link_to(node, LinkState.SUSPECT)
-            node.lease_until = lease_until
-        case f.NodeLeaseExpired():
-            _link_to(node, LinkState.LOST)
-        case _:
-            assert_never(fact)
 
 
 def _apply_job(
@@ -386,6 +317,8 @@ def _apply_task(
             attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    if task.state in OVER and task.exit is None:
+        task.traffic = None
     if task.left is not None and task.state in OVER:
         _free(state, task)
 
@@ -394,7 +327,8 @@ def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: 
     match fact:
         case f.TrafficMeasured(name, report):
             task = state.task(name)
-            if task is not None:
+            # What was known at the end is on disk, and is all that is told of it afterwards.
+            if task is not None and task.exit is None and task.state not in OVER:
                 task.traffic = report
         case f.TrafficJudged(job, number, proof):
             attempt = state.jobs[job].attempts[number - 1]
@@ -487,9 +421,3 @@ def _task_to(task: Task, new: TaskState) -> None:
     if new not in TASK_TRANSITIONS[task.state]:
         raise InvalidTransition(f"task {task.id}: {task.state.value} to {new.value}")
     task.state = new
-
-
-def _link_to(node: Node, link: LinkState) -> None:
-    if link not in LINK_TRANSITIONS[node.link]:
-        raise InvalidTransition(f"node {node.name}: {node.link.value} to {link.value}")
-    node.link = link

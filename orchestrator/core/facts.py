@@ -289,6 +289,18 @@ class TaskLeft(_Fact, frozen=True):
     force: bool = False
 
 
+class TaskCheckpointed(_Fact, frozen=True):
+    """A node has seen that the job has written a checkpoint, `ago_s` before: for the `fresh`-th
+    time since its task began, and `name` is the newest file."""
+
+    job: JobId
+    attempt: int
+    rank: int
+    name: str
+    fresh: int = 1
+    ago_s: float = 0.0
+
+
 class TrafficJudged(_Fact, frozen=True):
     """What carries the traffic of the attempt is known, or known better."""
 
@@ -364,9 +376,21 @@ DisksSeen = of_link.DisksSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
+JudgementPut = of_link.JudgementPut
+BrakeSet = of_link.BrakeSet
+BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
+OfJudgement = of_link.OfJudgement
 
-Ephemeral = OfLink | RunTimed | SpaceChanged | JobForgotten | TrafficMeasured | nf.NoticeFailed
+Ephemeral = (
+    OfLink
+    | OfJudgement
+    | RunTimed
+    | SpaceChanged
+    | JobForgotten
+    | TrafficMeasured
+    | nf.NoticeFailed
+)
 
 Durable = (
     EpochStarted
@@ -398,6 +422,7 @@ Durable = (
     | TaskJoined
     | TaskLeft
     | TrafficJudged
+    | TaskCheckpointed
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

@@ -22,7 +22,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.binding import binding_refused
 from orchestrator.core.commands import folded, owed, signals, tasks_on, wanted
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import follow_service
+from orchestrator.core.drains import follow_service, leaves_after_checkpoint
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
@@ -35,10 +35,11 @@ from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
-from orchestrator.core.silence import accused, gone_silent
+from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
+from orchestrator.core.witnesses import accused, witnessed
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -46,7 +47,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             f.EpochStarted()
             | f.NodeRegistered()
-            | f.NodeConnected()
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
@@ -54,6 +54,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
+            | f.JudgementPut()
+            | f.BrakeSet()
             | f.SpaceChanged()
             | f.JobSubmitted()
             | f.JobHeld()
@@ -93,9 +95,16 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
-            return gone_silent(state, name, now, limits)
+            found = witnessed(state, name, now, limits)
+            return Decision(found, silent_timer(state, state.nodes[name], now, limits))
         case f.PeersSeen(_, task, _):
             return Decision(accused(state, task, now, limits))
+        case f.NodeConnected():
+            return Decision(released(state, now, limits))
+        case f.TaskCheckpointed():
+            return Decision(leaves_after_checkpoint(state, fact))
+        case f.BrakeReleased():
+            return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
             told = due(state.jobs[job_id], nf.Told.RETRYING)

@@ -23,7 +23,7 @@ def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
                 model=gpu.model,
                 memory_bytes=gpu.memory_bytes or None,
                 numa_node=gpu.numa_node,
-                fault=gpu.fault or None,
+                fault=gpu.fault or gpu.busy or None,
                 job=job,
                 attempt=attempt,
             )

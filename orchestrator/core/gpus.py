@@ -37,7 +37,17 @@ def free_gpus(state: State, node: Node) -> tuple[GpuDevice, ...]:
         return ()
     taken = {uuid for share in node.holders.values() for uuid in share.gpus}
     taken |= _of_siblings(state, node)
-    return tuple(gpu for gpu in usable(node.inventory.devices) if gpu.uuid not in taken)
+    there = usable(node.inventory.devices)
+    return tuple(gpu for gpu in there if gpu.uuid not in taken and not gpu.busy)
+
+
+def used_by_strangers(node: Node) -> str:
+    """The GPUs that processes of no job use, in words that follow the node's name; "" for none."""
+    used = [gpu for gpu in usable(node.inventory.devices) if gpu.busy]
+    if not used:
+        return ""
+    more = f", and {len(used) - 1} more are used so" if len(used) > 1 else ""
+    return f"GPU {used[0].pci} {used[0].busy}{more}"
 
 
 def room(state: State, spec: JobSpec, node: Node) -> int:

@@ -31,6 +31,7 @@ from muster.spec.types import (
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
+from orchestrator.core.leases import own_lease_s
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.proof import nccl_lines, watched
@@ -68,6 +69,8 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
+        lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
+        checkpoint_dir=spec.checkpoint_dir,
     )
 
 

@@ -27,11 +27,13 @@ class Limits:
     whether they refuse too, once one has. `blame_wait_s` is how long the gang goes on when a rank
     has failed as ranks do whose peer has failed: whoever failed first is then heard of.
     `traffic_wait_s` is how long a gang on TCP that requires RDMA goes on until all of its nodes
-    have said how they fare: one of them alone may be to blame.
+    have said how they fare: one of them alone may be to blame. `brake_s` is how long nothing is
+    called lost once most agents have fallen silent at once (0: that is nothing special).
     """
 
     lease_s: float = 300.0
     lease_margin_s: float = 30.0
+    brake_s: float = 1800.0
     heartbeat_s: float = 5.0
     silence_s: float = 10.0
     prepare_timeout_s: float = 300.0

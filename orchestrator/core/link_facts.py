@@ -102,6 +102,29 @@ class NodeLeaseExpired(_Fact, frozen=True):
     node: NodeName
 
 
+class JudgementPut(_Fact, frozen=True):
+    """This process was not running for a while: no silent node is judged before `until`."""
+
+    until: float
+
+
+class BrakeSet(_Fact, frozen=True):
+    """Most agents fell silent at once, `gone` of `of`: from `at` on nothing is called lost."""
+
+    at: float
+    lasts_s: float
+    gone: int
+    of: int
+
+
+class BrakeReleased(_Fact, frozen=True):
+    """Enough of them are back: those that are not are judged from `until` on."""
+
+    until: float
+
+
+OfJudgement = JudgementPut | BrakeSet | BrakeReleased
+
 OfLink = (
     NodeConnected
     | NameClaimed

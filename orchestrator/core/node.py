@@ -41,8 +41,9 @@ class Drain:
     """Out of service, by `user`, since `at` (UTC seconds, only ever shown).
 
     Of a deadline `left_s` seconds were left when that was last written down, at `left_at`; None:
-    what runs there may end by itself. `jobs`: those for whose failures the coordinator itself has
-    quarantined the node. `number` tells the drains of a node apart.
+    what runs there may end by itself. `after_checkpoint`: a job may leave once it has written one.
+    `jobs`: those for whose failures the coordinator itself has quarantined the node. `number` tells
+    the drains of a node apart.
     """
 
     user: str
@@ -53,6 +54,18 @@ class Drain:
     left_s: float | None = None
     left_at: float = 0.0
     jobs: tuple[JobId, ...] = ()
+    after_checkpoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """Since `at` (monotonic) and for `lasts_s` nothing is called lost: of the agents that were
+    there, `gone` of `of` fell silent at once."""
+
+    at: float
+    lasts_s: float
+    gone: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from orchestrator.core.gpus import (
     room,
     shares,
     siblings_hold,
+    used_by_strangers,
 )
 from orchestrator.core.lack import Lack
 from orchestrator.core.network import Apart, choose, reachable_gang
@@ -81,6 +82,7 @@ _FOR_NOW: Final = frozenset(
     {
         "busy",
         "gpus_busy",
+        "gpus_used",
         "cpu_busy",
         "memory_busy",
         "same_gpus",
@@ -160,15 +162,21 @@ def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
         return Lack("not_connected", "is not connected", holders)
     if not shares(spec, node.inventory):
         holders = holders or siblings_hold(state, node)
-        return Lack("busy", "runs a job", holders) if holders else None
+        if holders:
+            return Lack("busy", "runs a job", holders)
+        strange = used_by_strangers(node)
+        return Lack("gpus_used", f"is not free: {strange}") if strange else None
     if any(share.whole for share in node.holders.values()):
         return Lack("busy", "runs a job", holders)
     wanted, inventory = spec.resources, node.inventory
-    if not holders and not inventory.shared_host:
+    strange = used_by_strangers(node)
+    if not holders and not inventory.shared_host and not strange:
         return None
     free = room(state, spec, node)
     if free < (wanted.gpu or 0):
         words = f"has {free} of {matching(inventory, wanted)} GPUs free"
+        if strange:
+            return Lack("gpus_used", f"{words}: {strange}", holders)
         return Lack("gpus_busy", words, holders or siblings_hold(state, node))
     if wanted.cpu is not None and free_cpus(node) < wanted.cpu:
         words = f"has {max(0, free_cpus(node))} of {inventory.cpus} CPUs free"

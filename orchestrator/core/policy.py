@@ -12,6 +12,7 @@ from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.types import Retry
+from orchestrator.core.checkpoints import TRIES, without_progress
 from orchestrator.core.facts import JobEnded, RetryScheduled
 from orchestrator.core.faults import is_consequence
 from orchestrator.core.state import Attempt, Job
@@ -47,6 +48,9 @@ def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | Retr
         return JobEnded(job.id, _with_the_others(job, cause))
     if job.cancel is not None:
         return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
+    if without_progress(job):
+        why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
+        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not tried again, {why}"))
     return retry
 
 

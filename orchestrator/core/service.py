@@ -18,9 +18,11 @@ HARDWARE_KEPT: Final = 16
 
 def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
     match fact:
-        case sf.NodeDrained(_, user, reason, deadline_s, jobs):
+        case sf.NodeDrained(_, user, reason, deadline_s, jobs, after):
             node.drains += 1
-            node.drain = Drain(user, reason, at, node.drains, deadline_s, deadline_s, at, jobs)
+            node.drain = Drain(
+                user, reason, at, node.drains, deadline_s, deadline_s, at, jobs, after
+            )
             node.spared = ""
         case sf.DrainTimed(_, left_s):
             if node.drain is not None:
@@ -54,11 +56,11 @@ def drained_by(drain: Drain, now: Instant | None = None) -> str:
 def service_event(fact: sf.OfService) -> str:
     """What has happened, to follow the node's name."""
     match fact:
-        case sf.NodeDrained(_, user, reason, deadline_s):
-            ends = ""
+        case sf.NodeDrained(_, user, reason, deadline_s, after_checkpoint=after):
+            ends = "; jobs there leave after their next checkpoint" if after else ""
             if deadline_s is not None:
                 when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
-                ends = f"; what runs there ends {when}"
+                ends += f"; what runs there ends {when}"
             return f"drained by {user}: {reason}{ends}"
         case sf.DrainTimed(_, left_s):
             return f"is drained: what runs there has {duration_text(left_s)} left"
@@ -82,7 +84,7 @@ def deadline_text(drain: Drain, now: Instant) -> str:
     """How long what runs there still has; "" where it may go on."""
     left_s = deadline_left_s(drain, now)
     if left_s is None:
-        return ""
+        return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
     return f"ends what runs in {_ago(left_s)}" if left_s else "what runs is being ended"
 
 

@@ -17,7 +17,8 @@ class NodeDrained(_Fact, frozen=True):
     these take the place of the first.
 
     What runs there goes on (`deadline_s` None), is asked to end so many seconds later, or (0) ends
-    at once. `jobs`: those for whose failures the coordinator itself quarantines the node.
+    at once. With `after_checkpoint` each job may go as soon as it has written its next one. `jobs`:
+    those for whose failures the coordinator itself quarantines the node.
     """
 
     node: NodeName
@@ -25,6 +26,7 @@ class NodeDrained(_Fact, frozen=True):
     reason: str
     deadline_s: float | None = None
     jobs: tuple[JobId, ...] = ()
+    after_checkpoint: bool = False
 
 
 class DrainTimed(_Fact, frozen=True):

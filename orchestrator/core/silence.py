@@ -1,136 +1,151 @@
-"""A node that nothing is heard of: whether it is gone, or only cut off from us.
+"""Nodes that are silent: when they count as unreachable, and when what ran there counts as lost.
 
-A node that is cut off may train on, and its lease decides. One of which its neighbours in a gang
-say, too, that its machine does not answer any more is gone as far as the gang is concerned: that
-ends the attempt at once. Its node is free only after its lease, or when it comes back.
+Silence has other reasons than a node that is gone. Where the coordinator itself was stopped or
+suspended, what the agents said meanwhile waits unread: nobody is judged before one full round.
+Where most agents fall silent at once, it is more likely that the coordinator is cut off: it brakes,
+and calls nothing lost for a long while, so that jobs which go on or end well meanwhile are not run
+again. Neither makes anything less safe: whoever waits longer fences no less.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from msgspec.structs import replace
-
-from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
-from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.spec.units import duration_text
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
-from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
-from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.leases import gone_at
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import Attempt, Node, State, Task
+from orchestrator.core.state import Node, State
+from orchestrator.core.witnesses import unknown_at, witnessed
 
-_NAMED: Final = 4
+MANY: Final = 0.55
+"""More than this share of the agents that were there is most of them."""
+FEWEST: Final = 2
+ROUNDS: Final = 2
+"""Who fell silent within so many rounds of another did so at once."""
+ROUNDING_S: Final = 0.01
 
 
-def gone_silent(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-    """The node has no connection: what that means by now, and when to ask again."""
-    node = state.nodes[name]
-    timer = a.Timer(a.TimerKind.NODE, node=name)
-    if node.link is not LinkState.SUSPECT:
-        return Decision([], [a.SetTimer(timer, node.lease_until)])
-    due = _heard_at(node, limits) + limits.silence_s
+def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+    """One timer a node watches both: how long it has been silent, and its leases."""
+    node, timer = state.nodes.get(name), _timer(name)
+    due = None if node is None else _due(state, node, limits)
+    if node is None or due is None:  # it may have been removed
+        return Decision()
+    due = max(due, state.judged_from)
+    if node.link is LinkState.SUSPECT and state.brake is not None:
+        due = max(due, state.brake.at + state.brake.lasts_s)
     if now.mono < due:
-        return Decision([], [a.SetTimer(timer, min(due, node.lease_until))])
-    found = [
-        fact
-        for task in tasks_on(state, name)
-        for fact in _gone(state, state.jobs[task.job].attempts[task.attempt - 1], task, limits)
+        found = witnessed(state, name, now, limits)
+        return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
+    if now.mono > due + limits.heartbeat_s:
+        # Nobody but a process that was not running is so late.
+        until = now.mono + limits.silence_s
+        return Decision([f.JudgementPut(until)], [a.SetTimer(timer, until)])
+    if node.link is LinkState.CONNECTED and node.session is not None:
+        why = f"nothing heard for {limits.silence_s:g} s"
+        return Decision(
+            [f.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
+        )
+    return _lost(state, node, now, limits)
+
+
+def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Action]:
+    """Until something that runs on a node that is cut off can be called lost."""
+    due = _due(state, node, limits)
+    if due is None:
+        return []
+    return [a.SetTimer(_timer(node.name), max(now.mono, _sooner(node, due, now, limits)))]
+
+
+def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
+    """An agent is back: whether that is enough of them to go on judging the others."""
+    if state.brake is None:
+        return []
+    away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
+    if len(away) > MANY * (len(away) + _connected(state)):
+        return []
+    return [f.BrakeReleased(now.mono + limits.silence_s)]
+
+
+def timers_of_the_silent(state: State) -> list[a.Action]:
+    """After a pause of judgement."""
+    return [
+        a.SetTimer(_timer(node.name), state.judged_from)
+        for node in state.nodes.values()
+        if node.link is LinkState.SUSPECT
     ]
-    return Decision(found, [a.SetTimer(timer, node.lease_until)])
 
 
-def accused(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
-    """What it means that the neighbours of this task do not answer it, or do again."""
-    try:
-        task = state.task(name)
-    except BadId:
-        return []
-    if task is None or not task.silent:
-        return []
-    attempt = state.jobs[task.job].attempts[task.attempt - 1]
-    for other in attempt.present:
-        if _address(attempt, other) in task.silent and is_silent(state, other, now, limits):
-            found = _gone(state, attempt, other, limits)
-            if found:
-                return found
-    return []
-
-
-def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limits: Limits) -> Cause:
-    """The cause of an attempt in which a rank has failed as ranks do when a peer has: of a peer of
-    which nothing is heard either, that is enough to know."""
-    gone = [t.node for t in attempt.present if is_silent(state, t, now, limits)]
-    if not gone or cause.node in gone:
-        return cause
-    text = f"{gone[0]} was lost: nothing has been heard of it, and {cause.text}"
-    return replace(
-        cause,
-        code=CauseCode.NODE_LOST,
-        outcome=Outcome.INFRA,
-        text=text,
-        node=gone[0],
-        rank=None,
-        exit=None,
-        node_fault=True,
-        kind="",
+def brake_text(state: State) -> str:
+    """What users are told while the brake is on; "" while it is not."""
+    brake = state.brake
+    if brake is None:
+        return ""
+    return (
+        f"{brake.gone} of {brake.of} agents fell silent at once, so it may be the coordinator that "
+        f"is cut off: nothing there is called lost before {duration_text(brake.lasts_s)} are over"
     )
 
 
-def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
-    """Whether nothing has been heard of the task's node for so long that it is unknown."""
-    node = state.nodes[task.node]
-    return node.link is LinkState.SUSPECT and now.mono >= _heard_at(node, limits) + limits.silence_s
-
-
-def _gone(state: State, attempt: Attempt, task: Task, limits: Limits) -> list[f.Fact]:
-    """The end of the attempt, where the neighbours of a silent node say that it is gone."""
-    job = state.jobs[task.job]
-    if attempt.phase is not AttemptPhase.RUNNING or not task.present or task.exit is not None:
-        return []
-    address = _address(attempt, task)
-    watchers = [
-        other
-        for other in _watchers(attempt, task)
-        if state.nodes[other.node].link is LinkState.CONNECTED
+def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
+    timer = _timer(node.name)
+    gone = _fell_silent_together(state, node, limits)
+    if state.brake is None and gone is not None and limits.brake_s > 0:
+        until = now.mono + limits.brake_s
+        brake = f.BrakeSet(now.mono, limits.brake_s, *gone)
+        return Decision([brake], [a.SetTimer(timer, until)])
+    tasks = tasks_on(state, node.name)
+    lost = [task for task in tasks if gone_at(state, node, task, limits) <= now.mono + ROUNDING_S]
+    decision = Decision()
+    if len(lost) == len(tasks) and node.lease_until <= now.mono + ROUNDING_S:
+        decision.facts.append(f.NodeLeaseExpired(node.name))
+    else:
+        later = [gone_at(state, node, task, limits) for task in tasks if task not in lost] or [
+            node.lease_until
+        ]
+        decision.actions.append(a.SetTimer(timer, min(later)))
+    decision.facts += [
+        f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease") for t in lost
     ]
-    witnesses = [other.node for other in watchers if address in other.silent]
-    if not witnesses or 2 * len(witnesses) < len(watchers):
-        return []
-    more = len(witnesses) - _NAMED
-    named = ", ".join(witnesses[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    get = "gets" if len(witnesses) == 1 else "get"
-    text = (
-        f"{task.node} was lost: nothing has been heard of it for {limits.silence_s:g} s, and "
-        f"{named} {get} no answer from {address} any more"
-    )
-    cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
-    if goes_on_without(job, attempt, task, cause):
-        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
-    return [f.StopRequested(task.job, task.attempt, cause)]
+    return decision
 
 
-def _watchers(attempt: Attempt, task: Task) -> list[Task]:
-    """Those whose agents ask the task's machine: see `agent.core.neighbours`."""
-    others = [other for other in attempt.present if other is not task]
-    if task.rank == 0:
-        return others
-    around = {task.rank - 1, (task.rank + 1) % len(attempt.tasks)}
-    return [other for other in others if other.rank in around or task.joined or other.joined]
+def _due(state: State, node: Node, limits: Limits) -> float | None:
+    match node.link:
+        case LinkState.CONNECTED:
+            return node.heard_at + limits.silence_s
+        case LinkState.SUSPECT:
+            held = [gone_at(state, node, task, limits) for task in tasks_on(state, node.name)]
+            return min(held, default=node.lease_until)
+        case LinkState.OFFLINE | LinkState.LOST:
+            return None
 
 
-def _address(attempt: Attempt, task: Task) -> str:
-    if task.endpoint is not None:
-        return task.endpoint.address
-    if task.rank < len(attempt.endpoints):
-        return attempt.endpoints[task.rank].address
-    return ""
+def _sooner(node: Node, due: float, now: Instant, limits: Limits) -> float:
+    """Or when the node has been silent for so long that its neighbours' word counts."""
+    unknown = unknown_at(node, limits)
+    return min(due, unknown) if now.mono < unknown else due
 
 
-def _heard_at(node: Node, limits: Limits) -> float:
-    """Of a node that a new process of ours has not heard yet: when that began to wait for it."""
-    return node.lease_until - limits.lease_s - limits.lease_margin_s
+def _fell_silent_together(state: State, node: Node, limits: Limits) -> tuple[int, int] | None:
+    """How many with this one, and of how many; None where they are not most of them."""
+    away = [other for other in state.nodes.values() if other.link is LinkState.SUSPECT]
+    window_s = ROUNDS * limits.silence_s
+    gone = sum(abs(other.heard_at - node.heard_at) <= window_s for other in away)
+    there = len(away) + _connected(state)
+    return (gone, there) if gone >= FEWEST and gone > MANY * there else None
+
+
+def _connected(state: State) -> int:
+    return sum(node.link is LinkState.CONNECTED for node in state.nodes.values())
+
+
+def _timer(name: NodeName) -> a.Timer:
+    return a.Timer(a.TimerKind.NODE, node=name)

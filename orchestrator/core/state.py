@@ -22,7 +22,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
-from orchestrator.core.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
 class Share(NamedTuple):
@@ -94,6 +94,7 @@ class Task:
     stopped_by: str = ""
     traffic: FabricReport | None = None  # volatile until it has ended
     silent: tuple[str, ...] = ()  # volatile; addresses of neighbours that do not answer it
+    checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     left: str | None = None  # why an elastic gang goes on without it
@@ -103,6 +104,16 @@ class Task:
     @property
     def present(self) -> bool:
         return self.left is None
+
+
+@dataclass(frozen=True, slots=True)
+class LastCheckpoint:
+    """`at` is UTC seconds, only ever shown; `rank` is the node's."""
+
+    at: float
+    name: str
+    node: NodeName
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +166,7 @@ class Attempt:
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known
+    checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
 
     @property
     def present(self) -> list[Task]:
@@ -245,6 +257,8 @@ class State:
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     disk_full: str = ""  # volatile; why nothing new is begun
+    judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
+    brake: Brake | None = None  # volatile; nothing is called lost
     forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:

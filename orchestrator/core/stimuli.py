@@ -81,13 +81,14 @@ class SignalReceived:
 
 @dataclass(frozen=True, slots=True)
 class DrainReceived:
-    """`deadline_s` as in NodeDrained."""
+    """`deadline_s` and `after_checkpoint` as in NodeDrained."""
 
     request: RequestId
     node: NodeName
     user: str
     reason: str
     deadline_s: float | None = None
+    after_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

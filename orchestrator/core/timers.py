@@ -11,18 +11,17 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain_timer, drain_timer_fired
 from orchestrator.core.faults import from_record, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
-from orchestrator.core.node import LinkState
 from orchestrator.core.proof import not_used, proof_of
 from orchestrator.core.refusals import refusal_cause
-from orchestrator.core.silence import gone_silent, silent_one
+from orchestrator.core.silence import node_timer_fired
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
+from orchestrator.core.witnesses import silent_one
 
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
@@ -31,7 +30,7 @@ ROUNDING_S: Final = 0.01
 def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
     match timer.kind:
         case a.TimerKind.NODE:
-            return _node(state, timer, now, limits)
+            return node_timer_fired(state, timer.node, now, limits)
         case a.TimerKind.DRAIN:
             return drain_timer_fired(state, timer)
         case a.TimerKind.RETRY:
@@ -145,30 +144,6 @@ def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Actio
             assert_never(attempt.phase)
     timer = a.Timer(kind, job=attempt.job, attempt=attempt.number)
     return [a.SetTimer(timer, now.mono + seconds)]
-
-
-def _node(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
-    """One timer a node watches both: how long it has been silent, and its lease."""
-    node = state.nodes[timer.node]
-    if node.link is LinkState.CONNECTED and node.session is not None:
-        due = node.heard_at + limits.silence_s
-        if now.mono < due:
-            return Decision([], [a.SetTimer(timer, due)])
-        why = f"nothing heard for {limits.silence_s:g} s"
-        return Decision(
-            [f.NodeDisconnected(node.name, node.session)],
-            [a.CloseSession(node.session, why), a.SetTimer(timer, node.lease_until)],
-        )
-    if node.link is not LinkState.SUSPECT:
-        return Decision()
-    if now.mono < node.lease_until:
-        return gone_silent(state, node.name, now, limits)
-    decision = Decision([f.NodeLeaseExpired(node.name)])
-    decision.facts += [
-        f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease")
-        for t in tasks_on(state, node.name)
-    ]
-    return decision
 
 
 def _overdue(

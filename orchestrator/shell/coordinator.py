@@ -23,7 +23,7 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.decide import submitted_before
 from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import InvalidTransition, apply
+from orchestrator.core.evolve import apply
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job, State
 from orchestrator.core.stimuli import (
@@ -34,6 +34,7 @@ from orchestrator.core.stimuli import (
     SubmitReceived,
     TimerFired,
 )
+from orchestrator.core.transition import InvalidTransition
 from orchestrator.core.turn import turn
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded

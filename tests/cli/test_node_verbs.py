@@ -74,7 +74,7 @@ def test_what_cannot_be_is_said(muster: Muster) -> None:
     for options, word in (
         ((), "--reason"),
         (("--reason", " "), "--reason is empty"),
-        (("--reason", "x", "--after-checkpoint"), "not supported yet"),
+        (("--reason", "x", "--now", "--after-checkpoint"), "cannot go together"),
         (("--reason", "x", "--now", "--deadline", "2h"), "cannot go together"),
         (("--reason", "x", "--deadline", "soon"), "soon"),
     ):

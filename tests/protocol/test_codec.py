@@ -41,6 +41,7 @@ REPORT = m.TaskReport(
     first_failed=3,
     running_s=1.5,
     stopped_by="stop",
+    survivors=(17,),
 )
 REPORTS: tuple[m.Report, ...] = (
     m.Hello(NodeName("n"), "id", "boot", "0.1.0", INVENTORY, (REPORT,), 4),

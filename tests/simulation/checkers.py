@@ -71,6 +71,8 @@ class Checkers:
             if isinstance(fact, _QUIET):
                 continue
             loud = True
+            if isinstance(fact, f.OfJudgement):
+                self.world.met[type(fact).__name__] += 1
             if isinstance(fact, f.AttemptPlaced):
                 self._placed(state, fact)
             elif isinstance(fact, f.TaskJoined | f.TaskLeft):

@@ -18,6 +18,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
+from tests.simulation.leases import brake_of
 from tests.simulation.machine import Machine
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
@@ -61,6 +62,7 @@ class Cluster:
             arrange_timeout_s=30.0,
             start_timeout_s=60.0,
             quarantine=quarantine_of(seed),
+            brake_s=brake_of(seed),
         )
         self.disk = Disk()
         self.checkers = Checkers(self.world, self.disk)

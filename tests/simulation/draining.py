@@ -18,6 +18,7 @@ from orchestrator.core.node import AdminState
 from orchestrator.core.state import State
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.leases import FIRST_LEASED
 from tests.simulation.world import World
 
 FIRST_DRAINED: Final = 380
@@ -56,6 +57,7 @@ class Draining:
         self.nodes = nodes
         self.rng = random.Random(f"draining {world.seed}")
         self.peace = False
+        self._patience = random.Random(f"after {world.seed}")
         self._asked: dict[NodeName, int] = {}
         self._acked: set[NodeName] = set()  # drained, and nobody has asked to resume since
         checkers.watchers.append(self._turned)
@@ -98,8 +100,11 @@ class Draining:
 
     def _drain(self, name: NodeName, deadline_s: float | None) -> None:
         self._asked[name] = self._asked.get(name, 0) + 1
+        leased = self.world.seed >= FIRST_LEASED and deadline_s != 0.0
+        after = leased and self._patience.random() < 0.5
+        self.world.met["drain_after_checkpoint"] += after
         self.coordinator.ask(
-            lambda request: s.DrainReceived(request, name, "ana", "bad DIMM", deadline_s),
+            lambda request: s.DrainReceived(request, name, "ana", "bad DIMM", deadline_s, after),
             partial(self._answered, name, self._asked[name], True),
         )
 

@@ -32,6 +32,7 @@ class Folder:
     paths: TaskPaths
     ports: tuple[int, ...]
     gpus: tuple[str, ...] = ()
+    checkpoints: bool = False  # its job says where it writes them
     shim: Shim | None = None
     record: ShimStatus | None = None
 
@@ -114,7 +115,9 @@ class Machine:
         task, ports = prepare.task, self.free_ports(prepare.ports)
         base = f"/tasks/{task}"
         paths = TaskPaths(base, f"{base}/scratch", f"{base}/output", f"{base}/hostfile")
-        folder = self.folders[task] = Folder(paths, ports, prepare.gpus)
+        folder = self.folders[task] = Folder(
+            paths, ports, prepare.gpus, checkpoints=prepare.checkpoint_dir is not None
+        )
         return folder
 
     def start_shim(self, task: TaskId) -> None:

@@ -25,6 +25,7 @@ from tests.simulation.ground import Ground
 from tests.simulation.machine import Machine
 from tests.simulation.names import Names
 from tests.simulation.network import Connection, Network
+from tests.simulation.progress import Progress
 from tests.simulation.traffic import Traffic
 from tests.simulation.world import World
 
@@ -76,6 +77,7 @@ class Node:
         self._shipping: set[TaskId] = set()
         self._busy_shims: dict[TaskId, float] = {}
         self.traffic = Traffic(self)
+        self.progress = Progress(self)
         self.names = Names(self)
 
     # --- its life -------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class Node:
         for found in machine.attach(partial(self._shim_reported, self._life)):
             self.feed(found)
             self._ship_if_over(found.task, found.status)
+            self.progress.watch(found.task)
         self._dial_after(self.world.rng.uniform(0.0, 0.2))
 
     def crash(self, *, power: bool = False) -> None:
@@ -303,6 +306,7 @@ class Node:
         if probes:
             self.later(self.pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
         self.later(self.pause(0.01), partial(self._start_shim, task))
+        self.progress.watch(task)
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:

@@ -174,10 +174,10 @@ rdma: required
 time_limit: 24h
 stop: {grace: 5m}
 retry: {infra: 3, user: 1}
-checkpoint_dir: /data/ckpt/qwen-sft
+after: [41]
 """
     found = problems_of(text)
-    assert [p.field for p in found] == ["workdir", "secrets", "checkpoint_dir"]
+    assert [p.field for p in found] == ["workdir", "secrets", "after"]
     assert all(p.kind is Kind.LATER and p.line and p.hint for p in found)
 
 

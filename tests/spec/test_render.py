@@ -108,6 +108,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
         launcher=launcher,
         env=draw(ENV),
         time_limit_s=limit,
+        lease_s=draw(st.none() | MILLIS.filter(lambda seconds: seconds >= 15)),
+        checkpoint_dir=draw(st.none() | PATHS),
         stop=Stop(
             draw(st.sampled_from(["SIGTERM", "SIGINT", "SIGUSR1"])),
             draw(MILLIS),

@@ -37,6 +37,8 @@ ACCEPTED: dict[str, list[object]] = {
     "setup": ["x", ["x", "y"]],
     "launcher": ["none", "torchrun", "processes", "accelerate", "deepspeed"],
     "run": ["x.py", ["x.py", 1]],
+    "lease": ["15s", "30m", "2d"],
+    "checkpoint_dir": ["/data/ckpt"],
     "env": [{}, {"A": 1, "B": "x", "C": True}, ["A=1"]],
     "time_limit": ["1h", "1d 2h", "1-00:00:00", "36:00:00", "500.5s"],
     "max_duration": ["1h"],

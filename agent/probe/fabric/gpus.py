@@ -16,6 +16,7 @@ from agent.probe.fabric.pci import (
     is_accelerator,
     numa_node,
 )
+from agent.probe.fabric.strangers import strangers, used_by
 from agent.probe.fabric.tree import Tree, Unread
 from muster.fabric.affinity import is_function, path_of
 from muster.fabric.order import function_order
@@ -36,12 +37,14 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What NVIDIA's driver says of one GPU; None is unknown. `fault` as in GpuDevice."""
+    """What NVIDIA's driver says of one GPU; None is unknown. `fault` as in GpuDevice; `users` are
+    the processes that compute there."""
 
     name: str | None = None
     uuid: str | None = None
     memory_bytes: int | None = None
     fault: str = ""
+    users: tuple[int, ...] = ()
 
 
 def gpus_of(tree: Tree, functions: Sequence[Function]) -> tuple[Gpu, ...]:
@@ -83,6 +86,7 @@ def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
                 numa_node=None if gpu.numa_node is None or gpu.numa_node < 0 else gpu.numa_node,
                 path=gpu.pci_path,
                 fault=_words(card.fault),
+                busy=_words(used_by(strangers(card.users))),
             )
         )
     return tuple(found)
@@ -182,6 +186,7 @@ def _card(nvml: Any, handle: Any) -> Seen:
     name = asked(nvml.nvmlDeviceGetName)
     memory: Any = asked(nvml.nvmlDeviceGetMemoryInfo)
     mode: Any = asked(nvml.nvmlDeviceGetMigMode)
+    users: Any = asked(nvml.nvmlDeviceGetComputeRunningProcesses)
     fault = MIG if mode and mode[0] else ailment(nvml, handle)
     uuid = None
     try:
@@ -193,6 +198,7 @@ def _card(nvml: Any, handle: Any) -> Seen:
         uuid,
         None if memory is None else int(memory.total),
         fault,
+        tuple(int(process.pid) for process in users or ()),
     )
 
 

@@ -107,6 +107,11 @@ def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
         assert found.status is not None
         assert found.status.stopped_by == StoppedBy.SHIM_LOST
         assert found.status.phase is ShimPhase.CLEANED
+        # Nobody else can tell any more where its output is.
+        assert {stream.path for stream in found.status.streams} == {
+            "logs/rank-0.stdout",
+            "logs/rank-0.stderr",
+        }
         assert carriers(task) == []
         assert json.loads(task.read("exit.json"))["stopped_by"] == "shim_lost"
         # A second look says the same.

@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused_by_name(coordinator: CoordinatorProcess) -> N
                 await agent.hello()
             for body, word in (
                 ({"reason": "  "}, "reason"),
-                ({"reason": "x", "after_checkpoint": True}, "after_checkpoint"),
+                ({"reason": "x", "now": True, "after_checkpoint": True}, "after_checkpoint"),
                 ({"reason": "x", "now": True, "deadline_s": 5}, "deadline_s"),
                 ({"reason": "x", "deadlin_s": 5}, "deadlin_s"),
             ):

@@ -182,7 +182,7 @@ def test_a_lost_connection_to_a_node_that_is_lost_is_the_node_s_fault() -> None:
     cluster.clean(tasks[0])
     assert cluster.shown(1) is JobState.STOPPING
     limits = cluster.limits
-    cluster.pass_time(limits.lease_s + limits.lease_margin_s + 1)
+    cluster.beat(limits.lease_s + limits.lease_margin_s + 1)
     cause = cluster.cause(1)
     assert (cause.code, cause.outcome, cause.node) == (CauseCode.NODE_LOST, Outcome.INFRA, "n1")
     assert "rank 0 on n0" in cause.text

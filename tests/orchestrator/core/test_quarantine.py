@@ -142,7 +142,7 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
 
 
 def test_two_that_are_lost_at_once_are_not_both_quarantined() -> None:
-    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5)))
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5), brake_s=0))
     cluster.join("a", "b")
     cluster.submit(spec(nodes=2))
     cluster.run_gang(1)
@@ -165,7 +165,7 @@ def test_of_two_at_fault_at_once_one_that_was_spared_before_counts_too() -> None
     cluster.run_gang(max(cluster.state.jobs))
     for name in ("a", "b"):
         cluster.leave(name)
-    cluster.pass_time(1000)
+    cluster.beat(1000)
     assert sum(not node.in_service for node in cluster.state.nodes.values()) == 1
 
 

@@ -1,222 +1,291 @@
-"""Nodes that nothing is heard of: gone by the word of their neighbours, or cut off, or neither."""
+"""Silent nodes: leases of jobs, a coordinator that was stopped, most agents gone at once."""
 
 from __future__ import annotations
 
-import random
+from typing import Any
 
-import msgspec
 import pytest
 
-from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.messages import Heartbeat, Hello, RankReport, StopTask, TaskReport
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.messages import (
+    PROTOCOL_MAX,
+    ForgetTask,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    PrepareTask,
+    StopTask,
+    TaskReport,
+    Welcome,
+)
 from muster.protocol.outcome import CauseCode, ExitStatus
-from muster.protocol.states import TaskState
+from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
+from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
-from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.display import job_view, node_view
+from orchestrator.core.invariants import check
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
+from orchestrator.core.silence import brake_text
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 
-SILENCE_S = Limits().silence_s
-NAMES = ("a", "b", "c", "d")
+LIMITS = Limits()
+LEASE_S = LIMITS.lease_s + LIMITS.lease_margin_s
 
 
-def gang(nodes: int = 4) -> Cluster:
-    """One on all nodes, each of which has an address of its own."""
-    cluster = Cluster()
-    for at, name in enumerate(NAMES[:nodes]):
-        cluster.join(name, address=f"10.0.0.{at}", machine_id=name)
-    cluster.submit(spec(nodes=nodes, retry=Retry(infra=1)))
-    tasks = [it.id for it in cluster.job(1).attempts[0].tasks]
-    for rank, name in enumerate(tasks):
-        cluster.prepare(name, address=f"10.0.0.{rank}")
-    for state in (TaskState.ARRANGED, TaskState.STARTED):
-        for rank, name in enumerate(tasks):
-            ready = prepared(address=f"10.0.0.{rank}")
-            cluster.report(name, state, prepared=ready, listening=state is TaskState.STARTED)
-    assert [it.address for it in cluster.job(1).attempts[0].endpoints] == [
-        f"10.0.0.{rank}" for rank in range(nodes)
-    ]
+def of(count: int, **limits: float) -> Cluster:
+    cluster = Cluster(limits=Limits(**limits))  # type: ignore[arg-type]
+    cluster.join(*(f"n{number}" for number in range(count)))
     return cluster
 
 
-def beat_without(cluster: Cluster, silent: str, seconds: float) -> None:
-    """Time passes in which all but one say that they live."""
-    until = cluster.mono + seconds
-    while cluster.mono < until:
-        cluster.pass_time(min(1.0, until - cluster.mono))
-        for node in cluster.state.nodes.values():
-            if node.session is not None and node.name != silent:
-                cluster.turn(s.ReportReceived(node.session, Heartbeat(cluster.mono)))
-
-
-def accuse(cluster: Cluster, rank: int, *addresses: str) -> None:
-    cluster.report(
-        task(1, 1, rank), TaskState.STARTED, prepared=prepared(), listening=True, silent=addresses
+def placed(cluster: Cluster, *nodes: str, **more: Any) -> list[TaskId]:
+    """A job that runs on these nodes; returns its tasks."""
+    cluster.submit(
+        spec(nodes=len(nodes), placement={"include": list(nodes)}, retry=Retry(infra=0), **more)
     )
+    return cluster.run_gang(max(cluster.state.jobs))
 
 
-def phase(cluster: Cluster) -> AttemptPhase:
-    return cluster.job(1).attempts[0].phase
+def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "boot") -> None:
+    cluster.sessions += 1
+    who = NodeName(name), f"id-{name}", boot, "0.1.0"
+    said = Hello(*who, INVENTORY, tasks, protocol_max=PROTOCOL_MAX)
+    cluster.turn(s.HelloReceived(SessionId(cluster.sessions), said, "127.0.0.1"))
 
 
-def test_the_neighbours_word_ends_the_attempt_when_the_node_is_unknown() -> None:
-    cluster = gang()
-    beat_without(cluster, "c", SILENCE_S - 1)
-    accuse(cluster, 1, "10.0.0.2")
-    accuse(cluster, 3, "10.0.0.2")
-    assert phase(cluster) is AttemptPhase.RUNNING
-    beat_without(cluster, "c", 7.0)
-    assert cluster.node("c").link is LinkState.SUSPECT
-    assert phase(cluster) is AttemptPhase.STOPPING
-    cause = cluster.job(1).attempts[0].cause
-    assert cause is not None
-    assert (cause.code, cause.node, cause.exit_code) == (CauseCode.NODE_LOST, "c", 122)
-    assert cause.text == (
-        f"c was lost: nothing has been heard of it for {SILENCE_S:g} s, and b, d get no answer "
-        "from 10.0.0.2 any more"
-    )
-    # The others stop, and the next attempt waits: what is on that node may still run.
-    assert all(cluster.commands(name, StopTask) for name in ("a", "b", "d"))
-    for rank in (0, 1, 3):
-        cluster.clean(task(1, 1, rank), exit=ExitStatus(signal=15), stopped_by="stop")
-    assert phase(cluster) is AttemptPhase.STOPPING
-    beat_without(cluster, "c", 400.0)
-    assert phase(cluster) is AttemptPhase.CLOSED
+# --- leases of jobs ---------------------------------------------------------------------------
 
 
-def test_the_word_may_come_after_the_silence() -> None:
-    cluster = gang()
-    beat_without(cluster, "c", 20.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
-    accuse(cluster, 1, "10.0.0.2")
-    assert phase(cluster) is AttemptPhase.STOPPING
+def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
+    cluster = of(4)
+    placed(cluster, "n0", lease_s=60.0)
+    placed(cluster, "n1", lease_s=3600.0)
+    for name in ("n0", "n1"):
+        cluster.leave(name)
+    cluster.beat(60 + LIMITS.lease_margin_s - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(2)
+    assert cluster.shown(1) is JobState.LOST
+    assert cluster.node("n0").link is LinkState.SUSPECT
+    cluster.beat(LEASE_S)
+    assert cluster.node("n0").link is LinkState.LOST
+    assert cluster.shown(2) is JobState.RUNNING
+    cluster.beat(3600 - LEASE_S)
+    assert cluster.shown(2) is JobState.LOST
+    assert cluster.node("n1").link is LinkState.LOST
+    assert check(cluster.state) == []
 
 
-def test_without_a_word_the_lease_decides() -> None:
-    cluster = gang()
-    beat_without(cluster, "c", 300.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
-    beat_without(cluster, "c", 40.0)
-    assert phase(cluster) is AttemptPhase.STOPPING
+def test_a_node_is_told_of_it_before_and_after_its_agent_begins_anew() -> None:
+    cluster = of(1)
+    (running,) = placed(cluster, "n0", lease_s=60.0)
+    (told,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(told, PrepareTask)
+    assert told.lease_s == 60.0
+    report = TaskReport(running, TaskState.STARTED, prepared=prepared())
+    hello(cluster, "n0", report)
+    welcome = cluster.commands("n0", Welcome)[-1]
+    assert isinstance(welcome, Welcome)
+    assert welcome.leases == {running: 60.0}
 
 
-def test_a_word_against_a_node_that_is_heard_ends_nothing() -> None:
-    cluster = gang()
-    accuse(cluster, 1, "10.0.0.2")
-    accuse(cluster, 3, "10.0.0.2")
-    cluster.beat(600.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
+def test_a_lease_is_never_so_short_that_a_lost_heartbeat_ends_the_job() -> None:
+    cluster = of(1, heartbeat_s=10.0)
+    placed(cluster, "n0", lease_s=15.0)
+    (told,) = cluster.commands("n0", PrepareTask)
+    assert isinstance(told, PrepareTask)
+    assert told.lease_s == 30.0
 
 
-def test_a_word_that_was_taken_back_counts_for_nothing() -> None:
-    cluster = gang()
-    accuse(cluster, 1, "10.0.0.2")
-    accuse(cluster, 1)
-    beat_without(cluster, "c", 60.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
+def test_an_agent_that_knows_of_no_such_lease_keeps_that_of_all() -> None:
+    cluster = of(3)
+    placed(cluster, "n0", lease_s=60.0)
+    cluster.node("n0").protocol = 3
+    cluster.leave("n0")
+    cluster.beat(LEASE_S - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(2)
+    assert cluster.shown(1) is JobState.LOST
 
 
-def test_most_of_those_who_ask_the_first_node_must_say_so() -> None:
-    cluster = gang()
-    beat_without(cluster, "a", 20.0)
-    accuse(cluster, 2, "10.0.0.0")
-    assert phase(cluster) is AttemptPhase.RUNNING
-    accuse(cluster, 3, "10.0.0.0")
-    assert phase(cluster) is AttemptPhase.STOPPING
+# --- a coordinator that was stopped -----------------------------------------------------------
 
 
-def test_an_agent_that_is_started_again_is_not_silent() -> None:
-    """Its connection ends at once; it is unknown only when it has been silent for so long."""
-    cluster = gang()
-    accuse(cluster, 1, "10.0.0.2")
-    cluster.leave("c")
-    beat_without(cluster, "c", 5.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
-    beat_without(cluster, "c", 15.0)
-    assert phase(cluster) is AttemptPhase.STOPPING
-
-
-def test_all_silent_at_once_are_not_all_gone() -> None:
-    cluster = gang()
-    for rank in range(4):
-        accuse(cluster, rank, f"10.0.0.{(rank + 1) % 4}")
-    cluster.pass_time(60.0)
-    assert phase(cluster) is AttemptPhase.RUNNING
-    assert {it.link for it in cluster.state.nodes.values()} == {LinkState.SUSPECT}
-
-
-def test_a_new_coordinator_waits_before_it_believes() -> None:
-    cluster = gang()
-    accuse(cluster, 1, "10.0.0.2")
-    after = Cluster(state=cluster.state, mono=cluster.mono)
-    for at, name in enumerate(NAMES):
-        if name != "c":
-            said = cluster.state.task(task(1, 1, at))
-            assert said is not None
-            held = msgspec.structs.replace(_report(at), silent=("10.0.0.2",) if name == "b" else ())
-            after.join(name, tasks=(held,), address=f"10.0.0.{at}", machine_id=name)
-    assert phase(after) is AttemptPhase.RUNNING
-    beat_without(after, "c", SILENCE_S - 1)
-    assert phase(after) is AttemptPhase.RUNNING
-    beat_without(after, "c", 3.0)
-    assert phase(after) is AttemptPhase.STOPPING
-
-
-def _report(rank: int) -> TaskReport:
-    return TaskReport(task(1, 1, rank), TaskState.STARTED, prepared=prepared(), listening=True)
-
-
-def test_a_rank_that_lost_a_silent_peer_is_not_to_blame() -> None:
-    cluster = gang()
-    beat_without(cluster, "c", 20.0)
-    how = ExitStatus(1)
-    error = "RuntimeError: Connection closed by peer [10.0.0.2]:4711"
-    ranks = (RankReport(1, exit=how, error=error),)
-    cluster.report(task(1, 1, 1), TaskState.EXITED, prepared=prepared(), exit=how, ranks=ranks)
-    beat_without(cluster, "c", 1.0)
-    cause = cluster.job(1).attempts[0].cause
-    assert cause is not None
-    assert (cause.code, cause.node, cause.exit_code) == (CauseCode.NODE_LOST, "c", 122)
-    assert cause.text.startswith("c was lost: nothing has been heard of it, and rank 1 on b exited")
-
-
-def test_a_node_that_comes_back_with_another_boot_has_lost_its_part_at_once() -> None:
-    cluster = gang()
-    beat_without(cluster, "c", 20.0)
-    described = msgspec.structs.replace(INVENTORY, address="10.0.0.2", machine_id="c")
-    hello = Hello(NodeName("c"), "id-c", "another boot", "0.1.0", described)
-    cluster.turn(s.HelloReceived(SessionId(99), hello, "10.0.0.2"))
-    assert phase(cluster) is AttemptPhase.STOPPING
-    cause = cluster.job(1).attempts[0].cause
-    assert cause is not None
-    assert (cause.code, cause.node) == (CauseCode.NODE_LOST, "c")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_false_alarm_in_an_hour_of_loss_and_stalls(seed: int) -> None:
-    """Heartbeats go by TCP: what is lost comes later. One in a hundred is lost again and again, and
-    each may meet a stall of half a second."""
-    cluster, chance = gang(), random.Random(seed)
-    sessions = {node.name: node.session for node in cluster.state.nodes.values()}
-    due = sorted(
-        (5.0 * beat + offset + delay(chance), name)
-        for name, offset in zip(sessions, (0.0, 1.1, 2.2, 3.3), strict=True)
-        for beat in range(720)
-    )
-    begun = cluster.mono
-    for at, name in due:
-        cluster.pass_time(max(0.0, begun + at - cluster.mono))
-        session = sessions[name]
+@pytest.mark.parametrize(
+    ("away_s", "then"), [(60.0, LinkState.SUSPECT), (100_000.0, LinkState.LOST)]
+)
+def test_a_coordinator_that_was_stopped_judges_nobody_before_a_full_round(
+    away_s: float, then: LinkState
+) -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    sessions = [cluster.node(f"n{number}").session for number in range(3)]
+    cluster.mono += away_s
+    cluster.pass_time(LIMITS.silence_s - 1)
+    assert [cluster.node(f"n{number}").session for number in range(3)] == sessions
+    # Two of them have said something meanwhile, of which it hears only now.
+    for session in sessions[:2]:
         assert session is not None
-        cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono)))
-        assert {it.link for it in cluster.state.nodes.values()} == {LinkState.CONNECTED}
-    assert phase(cluster) is AttemptPhase.RUNNING
+        cluster.turn(s.ReportReceived(session, Heartbeat(1.0)))
+    cluster.beat(2)
+    assert [cluster.node(f"n{number}").link for number in range(3)] == [
+        LinkState.CONNECTED,
+        LinkState.CONNECTED,
+        then,
+    ]
+    assert cluster.shown(1) is JobState.RUNNING
 
 
-def delay(chance: random.Random) -> float:
-    late, again_s = 0.0, 0.2
-    while chance.random() < 0.01:
-        late, again_s = late + again_s, 2 * again_s
-    return late + (0.5 if chance.random() < 0.1 else 0.0)
+def test_leases_that_ended_while_it_was_stopped_are_judged_a_round_later() -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    cluster.leave("n0")
+    cluster.mono += LEASE_S + 100
+    cluster.beat(LIMITS.silence_s - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(2)
+    assert cluster.shown(1) is JobState.LOST
+
+
+# --- most agents gone at once -----------------------------------------------------------------
+
+
+def test_where_most_agents_vanish_at_once_nothing_is_called_lost() -> None:
+    cluster = of(4)
+    placed(cluster, "n0", "n1")
+    for name in ("n0", "n1", "n2"):
+        cluster.leave(name)
+    cluster.beat(LEASE_S + 600)
+    assert cluster.shown(1) is JobState.RUNNING
+    text = job_view(cluster.state, cluster.job(1), cluster.now).reason.text
+    assert "presumed running; 3 of 4 agents fell silent at once" in text
+    assert "the coordinator that is cut off" in text
+    view = node_view(cluster.node("n2"), cluster.now, brake_text(cluster.state))
+    assert "nothing there is called lost before 30m" in view.state.text
+    assert not any(isinstance(fact, f.TaskLost) for fact in cluster.facts)
+
+
+def test_what_ended_well_meanwhile_has_ended_well() -> None:
+    cluster = of(3)
+    gang = placed(cluster, "n0", "n1")
+    for name in ("n0", "n1", "n2"):
+        cluster.leave(name)
+    cluster.pass_time(LEASE_S + 600)
+    for number, one in enumerate(gang):
+        well = TaskReport(
+            one, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(0), listening=True
+        )
+        hello(cluster, f"n{number}", well)
+    assert cluster.shown(1) is JobState.SUCCEEDED
+    assert cluster.state.brake is None
+
+
+def test_it_judges_again_once_most_are_back_a_round_later() -> None:
+    cluster = of(4)
+    placed(cluster, "n0")
+    for name in ("n0", "n1", "n2"):
+        cluster.leave(name)
+    cluster.beat(LEASE_S + 60)
+    assert cluster.state.brake is not None
+    hello(cluster, "n1")
+    hello(cluster, "n2")
+    assert cluster.state.brake is None
+    cluster.beat(LIMITS.silence_s - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.beat(2)
+    assert cluster.shown(1) is JobState.LOST
+
+
+def test_the_brake_does_not_hold_for_ever() -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    for name in ("n0", "n1", "n2"):
+        cluster.leave(name)
+    cluster.pass_time(LEASE_S + LIMITS.brake_s - 1)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.pass_time(2)
+    assert cluster.shown(1) is JobState.LOST
+    hello(cluster, "n1")
+    assert cluster.state.brake is None
+
+
+def test_one_node_after_another_is_no_reason_to_brake() -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    cluster.leave("n0")
+    cluster.beat(120)
+    cluster.leave("n1")
+    cluster.beat(LEASE_S)
+    assert cluster.shown(1) is JobState.LOST
+
+
+def test_an_outage_that_a_new_process_finds_is_one_too() -> None:
+    before = of(3)
+    for number in range(2):
+        placed(before, f"n{number}")
+    cluster = Cluster(state=before.state, mono=5.0)
+    cluster.pass_time(LEASE_S + 60)
+    assert cluster.state.brake is not None
+    assert [cluster.shown(job) for job in (1, 2)] == [JobState.RUNNING] * 2
+
+
+# --- boots and stale agents -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared()),
+        TaskReport(task(1, 1, 0), TaskState.CLEANED, prepared=prepared(), stopped_by="shim_lost"),
+    ],
+)
+def test_nothing_outlives_a_boot(report: TaskReport | None) -> None:
+    cluster = of(2)
+    placed(cluster, "n0")
+    cluster.leave("n0")
+    hello(cluster, "n0", *([] if report is None else [report]), boot="another")
+    cause = cluster.cause(1)
+    assert cause.code is CauseCode.NODE_LOST
+    assert "n0 was lost: it was booted anew" in cause.text
+    if report is not None:
+        cleaned = report.state is TaskState.CLEANED
+        assert cluster.commands("n0", ForgetTask if cleaned else StopTask)
+    assert check(cluster.state) == []
+
+
+def test_an_exit_that_is_on_the_nodes_disk_is_heard_after_a_boot() -> None:
+    cluster = of(1)
+    (running,) = placed(cluster, "n0")
+    well = TaskReport(running, TaskState.CLEANED, prepared=prepared(), exit=ExitStatus(0))
+    cluster.leave("n0")
+    hello(cluster, "n0", well, boot="another")
+    assert cluster.shown(1) is JobState.SUCCEEDED
+
+
+def test_unknown_is_not_lost() -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    cluster.pass_time(5)
+    cluster.leave("n0")
+    cluster.beat(30)
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    assert view.state is JobState.RUNNING
+    assert view.reason.code == "unreachable"
+    assert view.reason.text == "n0 unreachable for 35 s, job presumed running"
+    assert cluster.node("n0").link is LinkState.SUSPECT
+
+
+def test_steps_of_the_wall_clock_change_nothing() -> None:
+    cluster = of(3)
+    placed(cluster, "n0")
+    for wall_s in (-86_400.0, 86_400.0, 1e9):
+        session = cluster.node("n0").session
+        assert session is not None
+        cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, wall_s=wall_s)))
+        assert cluster.commands("n0", HeartbeatAck)
+        cluster.beat(20)
+    assert cluster.shown(1) is JobState.RUNNING
+    assert JobId(1) in cluster.state.running

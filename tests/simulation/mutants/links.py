@@ -164,7 +164,7 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator waits no longer than the agent",
-        _wrap(evolve, "_apply_link", _short_lease),
+        _wrap(evolve, "apply_link", _short_lease),
         ("I3", "I4", "I5"),
         seed=3,
     ),
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node is lost when it is silent",
-        _wrap(evolve, "_apply_link", _lost_when_silent),
+        _wrap(evolve, "apply_link", _lost_when_silent),
         ("I3", "I4", "I5"),
         seed=3,
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +97,7 @@ class Card:
     mig: int | Exception = field(default_factory=lambda: NVMLError("Not Supported"))
     uuid: str | Exception = ""
     handle: Exception | None = None
+    users: tuple[int, ...] = ()
 
 
 def told(value: Any) -> Any:
@@ -118,6 +122,9 @@ def fake_nvml(cards: list[Card]) -> Any:
         nvmlDeviceGetUUID=lambda card: told(card.uuid or uuid(card.number)),
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30),
         nvmlDeviceGetMigMode=lambda card: (told(card.mig), 0),
+        nvmlDeviceGetComputeRunningProcesses=lambda card: [
+            SimpleNamespace(pid=pid) for pid in card.users
+        ],
     )
 
 
@@ -141,6 +148,37 @@ def test_nvml_says_more_and_what_it_does_not_show_is_not_given(
     assert found[0].memory_bytes == 80 << 30
     assert [it.uuid for it in found] == [uuid(1), uuid(2), "", ""]
     assert {it.model for it in found[:3]} == {H100}
+
+
+def test_a_gpu_that_a_process_of_no_job_uses_is_busy_and_has_no_fault(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of no job: below no shim. Ours is below none either, and one names itself as a shim does."""
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'muster-shim')"
+    run = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{name}; {run}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shim:
+        assert shim.stdout is not None
+        of_a_job = int(shim.stdout.readline())
+        try:
+            users = ((os.getpid(),), (of_a_job, 1 << 30), ())
+            cards = [Card(at + 1, users=pids) for at, pids in enumerate(users)]
+            monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(cards))
+            found = read.devices_of(Live(node.root))
+        finally:
+            os.kill(of_a_job, signal.SIGKILL)
+            shim.kill()
+    comm = Path("/proc/self/comm").read_text().strip()
+    assert [it.busy for it in found[:3]] == [
+        f"is used by process {os.getpid()} ({comm}), of no job",
+        "",
+        "",
+    ]
+    assert not any(it.fault for it in found[:3])
 
 
 def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,37 @@
+"""How jobs outlive trouble: leases of their own, checkpoints; and for how long there is a brake."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from muster.spec.types import JobSpec
+from tests.simulation.world import World
+
+FIRST_LEASED: Final = 420
+"""From this seed on. Those before stay the runs that they were."""
+
+
+def brake_of(seed: int) -> float:
+    """For how long nothing is called lost in this run once most agents are gone."""
+    if seed < FIRST_LEASED:
+        return 0.0
+    return random.Random(f"brake {seed}").choice((0.0, 120.0, 900.0))
+
+
+def with_checkpoints(world: World, number: int, spec: JobSpec) -> JobSpec:
+    """Perhaps a job that says where it writes them."""
+    own = random.Random(f"checkpoints {world.seed} {number}")
+    if world.seed < FIRST_LEASED or own.random() < 0.4:
+        return spec
+    return msgspec.structs.replace(spec, checkpoint_dir="/data/ckpt")
+
+
+def with_lease(world: World, number: int, spec: JobSpec) -> JobSpec:
+    """Perhaps a job that wants to go on for longer, or for less long, where nobody hears it."""
+    own = random.Random(f"lease {world.seed} {number}")
+    if world.seed < FIRST_LEASED or own.random() < 0.5:
+        return spec
+    return msgspec.structs.replace(spec, lease_s=own.choice((15.0, 20.0, 90.0, 200.0)))

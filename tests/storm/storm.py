@@ -1,0 +1,191 @@
+"""Random faults at real daemons with real jobs, and then the judgement; one seed is one sequence.
+
+The sequence of faults and of what users do is the seed's; what they meet is the machine's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from examples.local_cluster import ClusterError
+from examples.rig.machine import RigError
+from muster.client import ClientError
+from muster.protocol.states import ENDED_STATES
+from tests.storm import judge
+from tests.storm.cluster import StormCluster
+from tests.storm.deeds import Deeds
+from tests.storm.users import Users
+
+CONVERGENCE_S = 240.0
+AGENTS = 3
+TICK_S = 0.1
+
+
+@dataclass
+class Report:
+    """What a storm was, and what it broke."""
+
+    seed: int
+    faults: Counter[str] = field(default_factory=Counter)
+    users: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    attempts: int = 0
+    converged_s: float | None = None
+    violations: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        lines = [f"seed {self.seed}: {sum(self.faults.values())} faults"]
+        lines += [f"  {count:5} {name}" for name, count in sorted(self.faults.items())]
+        lines.append("users: " + ", ".join(f"{n} {w}" for w, n in sorted(self.users.items())))
+        states = ", ".join(f"{n} {w}" for w, n in sorted(self.states.items()))
+        lines.append(f"jobs: {states}; {self.attempts} attempts")
+        if self.converged_s is not None:
+            lines.append(f"all had come to an end {self.converged_s:.1f} s after the last fault")
+        lines += [f"VIOLATION {text}" for text in self.violations]
+        lines.append(f"{len(self.violations)} violations")
+        return "\n".join(lines)
+
+
+class Storm:
+    """One storm in `root`, which holds everything of it; `storm.jsonl` is its event log."""
+
+    def __init__(self, root: Path, seed: int, seconds: float) -> None:
+        self.root, self.seed, self.seconds = root, seed, seconds
+        self.report = Report(seed)
+        self._undo: list[tuple[float, int, str, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        root.mkdir(parents=True, exist_ok=True)
+        self._events = (root / "storm.jsonl").open("a", buffering=1)
+        self._rng = random.Random(f"faults {seed}")
+
+    def run(self) -> Report:
+        cluster = StormCluster(self.root / "cluster", agents=AGENTS, seed=self.seed)
+        try:
+            with cluster:
+                self._storm(cluster)
+        except (ClusterError, RigError) as error:
+            self._violation(f"the cluster failed: {error}")
+        left = cluster.leftovers()
+        if left:
+            time.sleep(1.0)  # what was killed with its machine is still being reaped
+            left = cluster.leftovers()
+        for line in left:
+            self._violation(f"I4: when all is over a process is left: {line}")
+        self._events.close()
+        return self.report
+
+    def _storm(self, cluster: StormCluster) -> None:
+        before = {name: machine.hosts() for name, machine in cluster.machines.items()}
+        users = Users(
+            cluster.client(), self.root / "jobs", random.Random(f"users {self.seed}"), self._say
+        )
+        deeds = Deeds(cluster, self._rng, self._later, self._fault)
+        self._deeds = deeds
+        users.start()
+        end, due = time.monotonic() + self.seconds, time.monotonic() + 2.0
+        while time.monotonic() < end:
+            self._undo_due(time.monotonic())
+            self._look_at_daemons(cluster)
+            if time.monotonic() >= due:
+                deeds.one()
+                due = time.monotonic() + self._rng.uniform(1.0, 5.0)
+            time.sleep(TICK_S)
+        self._say("calm", "no further fault is begun")
+        self._undo_due(float("inf"))
+        calm = time.monotonic()
+        users.stop()
+        self._converge(cluster, users, calm)
+        self._judge(cluster, users, before)
+
+    # --- faults and their ends --------------------------------------------------------------------
+
+    def _later(self, seconds: float, target: str, undo: Callable[[], None]) -> None:
+        heapq.heappush(self._undo, (time.monotonic() + seconds, next(self._count), target, undo))
+
+    def _undo_due(self, now: float) -> None:
+        while self._undo and self._undo[0][0] <= now:
+            _, _, target, undo = heapq.heappop(self._undo)
+            undo()
+            self._deeds.busy.discard(target)
+            if target:
+                self._say("ended", target)
+
+    def _look_at_daemons(self, cluster: StormCluster) -> None:
+        for daemon in (cluster.coordinator, *cluster.nodes.values()):
+            if daemon.name in self._deeds.down or daemon.process is None:
+                continue
+            code = daemon.process.poll()
+            if code is not None:
+                self._violation(f"{daemon.name} ended by itself, with {code}: {daemon.tail()}")
+                raise ClusterError("no daemon may end by itself")
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _converge(self, cluster: StormCluster, users: Users, calm: float) -> None:
+        """Wait until every job has ended, every log is delivered and nothing is left (I10)."""
+        missing = ["nobody has looked"]
+        while missing and time.monotonic() < calm + CONVERGENCE_S:
+            self._look_at_daemons(cluster)
+            try:
+                users.look()
+                missing = [
+                    f"I10: job {job.id} is {job.state.value}"
+                    for job in users.jobs.values()
+                    if job.state not in ENDED_STATES
+                ] or judge.left(cluster)
+                if not missing:
+                    client = cluster.client()
+                    jobs = list(users.jobs.values())
+                    missing = [text for job in jobs for text in judge.undelivered(client, job)]
+            except ClientError as error:
+                missing = [f"I10: the coordinator does not answer: {error}"]
+            if missing:
+                time.sleep(0.5)
+        if missing:
+            for text in missing:
+                self._violation(text)
+        else:
+            self.report.converged_s = time.monotonic() - calm
+            self._say("converged", f"{self.report.converged_s:.1f}")
+
+    def _judge(self, cluster: StormCluster, users: Users, before: dict[str, str]) -> None:
+        client = cluster.client()
+        for text in users.violations:
+            self._violation(text)
+        for job in users.jobs.values():
+            for text in judge.judge(client, job):
+                self._violation(text)
+            self.report.attempts += len(client.job(job.id).attempts)
+            self.report.states[job.state.value] += 1
+        self.report.users = users.did
+        for text in (*judge.hosts_changed(cluster, before), *judge.tracebacks(cluster)):
+            self._violation(text)
+
+    # --- the log ----------------------------------------------------------------------------------
+
+    def _fault(self, name: str, target: str) -> None:
+        self.report.faults[name] += 1
+        self._say("fault", f"{name}: {target}")
+
+    def _violation(self, text: str) -> None:
+        if text not in self.report.violations:
+            self.report.violations.append(text)
+            self._say("violation", text)
+
+    def _say(self, what: str, text: str) -> None:
+        entry: dict[str, Any] = {"s": round(time.monotonic() - self._began, 3), what: text}
+        with self._lock:
+            if not self._events.closed:
+                self._events.write(json.dumps(entry) + "\n")
