@@ -21,6 +21,16 @@ PREFIX: Final = "MUSTER_AGENT"
 
 # RFC 1123: a node's name becomes a host name in every peer's hosts file.
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_SETTING_MAX: Final = 200
+SITE_SETTINGS: Final = (
+    "NCCL_CROSS_NIC",
+    "NCCL_IB_TC",
+    "NCCL_IB_SL",
+    "NCCL_TOPO_FILE",
+    "NCCL_IB_MERGE_NICS",
+)
+"""What a site knows of its network and no probe sees: rails that do not meet, traffic classes, a
+provider's topology, cards that are not to be merged."""
 _POOL: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _INTERFACE: Final = r"^[A-Za-z0-9_.@-]{1,15}$"
 # useradd's own rule.
@@ -57,11 +67,25 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fabric(Rules, frozen=True, kw_only=True):
     """`root`: the tree below which sys, proc and etc are read for the fabric; another one than / is
-    for tests."""
+    for tests. `settings`: variables for NCCL that only who built the network can know."""
 
     root: Path = Path("/")
+    settings: dict[str, str | int] = msgspec.field(default_factory=dict)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """`settings`, as an environment has them."""
+        return {name: str(value) for name, value in self.settings.items()}
 
     def __post_init__(self) -> None:
+        for name, value in self.variables.items():
+            if name not in SITE_SETTINGS:
+                raise ValueError(
+                    f"fabric.settings.{name} is not for here, but {', '.join(SITE_SETTINGS)} are; "
+                    "all else is planned, or belongs into the env of a job"
+                )
+            if not value.isprintable() or not 0 < len(value) <= _SETTING_MAX:
+                raise ValueError(f"fabric.settings.{name} is no value for an environment")
         if not self.root.is_absolute():
             raise ValueError(f"fabric.root {self.root} is no absolute path")
 
@@ -74,6 +98,12 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.kmsg.is_absolute():
             raise ValueError(f"hardware.kmsg {self.kmsg} is no absolute path")
+
+
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+    """How often ranks are looked at."""
+
+    period_s: Seconds = 5.0
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +124,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     hosts: Hosts = Hosts()
     fabric: Fabric = Fabric()
     hardware: Hardware = Hardware()
+    hangs: Hangs = Hangs()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False

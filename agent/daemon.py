@@ -30,6 +30,7 @@ from agent.core.actions import (
     RestoreNetwork,
     SendReport,
     SetTimer,
+    TakeStacks,
     TellShim,
     Timer,
     WatchPeers,
@@ -44,6 +45,8 @@ from agent.disks import Disks
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
+from agent.hangs.looks import Looks
+from agent.hangs.watch import HangWatch
 from agent.hardware.watch import HardwareWatch
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
@@ -121,6 +124,10 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
+            hangs = HangWatch(
+                self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
+            )
+            self._looks = Looks(hangs, folders, self._clock, self._inbox.post, owner)
             gpus = Gpus(config, self._inbox.post)
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
@@ -131,6 +138,7 @@ class Agent:
                 self._probe,
                 fabric,
                 self._proofs,
+                hangs,
                 gpus,
                 Checkpoints(
                     owner_named(config.run_as),
@@ -177,6 +185,7 @@ class Agent:
                 owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
+                owner.spawn(hangs.run(), name="hangs", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
                 notifier.ready(f"node {identity.node}, coordinator {config.coordinator}")
@@ -228,6 +237,8 @@ class Agent:
                 self._proofs.begin(action.plan)
             case WatchPeers():
                 self._neighbours.watch(action.task, action.plan)
+            case TakeStacks():
+                self._looks.begin(action.look)
             case RestoreNetwork():
                 self._neighbours.end(action.task)
                 self._network.restore(action.task)

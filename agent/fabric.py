@@ -84,8 +84,7 @@ class Fabric:
             except TimeoutError:
                 pass
             self._stirred.clear()
-            if self.there():
-                await self.look()
+            await self.look()
 
     async def look(self, task: TaskId | None = None) -> NodeFabric:
         """Probe, for this task; those that come together share one look."""
@@ -104,7 +103,7 @@ class Fabric:
         if found is None:
             return NO_FABRIC
         if task is None and self._seen == known:
-            return node_fabric(found, self._config.fabric)
+            return self._told(found)
         errors = [one.what for one in found.problems if one.severity is Severity.ERROR]
         tell = _log.warning if errors else _log.info
         tell(
@@ -116,7 +115,11 @@ class Fabric:
             fingerprint=found.fingerprint,
             errors=errors,
         )
-        return node_fabric(found, self._config.fabric)
+        return self._told(found)
+
+    def _told(self, found: Probe) -> NodeFabric:
+        own = self._config.fabric
+        return node_fabric(found, own, own.variables)
 
     def _probed(self) -> Probe | None:
         """In a thread."""

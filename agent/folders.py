@@ -114,6 +114,11 @@ class Folders:
                 "the agent must own its state_dir"
             ) from error
 
+    @property
+    def root(self) -> Path:
+        """The state folder."""
+        return self._root
+
     def path(self, task: TaskId) -> Path:
         """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""
         parse_task_id(task)

@@ -22,6 +22,7 @@ from agent.core.stimuli import (
     TaskRemoved,
 )
 from agent.folders import Folders
+from agent.hangs.watch import HangWatch
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
@@ -59,6 +60,7 @@ class Keeper:
         folders: Folders,
         logs: LogShipper,
         proofs: Proofs,
+        hangs: HangWatch,
         post: Callable[[Stimulus], None],
         found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class Keeper:
         self._folders = folders
         self._logs = logs
         self._proofs = proofs
+        self._hangs = hangs
         self._post = post
         self._found = found
         self._last: ShimStatus | None = None
@@ -237,6 +240,7 @@ class Keeper:
         if status.complaint:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
+        self._hangs.heard(self.task, self._folder, status)
         if status.phase.terminal:
             self._logs.complete(self.task)
         if self._found is None:

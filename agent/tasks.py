@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from agent import preflight
 from agent.checkpoints import Checkpoints
 from agent.config import Ports
 from agent.core.shim import ShimCommand
@@ -23,9 +24,11 @@ from agent.descriptors import NoDescriptorsError, check_descriptors
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
+from agent.hangs.watch import HangWatch
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
+from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.template import Template
@@ -53,6 +56,7 @@ class Tasks:
         network: NetworkProbe,
         fabric: Fabric,
         proofs: Proofs,
+        hangs: HangWatch,
         gpus: Gpus,
         checkpoints: Checkpoints,
         post: Callable[[Stimulus], None],
@@ -65,6 +69,7 @@ class Tasks:
         self._network = network
         self._fabric = fabric
         self._proofs = proofs
+        self._hangs = hangs
         self._gpus = gpus
         self._checkpoints = checkpoints
         self._post = post
@@ -98,7 +103,7 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._post)
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -146,13 +151,16 @@ class Tasks:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(task, self._folders, self._logs, self._proofs, self._post, found=known)
+        return Keeper(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
+        )
 
     async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
+            await preflight.look(prepare, self._folders.root)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)
@@ -191,6 +199,8 @@ def _code(error: Exception) -> str:
             return "gpu_gone"
         case DiskFullError():
             return "no_space"
+        case PreflightError():
+            return "preflight_failed"
         case NoPortsError():
             return "no_ports"
         case NoDescriptorsError():

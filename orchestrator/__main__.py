@@ -1,5 +1,5 @@
-"""`python -m orchestrator --config FILE`: the coordinator as a process, and what is done to its
-journal while there is none.
+"""`python -m orchestrator --config FILE`: the coordinator as a process; `backup` and `restore` as
+the first word are what is done to its journal from outside.
 
 Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
 """
@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -28,25 +29,35 @@ from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.serve import serve
 from orchestrator.shell.coordinator import replay
 
+_SERVE: Final = "coordinator"
+BACKUP: Final = "backup"
+RESTORE: Final = "restore"
+_OF_THE_JOURNAL: Final = {
+    BACKUP: "Copy the journal to a new file, whole and checked; also while the coordinator runs.",
+    RESTORE: "Put a backup in the place of the journal, while the coordinator is stopped. What was "
+    "there stays beside it.",
+}
+
 _log = structlog.get_logger("muster.coordinator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     prepare_surroundings()
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(sys.argv[1:] if argv is None else list(argv))
+    verb = arguments.verb
     try:
         config = load(file=arguments.config, environ=os.environ)
         if arguments.check:
             return _check(config)
-        if arguments.backup is not None:
-            return _back_up(config, arguments.backup)
-        if arguments.restore is not None:
-            return _restore(config, arguments.restore)
+        if verb == BACKUP:
+            return _back_up(config, arguments.file)
+        if verb == RESTORE:
+            return _restore(config, arguments.file)
         daemon_logging.configure(level=config.log.level, fmt=config.log.format)
         _raise_file_limit()
         asyncio.run(serve(config))
     except (ConfigError, TlsError) as error:
-        return _complain(str(error), 2)
+        return _complain(verb, str(error), 2)
     except TaskEndedError as error:
         # What is in memory is no longer to be trusted: end now, and begin anew from the disk.
         _log.critical("coordinator_failed", why=str(error), exc_info=error.__cause__)
@@ -57,13 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             "" if arguments.config is None else f" --config {shlex.quote(str(arguments.config))}"
         )
         return _complain(
+            verb,
             f"{error}; nothing was changed: put a backup in its place with "
-            f"`muster coordinator{given} --restore BACKUP`",
+            f"`muster restore{given} BACKUP`",
             1,
         )
     except DaemonError as error:
-        return _complain(str(error), 1)
+        return _complain(verb, str(error), 1)
     return 0
+
+
+def _parse(given: Sequence[str]) -> argparse.Namespace:
+    verb = given[0] if given and given[0] in _OF_THE_JOURNAL else _SERVE
+    if verb == _SERVE:
+        return _parser().parse_args(given, argparse.Namespace(verb=verb))
+    parser = argparse.ArgumentParser(prog=f"muster {verb}", description=_OF_THE_JOURNAL[verb])
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the coordinator's (YAML)")
+    parser.add_argument("file", type=Path, metavar="BACKUP", help="the file of the backup")
+    return parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,16 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (YAML)")
     parser.add_argument("--version", action="version", version=f"muster {VERSION}")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    parser.add_argument(
         "--check", action="store_true", help="look at configuration, tokens and journal, and end"
-    )
-    instead.add_argument(
-        "--backup", type=Path, metavar="FILE", help="copy the journal to a new file; also while "
-        "the coordinator runs"
-    )  # fmt: skip
-    instead.add_argument(
-        "--restore", type=Path, metavar="FILE", help="put a backup in the place of the journal"
     )
     return parser
 
@@ -95,8 +109,9 @@ def _check(config: CoordinatorConfig) -> int:
         state = replay(found)
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
+        _SERVE,
         f"well: {config.state_dir} has {len(state.jobs) + found.archived} jobs, {running} of them "
-        f"on nodes, and is in epoch {state.epoch}"
+        f"on nodes, and is in epoch {state.epoch}",
     )
     return 0
 
@@ -105,7 +120,7 @@ def _back_up(config: CoordinatorConfig, copy: Path) -> int:
     back_up(config.state_dir, copy)
     with examined_copy(copy) as found:
         state = replay(found)
-    _say(f"wrote {copy}: {len(state.jobs) + found.archived} jobs, epoch {state.epoch}")
+    _say(BACKUP, f"wrote {copy}: {len(state.jobs) + found.archived} jobs, epoch {state.epoch}")
     return 0
 
 
@@ -115,20 +130,21 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     next_job = max(state.next_job, found.first_job)
     aside = restore(config.state_dir, copy, next_job)
     _say(
+        RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "
         f"journal that was there is {aside}. Tasks that nodes have and this backup does not know "
-        "are stopped when the coordinator starts"
+        "are stopped when the coordinator starts",
     )
     return 0
 
 
-def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"muster coordinator: {' '.join(text.split())}\n")
+def _complain(verb: str, text: str, code: int) -> int:
+    sys.stderr.write(f"muster {verb}: {' '.join(text.split())}\n")
     return code
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"muster coordinator: {text}\n")
+def _say(verb: str, text: str) -> None:
+    sys.stdout.write(f"muster {verb}: {text}\n")
 
 
 def _raise_file_limit() -> None:

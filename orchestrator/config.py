@@ -69,6 +69,23 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
 
 
+class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how many jobs that have ended are known."""
+
+    keep_s: Annotated[float, msgspec.Meta(ge=3600)] = 365 * 86400
+    keep_max: Count = 1_000_000
+
+
+class Hangs(msgspec.Struct, frozen=True, kw_only=True):
+    """When a job is taken to hang: silent for `quiet_s` and for `gaps` times the longest gap that
+    it has shown; and when one that computes or waits for a disk is told of."""
+
+    quiet_s: Seconds = 60.0
+    gaps: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0
+    slow_s: Seconds = 600.0
+    again_s: Seconds = 5.0
+
+
 class Webhooks(msgspec.Struct, frozen=True, kw_only=True):
     """Which addresses the `notify` of a job may name, and the file with the secret by which what
     they are sent is signed."""
@@ -101,7 +118,9 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_defaults: dict[str, dict[str, Any]] = {}
     limits: Limits = Limits()
     quarantine: Quarantine = Quarantine()
+    hangs: Hangs = Hangs()
     job_logs: JobLogs = JobLogs()
+    ended_jobs: EndedJobs = EndedJobs()
     webhooks: Webhooks = Webhooks()
     log: Log = Log()
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 from dataclasses import dataclass
-from typing import Final, Never
+from typing import Final, NamedTuple, Never
 
 import structlog
 from aiohttp import web
@@ -25,6 +25,7 @@ from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
+from orchestrator.core.hangs import HangLimits
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
@@ -32,6 +33,7 @@ from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, replay
+from orchestrator.shell.forgetting import Forgetting, KeepJobs
 from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
@@ -48,6 +50,14 @@ _LAG_EVERY_S: Final = 1.0
 _log = structlog.get_logger("muster.coordinator")
 
 
+class _Archived(NamedTuple):
+    """What the journal knows beside the state."""
+
+    first_job: int
+    tally: dict[str, int]
+    forgotten_to: int
+
+
 class ListenError(DaemonError):
     """The address to listen on cannot be had."""
 
@@ -62,6 +72,7 @@ class _Parts:
     logs: LogConnections
     store: LogStore
     retention: Retention
+    forgetting: Forgetting
     sender: Sender
     runner: web.AppRunner
 
@@ -77,13 +88,13 @@ async def serve(config: CoordinatorConfig) -> None:
     try:
         state = replayed(journal)
         epoch = journal.begin_epoch()
-        first_job, archived = journal.first_job, journal.tally()
+        known = _Archived(journal.first_job, journal.tally(), journal.forgotten_to)
     except BaseException:
         journal.close()
         raise
     writer = JournalWriter(journal)
     try:
-        parts = _build(config, state, writer, tokens, clock, first_job, archived, secret)
+        parts = _build(config, state, writer, tokens, clock, known, secret)
         async with parts.owner:
             server = await _start(parts, config, epoch, context)
             await parts.owner.run_until(stop)
@@ -113,8 +124,7 @@ def _build(
     writer: JournalWriter,
     tokens: TokenStore,
     clock: Clock,
-    first_job: int,
-    archived: dict[str, int],
+    known: _Archived,
     secret: bytes,
 ) -> _Parts:
     allowed = read_allowed(config.webhooks.allow)
@@ -136,8 +146,9 @@ def _build(
         sessions=agents,
         changes=changes,
         networks=config.networks,
-        first_job=first_job,
-        archived=archived,
+        first_job=known.first_job,
+        archived=known.tally,
+        forgotten_to=known.forgotten_to,
     )
     agents.coordinator = coordinator
     logs = LogConnections(
@@ -160,8 +171,10 @@ def _build(
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
     retention = Retention(config.job_logs_path, store, coordinator, keep)
+    kept = KeepJobs(config.ended_jobs.keep_s, config.ended_jobs.keep_max)
+    forgetting = Forgetting(coordinator, kept)
     sender = Sender(coordinator, owner, allowed, secret)
-    return _Parts(owner, coordinator, agents, logs, store, retention, sender, runner)
+    return _Parts(owner, coordinator, agents, logs, store, retention, forgetting, sender, runner)
 
 
 def _origins(config: CoordinatorConfig) -> Origins:
@@ -183,6 +196,7 @@ async def _start(
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
@@ -289,6 +303,12 @@ def _limits(config: CoordinatorConfig) -> Limits:
         prepare_timeout_s=config.prepare_timeout_s,
         arrange_timeout_s=config.arrange_timeout_s,
         start_timeout_s=config.start_timeout_s,
+        hangs=HangLimits(
+            quiet_s=config.hangs.quiet_s,
+            gaps=config.hangs.gaps,
+            slow_s=config.hangs.slow_s,
+            again_s=config.hangs.again_s,
+        ),
         quarantine=Quarantine(
             jobs=config.quarantine.jobs,
             forgiven_after=config.quarantine.forgiven_after,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.core.shim import ShimCommand
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import ArrangeTask, PrepareTask, Report
+from muster.protocol.messages import ArrangeTask, LookTask, PrepareTask, Report
 
 
 class Timer(enum.Enum):
@@ -98,6 +98,14 @@ class WatchPeers:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """See where the task's ranks stand (answered by StacksSeen)."""
+
+    task: TaskId
+    look: LookTask
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreNetwork:
     """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
     (answered by NetworkRestored)."""
@@ -131,6 +139,7 @@ Action = (
     | LetGo
     | WatchTraffic
     | WatchPeers
+    | TakeStacks
     | RestoreNetwork
     | RemoveTask
     | SetTimer

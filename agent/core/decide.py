@@ -13,14 +13,24 @@ from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
 from muster.protocol.states import TaskState
 
-AboutTask = m.PrepareTask | m.ArrangeTask | m.StartTask | m.StopTask | m.SignalTask | m.ForgetTask
+AboutTask = (
+    m.PrepareTask
+    | m.ArrangeTask
+    | m.StartTask
+    | m.StopTask
+    | m.SignalTask
+    | m.LookTask
+    | m.ForgetTask
+)
 
 SILENT_BEATS = 2
 """A coordinator that was not heard for so many heartbeats is dialled anew."""
@@ -67,6 +77,12 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
         case s.CheckpointSeen(task, name):
             known = f.CheckpointKnown(task, name, now.mono)
             return Decision([known] if task in state.tasks else [])
+        case s.ActivitySeen(task, ranks, at):
+            return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
+        case s.StacksSeen(report):
+            # For another life of the coordinator it is no answer.
+            asked = state.welcomed and report.epoch == state.epoch
+            return Decision([], [a.SendReport(report)] if asked else [])
         case s.NetworkSeen(interfaces):
             return _network_seen(state, interfaces, now)
         case s.PortsSeen(ports):
@@ -82,11 +98,10 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
         case s.DisksSeen(disks):
-            full = m.Heartbeat(now.mono, wall_s=now.wall, disks=disks)
-            return Decision([f.DisksChanged(disks)], _told_now(state, full))
+            return Decision([f.DisksChanged(disks)], _told_now(state, _beat(now, disks=disks)))
         case s.HardwareSeen(event, news):
-            said = m.Heartbeat(now.mono, wall_s=now.wall, hardware=(event,))
-            return Decision([f.HardwareKnown(event)], _told_now(state, said) if news else [])
+            beats = _told_now(state, _beat(now, hardware=(event,))) if news else []
+            return Decision([f.HardwareKnown(event)], beats)
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -110,6 +125,14 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                     assert_never(timer)
         case _:
             assert_never(stimulus)
+
+
+def _beat(
+    now: Instant,
+    disks: tuple[DiskHealth, ...] | None = None,
+    hardware: tuple[HardwareEvent, ...] = (),
+) -> m.Heartbeat:
+    return m.Heartbeat(now.mono, wall_s=now.wall, disks=disks, hardware=hardware)
 
 
 def _told_now(state: State, beat: m.Heartbeat) -> list[a.Action]:
@@ -217,6 +240,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             | m.StartTask()
             | m.StopTask()
             | m.SignalTask()
+            | m.LookTask()
             | m.ForgetTask()
         ):
             decision = _about_task(state, command, now)
@@ -325,6 +349,9 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
                 return said
             return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
+        case m.LookTask():
+            running = task_state(held) is TaskState.STARTED
+            return Decision([], [a.TakeStacks(held.id, command)]) if running else said
         case m.ForgetTask():
             return Decision([f.Forgotten(held.id)] if _over(held) else [])
         case _:
@@ -344,7 +371,7 @@ def _unknown(state: State, command: AboutTask) -> Decision:
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
             return Decision([f.Buried(task)], [a.SendReport(gone(task))])
-        case m.ArrangeTask() | m.StartTask() | m.SignalTask():
+        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | m.LookTask():
             return Decision([], [a.SendReport(gone(task))])
         case m.ForgetTask():
             return Decision()

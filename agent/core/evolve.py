@@ -92,6 +92,7 @@ def _apply_held(
     | f.TrafficKnown
     | f.PeersKnown
     | f.CheckpointKnown
+    | f.ActivityKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -116,6 +117,8 @@ def _apply_held(
         case f.CheckpointKnown(_, name, at):
             before = 0 if held.checkpoint is None else held.checkpoint[0]
             held.checkpoint = before + 1, name, at
+        case f.ActivityKnown(_, ranks, at):
+            held.activity, held.activity_at = ranks, at
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

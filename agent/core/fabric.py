@@ -47,8 +47,10 @@ _ADDRESSES_MAX: Final = 2
 _KIND_CHARS: Final = 12
 
 
-def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
-    """The probe, made small. `rules`: as the probe was told them."""
+def node_fabric(
+    probe: Probe, rules: Rules | None = None, settings: dict[str, str] | None = None
+) -> NodeFabric:
+    """The probe, made small. `rules` and `settings`: as the probe was told them."""
     within = address_range(rules) if rules is not None else None
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
@@ -79,6 +81,8 @@ def node_fabric(probe: Probe, rules: Rules | None = None) -> NodeFabric:
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,
+        settings=settings or {},
+        ucx=_short(software.ucx or ""),
         unseen=_short(f"its RDMA devices: {probe.fabric.unread}") if probe.fabric.unread else "",
         unfit=tuple(
             _short(f"{hca.key}: {unfit(hca)}")

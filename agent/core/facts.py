@@ -14,6 +14,7 @@ from agent.core.stimuli import TaskPaths
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hangs import RankActivity
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
@@ -134,6 +135,13 @@ class CheckpointKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivityKnown:
+    task: TaskId
+    ranks: tuple[RankActivity, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShimSeen:
     task: TaskId
     status: ShimStatus
@@ -222,6 +230,7 @@ TaskFact = (
     | TrafficKnown
     | PeersKnown
     | CheckpointKnown
+    | ActivityKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -87,7 +87,12 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             # Before its folders are told it is no news.
             held = state.tasks[task]
             return [] if held.paths is None else _say(state, held, now)
-        case f.TrafficKnown(task) | f.PeersKnown(task) | f.CheckpointKnown(task):
+        case (
+            f.TrafficKnown(task)
+            | f.PeersKnown(task)
+            | f.CheckpointKnown(task)
+            | f.ActivityKnown(task)
+        ):
             return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]

@@ -9,6 +9,7 @@ from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
@@ -49,6 +50,8 @@ class HeldTask:
     traffic: FabricReport | None = None
     silent: tuple[str, ...] = ()  # addresses of neighbours that do not answer any more
     checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
+    activity: tuple[RankActivity, ...] = ()  # as of activity_at
+    activity_at: float = 0.0
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

@@ -10,10 +10,11 @@ from agent.core.shim import ShimStatus
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hangs import RankActivity
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
-from muster.protocol.messages import Command, Refusal
+from muster.protocol.messages import Command, Refusal, StacksReport
 from muster.protocol.proof import FabricReport, PortHealth
 
 NO_FABRIC: Final = NodeFabric()
@@ -138,6 +139,22 @@ class CheckpointSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivitySeen:
+    """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
+
+    task: TaskId
+    ranks: tuple[RankActivity, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StacksSeen:
+    """The answer to TakeStacks."""
+
+    report: StacksReport
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkSeen:
     """The node's interfaces, read again because something of them has changed."""
 
@@ -237,6 +254,8 @@ Stimulus = (
     | TrafficSeen
     | PeersSeen
     | CheckpointSeen
+    | ActivitySeen
+    | StacksSeen
     | NetworkSeen
     | PortsSeen
     | GpusSeen

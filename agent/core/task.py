@@ -11,6 +11,7 @@ from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
 from muster.protocol.hardware import OOM
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -142,6 +143,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         warnings=held.warnings,
         traffic=held.traffic,
         silent=held.silent,
+        activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         checkpoint=_checkpoint(held, now),
     )
@@ -170,6 +172,12 @@ def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
     return Checkpoint(fresh, name, max(0.0, now.mono - at))
 
 
+def _activity(held: HeldTask, now: Instant) -> tuple[RankActivity, ...]:
+    if task_state(held) is not TaskState.STARTED:
+        return ()
+    return tuple(rank.later(max(0.0, now.mono - held.activity_at)) for rank in held.activity)
+
+
 def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
     failed = sorted(
         (_at_s(rank), rank.rank != status.first_failed, rank.rank)
@@ -190,6 +198,7 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             disk_full=rank.disk_full,
             oom=_was_killed(rank, kills),
             oom_said=kills.get(rank.pid or 0, "") if _was_killed(rank, kills) else "",
+            kernel=(rank.kernel or "") if rank.rank in quoted else "",
         )
         for rank in status.ranks
     )

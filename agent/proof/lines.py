@@ -27,6 +27,8 @@ FILE_BYTES_MAX: Final = 64 << 20
 """Of a file that has grown so much, what was read gives its blocks back."""
 _READ_BYTES: Final = 1 << 20
 _READS_MAX: Final = 16
+# Of NCCL's flight recorder: dumps, and the pipes that ask for them.
+_RECORDER: Final = ("fr_", "frp_")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 # fallocate: the size of the file stays, and with it the place at which its process writes.
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
@@ -101,7 +103,8 @@ class NcclLines:
             os.close(fd)
         new = [name for name in sorted(names) if name not in self._files]
         room = FILES_MAX - len(self._files)
-        return [*self._files, *(n for n in new[:room] if _NAME.fullmatch(n))]
+        lines = (n for n in new[:room] if _NAME.fullmatch(n) and not n.startswith(_RECORDER))
+        return [*self._files, *lines]
 
     def _open(self, name: str) -> _File | None:
         if name in self._refused:

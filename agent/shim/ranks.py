@@ -26,12 +26,18 @@ class Ranks:
     """Keeps the ranks and streams of the status document."""
 
     def __init__(
-        self, status: Status, logs: Logs, oom_kills: Callable[[], int | None] = lambda: None
+        self,
+        status: Status,
+        logs: Logs,
+        oom_kills: Callable[[], int | None] = lambda: None,
+        kernel: Callable[[int | None, str], str] = lambda _pid, _said: "",
     ) -> None:
-        """`oom_kills` counts the processes of the task that were killed for memory."""
+        """`oom_kills` counts the processes of the task that were killed for memory; `kernel` is
+        what the kernel's log says of a rank, by its pid and last words."""
         self._status = status
         self._logs = logs
         self._oom_kills = oom_kills
+        self._kernel = kernel
         # True once they were told to end: one signal is enough, many programs take a second for "at
         # once".
         self.signalled = False
@@ -119,6 +125,8 @@ class Ranks:
         known.stderr_tail = (tail or None) if error else None
         known.disk_full = how.code != 0 and self._logs.no_room()
         known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
+        if not known.stopped:
+            known.kernel = self._kernel(known.pid, f"{error or ''}\n{tail}") or None
         if self._status.first_failed is None and not known.stopped:
             self._status.first_failed = rank
 

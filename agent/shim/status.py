@@ -86,6 +86,7 @@ class Rank:
         "disk_full",
         "error",
         "exit",
+        "kernel",
         "local_rank",
         "oom",
         "pid",
@@ -110,6 +111,7 @@ class Rank:
         self.stopped = False
         self.oom = False
         self.disk_full = False
+        self.kernel: str | None = None
         # The number of the last warning that it was given; nobody else's affair.
         self.warned = 0
 
@@ -130,6 +132,7 @@ class Rank:
             "stopped": self.stopped,
             "oom": self.oom,
             "disk_full": self.disk_full,
+            "kernel": self.kernel,
         }
 
 

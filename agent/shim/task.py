@@ -14,6 +14,7 @@ from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Signal
 from agent.shim.ending import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
 from agent.shim.gate import LOG_FOLDER
 from agent.shim.identity import Identity
+from agent.shim.kernel_log import KernelLog
 from agent.shim.loop import Loop, now
 from agent.shim.options import Options
 from agent.shim.preparing import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
@@ -68,7 +69,7 @@ class Task(Outcome, Course):
         self._children = Children(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
-        self.ranks = Ranks(self.status, self._logs, oom_kills)
+        self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog().about)
         self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
         self._warnings = Warnings(loop, self._tree, self.status, self.ranks, self._warned)
         self._preparation: Preparation | None = None

@@ -7,7 +7,7 @@ import click
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
-from muster.cli.node_service import drain, resume
+from muster.cli.node_service import drain, remove, resume
 from muster.cli.nodes import gpus_of
 from muster.cli.reference import NODE
 from muster.cli.table import Column, print_table
@@ -20,6 +20,7 @@ from muster.protocol.http import (
     InterfaceView,
     JobView,
     NodeView,
+    RdmaView,
 )
 
 _INTERFACES = (
@@ -75,6 +76,7 @@ def show(*, node: str, as_json: bool) -> None:
 
 command.add_command(drain)
 command.add_command(resume)
+command.add_command(remove)
 
 
 def _facts(view: NodeView) -> list[tuple[str, str]]:
@@ -92,6 +94,8 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
         ("CPUs", str(view.cpus)),
         ("memory", gib(view.memory_bytes)),
     ]
+    if view.rdma is not None:
+        facts.append(("RDMA", _rdma(view.rdma)))
     if view.python:
         facts.append(("python", view.python))
     labels = ", ".join(f"{name}={value}" for name, value in sorted(view.labels.items()))
@@ -106,6 +110,12 @@ def _drain(drain: DrainView) -> str:
 def _fault(fault: FaultView) -> str:
     since = f"; {fault.since} ended well there since" if fault.since else ""
     return f"job {fault.job}, attempt {fault.attempt}: {fault.text}{since}"
+
+
+def _rdma(rdma: RdmaView) -> str:
+    if not rdma.ports:
+        return f"none: it {rdma.why}"
+    return f"{rdma.ports} of {rdma.expected} ports of {rdma.group}"
 
 
 def _link(view: NodeView) -> str:

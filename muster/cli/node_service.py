@@ -1,4 +1,4 @@
-"""`muster node drain` and `muster node resume`: nodes out of service, and back."""
+"""`muster node drain`, `resume` and `remove`: nodes out of service, and back, or forgotten."""
 
 from __future__ import annotations
 
@@ -90,6 +90,27 @@ def resume(*, nodes: tuple[str, ...], no_check: bool, as_json: bool) -> int:
     def one(name: str) -> NodeView:
         answer = client.resume(name, check=not no_check)
         note(_said(answer, "was in service"))
+        return answer.node
+
+    return for_each(list(dict.fromkeys(nodes)), one, NodeList, as_json=as_json)
+
+
+@click.command("remove", short_help="Forget nodes that are gone.")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True, type=NODE)
+@json_option
+@connection_options
+def remove(*, nodes: tuple[str, ...], as_json: bool) -> int:
+    """Forget nodes that are gone: `muster nodes` and `muster explain` name them no more.
+
+    A node that is connected, or may still run a job, is refused. One of that name may come again,
+    and is in service then, whatever was said of the one before. With --json, the nodes as they
+    were.
+    """
+    client = connect()
+
+    def one(name: str) -> NodeView:
+        answer = client.remove(name)
+        note(f"{safe(name)} removed")
         return answer.node
 
     return for_each(list(dict.fromkeys(nodes)), one, NodeList, as_json=as_json)

@@ -159,6 +159,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(f"fabric {attempt.fabric}")
     if attempt.proof is not None:
         _line(attempt.proof.text, "traffic: ")
+    if attempt.hang:
+        _line(attempt.hang)
     cause = attempt.cause
     if cause is not None and cause.text not in told:
         _line(cause.text, "first cause: ")  # it names the rank and the node

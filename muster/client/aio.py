@@ -27,7 +27,9 @@ from muster.client.feed import Feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
+from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
+from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -171,6 +173,14 @@ class AsyncClient:
         """As `Client.fabric`."""
         return await self._call(calls.fabric(job))
 
+    async def stacks(self, job: int) -> StacksView:
+        """As `Client.stacks`."""
+        return await self._call(calls.stacks(job))
+
+    async def evidence(self, job: int) -> Evidence:
+        """As `Client.evidence`."""
+        return await self._call(calls.evidence(job))
+
     async def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
     ) -> SignalAnswer:
@@ -223,6 +233,10 @@ class AsyncClient:
     async def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
         """As `Client.resume`."""
         return await self._call(calls.resume(name, check=check))
+
+    async def remove(self, name: str) -> NodeAnswer:
+        """As `Client.remove`."""
+        return await self._call(calls.remove(name))
 
     async def version(self) -> VersionView:
         """As `Client.version`."""

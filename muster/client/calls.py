@@ -17,7 +17,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
+from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -127,6 +129,14 @@ def fabric(number: int) -> Call[FabricView]:
     return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
 
 
+def stacks(number: int) -> Call[StacksView]:
+    return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
+
+
+def evidence(number: int) -> Call[Evidence]:
+    return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
+
+
 def environment(number: int) -> Call[EnvironmentView]:
     return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
 
@@ -168,6 +178,10 @@ def drain(name: str, wanted: DrainRequest) -> Call[NodeAnswer]:
 def resume(name: str, *, check: bool) -> Call[NodeAnswer]:
     body = msgspec.json.encode(ResumeRequest(check))
     return Call(NodeAnswer, "POST", _node_path(name, "resume"), body=body, patience_s=CHANGE_S)
+
+
+def remove(name: str) -> Call[NodeAnswer]:
+    return Call(NodeAnswer, "POST", _node_path(name, "remove"), body=b"{}", patience_s=CHANGE_S)
 
 
 def _node_path(name: str, verb: str) -> str:

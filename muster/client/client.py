@@ -22,7 +22,9 @@ from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
+from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
+from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -170,6 +172,14 @@ class Client:
         """The fabric plan of the job's last attempt, and why each value of it."""
         return self._call(calls.fabric(job))
 
+    def stacks(self, job: int) -> StacksView:
+        """Where the ranks of a job that runs stand now, grouped by equal stacks."""
+        return self._call(calls.stacks(job))
+
+    def evidence(self, job: int) -> Evidence:
+        """The verdicts on the job's attempts, each with what it rests on."""
+        return self._call(calls.evidence(job))
+
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
     ) -> SignalAnswer:
@@ -237,6 +247,12 @@ class Client:
         `check` is false).
         """
         return self._call(calls.resume(name, check=check))
+
+    def remove(self, name: str) -> NodeAnswer:
+        """Forget a node that is gone; the answer has it as it was. Raises ApiError (409 for one
+        that is connected, or may still run something).
+        """
+        return self._call(calls.remove(name))
 
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""

@@ -52,6 +52,15 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Put what a file holds on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class DirectoryLock:
     """The hold on a folder, from `lock_directory` until `release`, or the end of the process.
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from muster.fabric.choice import Choice
 from muster.fabric.gids import Family, fit_index, fit_indexes, is_sparse
 from muster.fabric.nccl import DYNAMIC, ROBUST, Version
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, Hca
+
+_UCX_AUTO: Final = (1, 5)
+_UCX_SIXTH: Final = (1, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,15 @@ class Environment:
 
 
 def environment(
-    choice: Choice, sockets: Sequence[str], version: Version | None = None
+    choice: Choice,
+    sockets: Sequence[str],
+    version: Version | None = None,
+    ucx: Version | None = None,
 ) -> Environment:
     """What to set on a node that is by itself."""
     ports = [_port(hca, choice) for hca in choice.used]
     within = "" if choice.within is None else str(choice.within)
-    return of_ports(ports, sockets, version, choice.family, within)
+    return of_ports(ports, sockets, version, choice.family, within, ucx)
 
 
 def of_ports(
@@ -66,10 +73,11 @@ def of_ports(
     version: Version | None = None,
     family: Family = "AF_INET",
     within: str = "",
+    ucx: Version | None = None,
 ) -> Environment:
     """What to set. `sockets`: the interfaces for everything that is not RDMA, the best one alone
     will do. `within` is the network of the addresses, where the operator names one. An unknown
-    version is taken for a new one."""
+    version is taken for a new one. `ucx` is the version of UCX, which has a rule of its own."""
     values: dict[str, str] = {}
     used = sorted(ports, key=lambda port: (natural(port.name), port.port))
     index, apart = None, None
@@ -87,6 +95,9 @@ def of_ports(
             if any(port.ranged for port in used):
                 values["NCCL_IB_ADDR_RANGE"] = within
         values["UCX_NET_DEVICES"] = keys
+        entry = _ucx_index(used, family, ucx)
+        if entry is not None:
+            values["UCX_IB_GID_INDEX"] = str(entry)
     if sockets:
         values["NCCL_SOCKET_IFNAME"] = f"={','.join(sockets)}"
         values["GLOO_SOCKET_IFNAME"] = ",".join(sockets)
@@ -108,6 +119,19 @@ def _port(hca: Hca, choice: Choice) -> Port:
         ranged=choice.within is not None and index not in (None, alone),
         sparse=is_sparse(hca.gids),
     )
+
+
+def _ucx_index(used: Sequence[Port], family: Family, version: Version | None) -> int | None:
+    """One number for all HCAs, where UCX does not find it: entry 0 before 1.5, and before 1.20 an
+    address of the own segment before a routable one of IPv6. Where none fits all, UCX chooses."""
+    if version is None or version >= (_UCX_SIXTH if family == "AF_INET6" else _UCX_AUTO):
+        return None
+    known = [port for port in used if port.roce and port.index is not None]
+    if not known:
+        return None
+    wanted = Counter(port.index for port in known)
+    common = frozenset.intersection(*(port.fit for port in known))
+    return next((index for index, _ in wanted.most_common() if index in common), None)
 
 
 def _index(used: Sequence[Port], version: Version | None) -> tuple[int | None, str | None]:

@@ -212,6 +212,7 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     nccl: str | None = None
     nccl_source: str = ""
     nccl_conf: dict[str, str] = {}
+    ucx: str | None = None
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,7 +92,8 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
     what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
     a digest of the hardware and its cabling. `gpus` are there where the task has some of them.
-    `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason.
+    `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason. `settings`
+    are the operator's own for NCCL on this site; `ucx` is the version found.
     """
 
     group: str = ""
@@ -109,6 +110,8 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     versions: dict[str, str] = {}
     fingerprint: str = ""
     unfit: tuple[str, ...] = ()
+    settings: dict[str, str] = {}
+    ucx: str = ""
 
 
 class NodeRdma(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -69,7 +69,9 @@ class CheckpointView(msgspec.Struct, frozen=True):
 
 
 class AttemptView(msgspec.Struct, frozen=True):
-    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of."""
+    """One try. `proof` says what carried its traffic; None where there is no RDMA to speak of.
+    `hang`: what is wrong while it hangs or is slow.
+    """
 
     number: int
     state: str
@@ -83,6 +85,7 @@ class AttemptView(msgspec.Struct, frozen=True):
     fabric: str | None = None
     proof: ProofView | None = None
     checkpoint: CheckpointView | None = None
+    hang: str = ""
 
 
 class JobSummary(msgspec.Struct, frozen=True):
@@ -245,6 +248,17 @@ class HardwareView(msgspec.Struct, frozen=True):
     text: str
 
 
+class RdmaView(msgspec.Struct, frozen=True):
+    """Of the `expected` ports of the class `group` jobs can use `ports` now; `why`: why none, in
+    words that follow the node's name. Nodes of one `kind` agree in all that a gang needs."""
+
+    group: str
+    ports: int
+    expected: int
+    kind: str
+    why: str
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node. `address` is the one at which a gang's peers reach it, `peer` the one that its agent
     calls from; `connected_s`: for how long its link stands, None while it does not. `jobs` are all
@@ -252,7 +266,8 @@ class NodeView(msgspec.Struct, frozen=True):
     jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
     fault since it was last resumed, and were not made up for. `hardware`: what that has reported
-    since then, the last of it.
+    since then, the last of it. `rdma`: what it has for RDMA as its agent saw it last, None where
+    that is unknown.
     """
 
     name: str
@@ -282,6 +297,7 @@ class NodeView(msgspec.Struct, frozen=True):
     drain: DrainView | None = None
     faults: tuple[FaultView, ...] = ()
     hardware: tuple[HardwareView, ...] = ()
+    rdma: RdmaView | None = None
 
 
 class NodeList(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ import msgspec
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
@@ -27,13 +28,16 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 4
+PROTOCOL_MAX = 5
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep."""
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
+5: `LookTask`, which agents of 4 do not know."""
 LEASES_OF_TASKS: Final = 4
 """From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
+LOOKS: Final = 5
+"""From this protocol on `LookTask` is understood."""
 
 PORT_TAKEN: Final = "port_taken"
 """Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
@@ -137,6 +141,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory, and
     `oom_said` what the kernel wrote of that, in words. `disk_full`: as it failed, the disk of its
     task's folder was full.
+    `kernel`: the lines of the kernel's log about it.
     """
 
     rank: int
@@ -150,6 +155,7 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     oom: bool = False
     oom_said: str = ""
     disk_full: bool = False
+    kernel: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -174,6 +180,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     neighbours in the gang whose machines answered this node once, and do not any more.
     `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
     go of them.
+    `activity` says of each rank whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -192,6 +199,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     silent: tuple[str, ...] = ()
     survivors: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
+    activity: tuple[RankActivity, ...] = ()
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -238,7 +246,20 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     disks: tuple[DiskHealth, ...] | None = None
 
 
-Report = Hello | TaskReport | Heartbeat
+class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):
+    """Answers LookTask, with its `epoch` and `number`. `activity` is as of now; `problem` is why no
+    rank has a stack."""
+
+    task: TaskId
+    epoch: int
+    number: int
+    ranks: tuple[RankStacks, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    recorded: tuple[RecordedRank, ...] = ()
+    problem: str = ""
+
+
+Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
@@ -281,7 +302,8 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     `ports` is how many free ports to find and report. `gpus` are the UUIDs of those that the task
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
     the task's own lease, None where it is that of the welcome. Changes of files in
-    `checkpoint_dir` are to be reported.
+    `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
+    where one is nearly full or does not answer.
     """
 
     task: TaskId
@@ -295,6 +317,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     gpus: tuple[str, ...] = ()
     lease_s: float | None = None
     checkpoint_dir: str | None = None
+    preflight: bool = False
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -373,6 +396,19 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     late: bool = True
 
 
+class LookTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+    """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
+
+    `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
+    """
+
+    task: TaskId
+    epoch: int
+    number: int
+    threads: bool = False
+    recorder: bool = False
+
+
 class ForgetTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="forget"):
     """The task's end is durable with the coordinator; the agent removes it once its logs are
     shipped."""
@@ -389,5 +425,6 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
+    | LookTask
     | ForgetTask
 )

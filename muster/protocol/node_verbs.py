@@ -32,8 +32,12 @@ class ResumeRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     check: bool = True
 
 
+class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/nodes/{id}/remove`."""
+
+
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """Of drain and resume. `changed` is false where all was so already."""
+    """Of drain, resume and remove (as it was). `changed` is false where all was so already."""
 
     node: NodeView
     changed: bool

@@ -66,6 +66,7 @@ class CauseCode(enum.Enum):
     CANCELLED = "cancelled"
     DRAINED = "drained"
     HARDWARE = "hardware_failed"
+    HUNG = "hung"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,12 +10,22 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import units
 from muster.spec.command import sanitised_name
 from muster.spec.did_you_mean import nearest
 from muster.spec.problems import RefusedError, printable
 from muster.spec.section import seconds, whole_number
-from muster.spec.types import SAME, SCHEMA_VERSION, Launcher, NumaBinding, Rdma, Rendezvous, Warn
+from muster.spec.types import (
+    SAME,
+    SCHEMA_VERSION,
+    Launcher,
+    NumaBinding,
+    Preflight,
+    Rdma,
+    Rendezvous,
+    Warn,
+)
 
 MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
 DAY: Final = 86400.0
@@ -128,6 +138,13 @@ def webhook(text: str) -> str:
     return typed
 
 
+def preflight(text: str) -> Preflight:
+    """What is looked at before a start; there is one of them."""
+    if text.strip() != Preflight.QUICK.value:
+        raise RefusedError("is no preflight of this release", "write `preflight: quick`")
+    return Preflight.QUICK
+
+
 def schema_version(text: str) -> int:
     """The version of the format, which is 1."""
     if text.strip() != str(SCHEMA_VERSION):
@@ -195,6 +212,17 @@ def rdma(text: str) -> Rdma:
 
 LEAST_LEASE_S: Final = 15.0
 MOST_LEASE_S: Final = 30 * DAY
+
+
+def hang(text: str) -> Hang:
+    """What is done when the job hangs."""
+    name = text.strip()
+    known = [known.value for known in Hang]
+    if name not in known:
+        meant = nearest(name.lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither notify, dump nor restart", hint)
+    return Hang(name)
 
 
 def time_limit(text: str) -> float | None:

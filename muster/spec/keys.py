@@ -205,10 +205,22 @@ KEYS: Final[dict[str, About]] = {
         "where it can be; `off`: TCP.",
         "rdma: required",
     ),
+    "hang": About(
+        "What is done when the job hangs. `notify`: it is told, with the stacks of all ranks; "
+        "`dump`: all threads and NCCL's flight recorder are kept, too; `restart`: and the attempt "
+        "ends, to be tried again on the `infra` budget.",
+        "hang: restart",
+    ),
     "nccl_debug": About(
         "NCCL says what it chooses and why (`NCCL_DEBUG=INFO`), as with `muster submit "
         "--nccl-debug`.",
         "nccl_debug: true",
+    ),
+    "preflight": About(
+        "`quick`: look at each node's GPUs, ports, clock, disks and mounts before the start, in "
+        "less than two seconds; a node on which something is wrong is refused, and another taken.",
+        "preflight: quick",
+        default="nothing more than always",
     ),
     "notify": About(
         "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",

@@ -15,11 +15,9 @@ LATER_KEYS: Final = {
         "after": "submit the second job once `muster wait ID` has returned 0",
         "file_mounts": "put the files on storage that every node mounts, and use that path",
         "git": "clone in `setup`, or use a `workdir` that exists on the nodes",
-        "hang": "leave it out; set `time_limit`, and the time-outs of NCCL in `env`",
         "idle": "leave it out; set `time_limit`",
         "image": "jobs run on the node itself: name an interpreter or environment in `python`",
         "outputs": "write results to storage that every node mounts",
-        "preflight": "leave it out; check in `setup`, which fails the attempt when it fails",
         "prepare": "use `setup`, which runs once per node and attempt",
         "secrets": "keep the secret in a file that only you can read on the nodes, and name the "
         "file in `env`; `env` itself is not secret",

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import fields, later, units
 from muster.spec.command import name_of, read_run, read_script
 from muster.spec.environment import read_env
@@ -119,7 +120,9 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         placement=_placement(job, nodes, nproc, roles),
         rdma=job.read("rdma", fields.rdma, Rdma.PREFERRED),
         notify=_notify(job),
+        preflight=job.read("preflight", fields.preflight, None),
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
+        hang=job.read("hang", fields.hang, Hang.NOTIFY),
     )
     job.finish()
     check_gpus(spec, problems)

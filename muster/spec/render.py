@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.hangs import Hang
 from muster.spec.types import Argv, Command, JobSpec, Placement, Rendezvous, Role, Shell, Stop
 from muster.spec.units import duration_text, gpu_text, size_text
 
@@ -65,6 +66,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
     made["rdma"] = spec.rdma.value
     if spec.nccl_debug:
         made["nccl_debug"] = True
+    if spec.preflight is not None:
+        made["preflight"] = spec.preflight.value
     if spec.notify:
         made["notify"] = list(spec.notify)
     if placed := _placement(spec.placement):
@@ -88,6 +91,8 @@ def _endurance(spec: JobSpec) -> dict[str, object]:
         made["lease"] = duration_text(spec.lease_s)
     if spec.checkpoint_dir is not None:
         made["checkpoint_dir"] = spec.checkpoint_dir
+    if spec.hang is not Hang.NOTIFY:
+        made["hang"] = spec.hang.value
     return made
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 from muster.spec import fields
 from muster.spec.fields import MAX_NODES
 from muster.spec.keys import KEYS, alias_of
@@ -22,6 +23,7 @@ from muster.spec.types import (
     SCHEMA_VERSION,
     Launcher,
     NumaBinding,
+    Preflight,
     Rdma,
     Rendezvous,
 )
@@ -158,10 +160,12 @@ def _properties() -> dict[str, Schema]:
             "enum": [rdma.value for rdma in Rdma],
             "default": Rdma.PREFERRED.value,
         },
+        "hang": {"enum": [hang.value for hang in Hang], "default": Hang.NOTIFY.value},
         "nccl_debug": {
             "enum": [True, False, "true", "false"],
             "default": False,
         },
+        "preflight": {"enum": [preflight.value for preflight in Preflight]},
         "notify": {
             "type": "array",
             "maxItems": MAX_WEBHOOKS,

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from muster.protocol.failures import FailureKind
+from muster.protocol.hangs import Hang
 
 SCHEMA_VERSION = 1
 
@@ -53,6 +54,12 @@ class Rdma(Enum):
     REQUIRED = "required"
     PREFERRED = "preferred"
     OFF = "off"
+
+
+class Preflight(Enum):
+    """What is looked at on each node before a start, beyond what always is."""
+
+    QUICK = "quick"
 
 
 class NumaBinding(Enum):
@@ -177,8 +184,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
     nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
     agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
-    why. `notify` are the webhooks that are told how it goes. `lease_s` is how long a node that is
-    cut off from the coordinator may go on with the job; None leaves it to the cluster.
+    why. `notify` are the webhooks that are told how it goes. `preflight`:
+    nodes on which it finds something are refused before the start. `lease_s` is how long a node
+    that is cut off from the coordinator may go on with the job; None leaves it to the cluster.
     `checkpoint_dir` is an absolute path of a folder on the nodes: files that change there are the
     job's progress. Times are seconds.
     """
@@ -207,7 +215,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     placement: Placement = Placement()
     rdma: Rdma = Rdma.PREFERRED
     nccl_debug: bool = False
+    hang: Hang = Hang.NOTIFY
     notify: tuple[str, ...] = ()
+    preflight: Preflight | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -5,7 +5,9 @@ from typing import Final
 from muster.protocol import http as h
 from muster.protocol import job_verbs as verbs
 from muster.protocol import node_verbs as nodes
+from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
+from muster.protocol.hangs import StacksView
 from orchestrator.api import parameters as p
 from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
 
@@ -38,6 +40,12 @@ DESCRIPTIONS: Final = {
     ("POST", "/v1/nodes/{id}/resume"): About(
         summary="Take a node back into service, once it is checked.",
         body=nodes.ResumeRequest,
+        answers=as_json(nodes.NodeAnswer),
+        problems=(409, 422),
+    ),
+    ("POST", "/v1/nodes/{id}/remove"): About(
+        summary="Forget a node that is gone.",
+        body=nodes.RemoveRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
@@ -117,6 +125,15 @@ DESCRIPTIONS: Final = {
         body=verbs.SignalRequest,
         answers=as_json(verbs.SignalAnswer, 202),
         problems=(409, 422, 507),
+    ),
+    ("POST", "/v1/jobs/{id}/stacks"): About(
+        summary="Where the ranks of a job that runs stand now, grouped by equal stacks.",
+        answers=as_json(StacksView),
+        problems=(409,),
+    ),
+    ("GET", "/v1/jobs/{id}/evidence"): About(
+        summary="The verdicts on a job's attempts, each with the signals that it rests on.",
+        answers=as_json(Evidence),
     ),
     ("POST", "/v1/jobs/{id}/rerun"): About(
         summary="A new job like this one.",

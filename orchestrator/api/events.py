@@ -49,6 +49,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()
@@ -89,6 +90,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.StopForced()
             | f.GraceShortened()
             | f.TrafficJudged()
+            | f.HangJudged()
+            | f.HangOver()
             | f.AttemptClosed()
         ):
             return f"attempt {fact.attempt}: {_attempt_text(fact)}"
@@ -104,6 +107,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskJoined()
             | f.TaskLeft()
             | f.TaskCheckpointed()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -123,6 +128,8 @@ def _attempt_text(
     | f.StopForced
     | f.GraceShortened
     | f.TrafficJudged
+    | f.HangJudged
+    | f.HangOver
     | f.AttemptClosed,
 ) -> str:
     match fact:
@@ -143,6 +150,10 @@ def _attempt_text(
             return f"grace cut to {duration_text(grace_s)} by {user}"
         case f.TrafficJudged(_, _, proof):
             return proof.text
+        case f.HangJudged(_, _, verdict):
+            return verdict.text
+        case f.HangOver():
+            return "it moves again"
         case f.StopForced():
             return "grace is over, killing"
         case f.AttemptClosed():
@@ -162,7 +173,9 @@ def _task_text(
     | f.TaskLost
     | f.TaskJoined
     | f.TaskLeft
-    | f.TaskCheckpointed,
+    | f.TaskCheckpointed
+    | f.TaskCut
+    | f.TaskBack,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -185,6 +198,10 @@ def _task_text(
             return f"saw a checkpoint: {name}"
         case f.TaskJoined():
             return "joins the running gang"
+        case f.TaskCut():
+            return "cannot be reached, presumed running"
+        case f.TaskBack():
+            return "is back"
         case f.TaskLeft(_, _, _, reason):
             return f"the gang goes on without it: {reason}"
         case _:

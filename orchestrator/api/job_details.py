@@ -12,6 +12,7 @@ from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_body
 from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.validation import validation
+from orchestrator.core.evidence import evidence_of
 from orchestrator.core.fabric_view import fabric_view
 from orchestrator.core.launch import environments
 from orchestrator.core.state import Job
@@ -19,7 +20,7 @@ from orchestrator.shell.coordinator import Coordinator
 
 
 class JobDetailsApi:
-    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env and /fabric."""
+    """POST /v1/jobs:validate, GET /v1/jobs/{id}/spec, /env, /fabric and /evidence."""
 
     def __init__(self, coordinator: Coordinator, rules: SubmitRules) -> None:
         self._coordinator = coordinator
@@ -46,6 +47,10 @@ class JobDetailsApi:
 
     async def fabric(self, request: web.Request) -> web.Response:
         return reply(fabric_view(await self._find(job_id(request))))
+
+    async def evidence(self, request: web.Request) -> web.Response:
+        """The verdicts on the job, and what each rests on."""
+        return reply(evidence_of(await self._find(job_id(request))))
 
     async def _find(self, name: JobId) -> Job:
         return (await find_job(self._coordinator, name))[1]

@@ -24,9 +24,9 @@ from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.reading import job_id, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
-from orchestrator.core.actions import Changed, Declined, Signalled
+from orchestrator.core.actions import Changed, Declined, Signalled, Stacks
 from orchestrator.core.explain import explain
-from orchestrator.core.stimuli import ChangeReceived, SignalReceived
+from orchestrator.core.stimuli import ChangeReceived, SignalReceived, StacksReceived
 from orchestrator.shell.coordinator import Coordinator
 
 REASON_CHARS_MAX: Final = 1000
@@ -103,6 +103,18 @@ class JobVerbsApi:
                 raise declined(result)
             case _:
                 raise AssertionError(f"a signal was answered with {result}")
+
+    async def stacks(self, request: web.Request) -> web.Response:
+        """Where the ranks stand now, as their nodes tell."""
+        name = job_id(request)
+        result = await self._coordinator.request(lambda rid: StacksReceived(rid, name))
+        match result:
+            case Stacks(view=view):
+                return reply(view)
+            case Declined():
+                raise declined(result)
+            case _:
+                raise AssertionError(f"a look was answered with {result}")
 
     async def rerun(self, request: web.Request) -> web.Response:
         """A new job with the specification as it was submitted, and what is to be changed of it."""

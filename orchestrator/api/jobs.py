@@ -35,7 +35,7 @@ from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
 from orchestrator.core.stimuli import CancelReceived, SubmitReceived
-from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.coordinator import FORGOTTEN_HINT, Coordinator, forgotten_text
 
 _REASON_CHARS_MAX: Final = 1000
 _GRACE_S_MAX: Final = 86_400.0
@@ -169,6 +169,8 @@ class JobsApi:
 async def find_job(coordinator: Coordinator, name: JobId) -> tuple[State, Job]:
     """Raises ApiError (404)."""
     job = await coordinator.job(name)
+    if job is None and coordinator.forgot(name):
+        raise ApiError(404, "job_forgotten", forgotten_text(name), FORGOTTEN_HINT)
     if job is None:
         raise no_such_job(name)
     return coordinator.state, job

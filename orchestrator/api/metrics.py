@@ -99,6 +99,12 @@ FAMILIES: Final = {
             ("carrier",),
         ),
         Family(
+            "muster_quiet_gangs",
+            "gauge",
+            "Running gangs of which nothing is heard, by verdict: hung, or slow.",
+            ("verdict",),
+        ),
+        Family(
             "muster_hca_bytes_per_second",
             "gauge",
             "What an HCA of a running gang carried last, in its busier direction.",

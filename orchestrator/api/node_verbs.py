@@ -1,9 +1,9 @@
-"""What operators do to a node: take it out of service, and back."""
+"""What operators do to a node: take it out of service, and back; forget it."""
 
 from aiohttp import web
 
 from muster.protocol.ids import NodeName
-from muster.protocol.node_verbs import DrainRequest, NodeAnswer, ResumeRequest
+from muster.protocol.node_verbs import DrainRequest, NodeAnswer, RemoveRequest, ResumeRequest
 from orchestrator.api.access import TOKEN
 from orchestrator.api.cluster import unknown_node
 from orchestrator.api.problems import ApiError, bad_field
@@ -11,7 +11,7 @@ from orchestrator.api.reading import struct_body
 from orchestrator.api.responses import reply
 from orchestrator.core.actions import UNKNOWN_NODE, Declined, Result, Serviced
 from orchestrator.core.display import node_view
-from orchestrator.core.stimuli import DrainReceived, ResumeReceived
+from orchestrator.core.stimuli import DrainReceived, RemoveReceived, ResumeReceived
 from orchestrator.shell.coordinator import Coordinator
 
 
@@ -47,11 +47,26 @@ class NodeVerbsApi:
         )
         return await self._answer(name, result)
 
+    async def remove(self, request: web.Request) -> web.Response:
+        """Forget a node that is gone; answered as it was last known."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        await struct_body(request, RemoveRequest)
+        node = (await self._coordinator.settled()).nodes.get(name)
+        if node is None:
+            raise unknown_node(name)
+        view = node_view(node, self._coordinator.now())
+        result = await self._coordinator.request(lambda rid: RemoveReceived(rid, name, user))
+        if isinstance(result, Serviced):
+            return reply(NodeAnswer(view, changed=True))
+        return await self._answer(name, result)
+
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:
             case Serviced(anything=anything):
-                state = await self._coordinator.settled()
-                view = node_view(state.nodes[name], self._coordinator.now())
+                node = (await self._coordinator.settled()).nodes.get(name)
+                if node is None:
+                    raise unknown_node(name)
+                view = node_view(node, self._coordinator.now())
                 return reply(NodeAnswer(view, anything))
             case Declined(code=code) if code == UNKNOWN_NODE:
                 raise unknown_node(name)

@@ -1,4 +1,5 @@
-"""Figures of what carries the traffic of the gangs that run, and of RDMA ports that are down.
+"""Figures of what carries the traffic of the gangs that run, of those that hang, and of RDMA ports
+that are down.
 
 The labels are nodes and their ports, never jobs: as many series as there are HCAs, and no more than
 `SERIES_MAX` of a kind.
@@ -10,6 +11,7 @@ from typing import Final
 
 from muster.fabric.counters import imbalance, tcp_share
 from muster.fabric.proof import planned
+from muster.protocol.hangs import HangKind
 from muster.protocol.ids import JobId
 from muster.protocol.proof import Carrier
 from orchestrator.core.attempt import AttemptPhase
@@ -24,17 +26,21 @@ Values = Mapping[tuple[str, ...], float]
 def traffic(state: State, jobs: Iterable[JobId]) -> Iterator[tuple[str, Values]]:
     """The families by name, with their values; `jobs` are those that have not ended."""
     carriers: dict[tuple[str, ...], float] = {(one.value,): 0.0 for one in Carrier}
+    quiet: dict[tuple[str, ...], float] = {(one.value,): 0.0 for one in HangKind}
     seen: list[Task] = []
     for name in jobs:
         job = state.jobs[name]
         attempt = job.current
         if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
             continue
+        if attempt.hang is not None:
+            quiet[(attempt.hang.kind.value,)] += 1
         proof = proof_line(job, attempt)
         if proof is not None:
             carriers[(proof.verdict.value,)] += 1
         seen += [task for task in attempt.present if task.traffic is not None]
     yield "muster_running_gangs", carriers
+    yield "muster_quiet_gangs", quiet
     rates: dict[tuple[str, ...], float] = {}
     flaps: dict[tuple[str, ...], float] = {}
     uneven: dict[tuple[str, ...], float] = {}

@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final, NewType
 
+from muster.protocol.hangs import StacksView
 from muster.protocol.ids import JobId, NodeName, SessionId
 from muster.protocol.messages import Command, Refused
 
@@ -25,6 +26,8 @@ class TimerKind(enum.Enum):
     LIMIT = "limit"
     RETRY = "retry"
     DRAIN = "drain"
+    HANG = "hang"
+    LOOK = "look"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,14 @@ class Declined:
     hint: str = ""
 
 
-Result = Submitted | Cancelled | Changed | Signalled | Serviced | Declined
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Where the ranks of a job stand."""
+
+    view: StacksView
+
+
+Result = Submitted | Cancelled | Changed | Signalled | Serviced | Stacks | Declined
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from muster.protocol.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    StacksReport,
     TaskReport,
     Welcome,
     with_devices,
@@ -32,14 +33,14 @@ from muster.protocol.proof import PortHealth
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
-from orchestrator.core import proof
+from orchestrator.core import looks, proof
 from orchestrator.core import stimuli as s
 from orchestrator.core.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_news
 from orchestrator.core.commands import owed, tasks_on
 from orchestrator.core.decision import Decision
-from orchestrator.core.drains import drain, resume
+from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.hardware import hardware_seen, may_be_hardware
@@ -73,10 +74,14 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return change(state, stimulus, now)
         case s.SignalReceived():
             return signal(state, stimulus)
+        case s.StacksReceived():
+            return looks.ask(state, stimulus, now, limits)
         case s.DrainReceived():
             return drain(state, stimulus)
         case s.ResumeReceived():
             return resume(state, stimulus, now)
+        case s.RemoveReceived():
+            return remove(state, stimulus)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
         case s.ReportReceived(session, report):
@@ -248,7 +253,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
 def _report(
     state: State,
     session: SessionId,
-    report: TaskReport | Heartbeat,
+    report: TaskReport | Heartbeat | StacksReport,
     now: Instant,
     limits: Limits,
 ) -> Decision:
@@ -264,6 +269,11 @@ def _report(
             changed += hardware_seen(state, name, events)
             changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
+        case StacksReport():
+            task = _task(state, report.task)
+            if task is not None and task.node != name:
+                return Decision()
+            return looks.answered(state, task, report, now)
         case TaskReport():
             drained = unclean(state.nodes[name], name, report)
             task = _task(state, report.task)
@@ -317,7 +327,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     seen = checkpoint_news(attempt, task, report.checkpoint)
-    found = [*measured, *seen, *news(task, report)]
+    found = [*measured, *seen, *news(task, report), *looks.activity_news(report, now)]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

@@ -7,11 +7,13 @@ from typing import Any, assert_never
 import msgspec
 
 from muster.protocol import http as h
+from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.spec.render import nodes_text, to_mapping
+from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.commands import stop_grace_s
@@ -31,6 +33,7 @@ from orchestrator.core.service import deadline_text, drained_by
 from orchestrator.core.silence import brake_text
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
+from orchestrator.core.timeline import named, timeline
 from orchestrator.core.versions import odd_versions
 
 
@@ -88,7 +91,7 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
         **summary,
         spec=to_mapping(job.spec),
         attempts=tuple(_attempt_view(state, job, attempt) for attempt in job.attempts),
-        timeline=tuple(_timeline(job)),
+        timeline=tuple(timeline(job, job_state(job))),
         notices=tuple(
             h.NoticeView(host_of(job, hook), notice.event, timestamp(notice.at), notice.problem)
             for (_, hook), notice in job.notices.items()
@@ -144,7 +147,14 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
             h.HardwareView(timestamp(at), event.grade.value, event.text)
             for at, event in node.hardware
         ),
+        rdma=_rdma(node.inventory.rdma),
     )
+
+
+def _rdma(rdma: NodeRdma | None) -> h.RdmaView | None:
+    if rdma is None:
+        return None
+    return h.RdmaView(rdma.group, rdma.ports, rdma.expected, rdma.kind, rdma.why)
 
 
 def _drain_view(drain: Drain) -> h.DrainView:
@@ -303,12 +313,7 @@ def _size(state: State, attempt: Attempt) -> str:
 
 
 def _names(attempt: Attempt) -> str:
-    return _named(attempt.present)
-
-
-def _named(tasks: list[Task]) -> str:
-    names = [t.node for t in tasks]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return named(attempt.present)
 
 
 def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
@@ -322,7 +327,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
             _task_view(
                 t,
                 odd.get(t.id),
-                state.nodes[t.node] if attempt is job.current else None,
+                state.nodes.get(t.node) if attempt is job.current else None,
                 ranks.get(t.id, range(0)),
             )
             for t in attempt.tasks
@@ -336,12 +341,20 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
         fabric=attempt.fabric.text if attempt.fabric is not None else None,
         proof=proof_line(job, attempt),
         checkpoint=_checkpoint_view(attempt),
+        hang=_hang_text(attempt),
     )
 
 
 def _checkpoint_view(attempt: Attempt) -> h.CheckpointView | None:
     last = attempt.checkpoint
     return None if last is None else h.CheckpointView(timestamp(last.at), last.name, last.node)
+
+
+def _hang_text(attempt: Attempt) -> str:
+    if attempt.hang is None:
+        return ""
+    quiet = duration_text(float(round(attempt.hang.quiet_s)))
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
 
 
 def host_port(address: str, port: int) -> str:
@@ -367,47 +380,6 @@ def _task_view(task: Task, odd: str | None, node: Node | None, running: range) -
         warnings=(*task.warnings, *(said for said in (odd, clock) if said)),
         gpus=task.gpus or None,
     )
-
-
-def _timeline(job: Job) -> list[h.Step]:
-    """What happened to a job, oldest first."""
-    rerun = "" if job.rerun_of is None else f", job {job.rerun_of} again"
-    steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}{rerun}")]
-    for attempt in job.attempts:
-        again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
-        moments = (
-            (attempt.placed_at, f"placed on {_named([t for t in attempt.tasks if not t.joined])}"),
-            (attempt.prepared_at, "every node ready; gang arranged"),
-            (attempt.released_at, "gates opened"),
-            (attempt.started_at, "every node started"),
-            (attempt.warned_at, "ranks warned that the time limit is near"),
-            *attempt.changes,
-            (attempt.stopping_at, _why_stopping(attempt)),
-            (attempt.closed_at, _how_closed(attempt)),
-        )
-        steps += [h.Step(timestamp(at), f"{again}{text}") for at, text in moments if at is not None]
-    steps += [h.Step(timestamp(at), text) for at, text in job.notes]
-    steps.sort(key=lambda step: step.at)
-    if job.ended_at is not None and job.cause is not None:
-        state = job_state(job).value.lower()
-        steps.append(h.Step(timestamp(job.ended_at), f"{state} (exit code {job.cause.exit_code})"))
-    return steps
-
-
-def _how_closed(attempt: Attempt) -> str:
-    lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
-    return f"{', '.join(lost)} lost, the others clean" if lost else "every node clean"
-
-
-def _why_stopping(attempt: Attempt) -> str:
-    cause = attempt.cause
-    if cause is None:
-        return "stopping"
-    if cause.code is CauseCode.COMPLETED:
-        return cause.text
-    ours = sum(1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and r.stopped)
-    others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
-    return f"{cause.text}{others}"
 
 
 def _and(text: str) -> str:

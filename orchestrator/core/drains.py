@@ -22,6 +22,7 @@ from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.hardware import hardware_problems
+from orchestrator.core.lack import jobs_named
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import claim_warning, clock_warning
 from orchestrator.core.service import drained_by
@@ -69,6 +70,31 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
 
 
+def remove(state: State, asked: s.RemoveReceived) -> Decision:
+    """Forget a node that is gone and has nothing of a job: nobody waits for it then."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    if node.session is not None or node.link is LinkState.CONNECTED:
+        declined = a.Declined(
+            "node_connected",
+            f"{node.name} is connected, and would be back at once",
+            f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
+            f"remove {node.name}",
+        )
+        return _answer(asked.request, declined)
+    if node.holders:
+        held = jobs_named(node.holders)
+        declined = a.Declined(
+            "node_busy",
+            f"{node.name} cannot be reached, and may still run {held}",
+            "wait until its lease is over (muster nodes says when), or start its agent",
+        )
+        return _answer(asked.request, declined)
+    fact = sf.NodeRemoved(node.name, asked.user)
+    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+
+
 def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     """What is known that speaks against jobs on a node, in sentences: its agent reports changes of
     its RDMA ports and GPUs as they happen."""
@@ -103,7 +129,12 @@ def unknown_node(name: NodeName) -> a.Declined:
 
 def follow_service(
     state: State,
-    fact: sf.NodeDrained | sf.DrainTimed | sf.NodeResumed | sf.NodeTrusted | sf.QuarantineSpared,
+    fact: sf.NodeDrained
+    | sf.DrainTimed
+    | sf.NodeRemoved
+    | sf.NodeResumed
+    | sf.NodeTrusted
+    | sf.QuarantineSpared,
     now: Instant,
 ) -> Decision:
     """What comes of it for the jobs on the node."""
@@ -112,7 +143,7 @@ def follow_service(
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
+        case sf.NodeRemoved() | sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
             return Decision()
         case _:
             assert_never(fact)
@@ -128,9 +159,9 @@ def drain_timer(node: Node, now: Instant) -> list[a.Action]:
 
 
 def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
-    node = state.nodes[timer.node]
-    drain = node.drain
-    if drain is None or drain.number != timer.attempt or not drain.left_s:
+    node = state.nodes.get(timer.node)
+    drain = None if node is None else node.drain
+    if node is None or drain is None or drain.number != timer.attempt or not drain.left_s:
         return Decision()
     return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
 

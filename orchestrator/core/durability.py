@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, get_args
 
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 
@@ -30,8 +31,11 @@ _LAZY: Final = (
     f.TaskArranged,
     f.TaskListening,
     f.TaskStarted,
+    f.TaskCut,
+    f.TaskBack,
     f.TrafficJudged,
     f.TaskCheckpointed,
+    hf.HangOver,
     f.JobRequeued,
     nf.NoticeSettled,
     sf.DrainTimed,
@@ -55,6 +59,7 @@ _EPHEMERAL: Final = (
     f.RunTimed,
     f.SpaceChanged,
     f.TrafficMeasured,
+    *get_args(hf.Looking),
     nf.NoticeFailed,
     f.JobForgotten,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from typing import Final, assert_never
+from typing import Final, assert_never, get_args
 
 from msgspec import UNSET, structs
 
@@ -11,17 +11,20 @@ from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
+from orchestrator.core.hang_course import apply_hang
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
+    Cut,
     Hold,
     Job,
     Signal,
@@ -32,11 +35,12 @@ from orchestrator.core.state import (
 from orchestrator.core.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.transition import InvalidTransition
 
+CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 
-_OF_NO_REVISION: Final = f.RunTimed | f.JobForgotten | nf.NoticeFailed
+_OF_NO_REVISION: Final = (f.RunTimed, f.JobForgotten, nf.NoticeFailed, *get_args(hf.Looking))
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
@@ -74,6 +78,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
                     attempt = state.attempt(job_id, number)
                     if attempt is not None:
                         attempt.changes.append((at, f"{fact.node}: {fact.event.text}"))
+        case sf.NodeRemoved(node):
+            del state.nodes[node]
         case (
             f.JobSubmitted()
             | f.CancelRequested()
@@ -116,6 +122,18 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case f.TrafficMeasured() | f.TrafficJudged():
             _apply_traffic(state, fact, at)
         case (
+            hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
+        ):
+            apply_hang(state, fact, at)
+        case (
             f.TaskPrepared()
             | f.TaskRefused()
             | f.TaskArranged()
@@ -125,6 +143,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.TaskCleaned()
             | f.TaskLost()
             | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
         ):
             _apply_task(state, fact, at)
         case _:
@@ -255,6 +275,7 @@ def _apply_attempt(
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
             for task in attempt.tasks:
                 state.suspects.pop(task.id, None)
+            state.watches.pop((job.id, attempt.number), None)
         case f.StopForced():
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):
@@ -280,7 +301,9 @@ def _apply_task(
     | f.TaskExited
     | f.TaskCleaned
     | f.TaskLost
-    | f.TaskLeft,
+    | f.TaskLeft
+    | f.TaskCut
+    | f.TaskBack,
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
@@ -310,6 +333,13 @@ def _apply_task(
             _task_to(task, TaskState.CLEANED)
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
+        case f.TaskCut():
+            task.cut_at = at
+            attempt.cuts.append(Cut(at, task.node))
+        case f.TaskBack():
+            since = at if task.cut_at is None else task.cut_at
+            attempt.cuts.append(Cut(at, task.node, max(0.0, at - since)))
+            task.cut_at = None
         case f.TaskLeft(_, _, _, reason, force):
             task.left, task.left_force = reason, force
             here = len(attempt.present)
@@ -317,6 +347,7 @@ def _apply_task(
             attempt.changes.append((at, f"{reason}; {nodes} on"))
         case _:
             assert_never(fact)
+    del attempt.cuts[:-CUTS_KEPT]
     if task.state in OVER and task.exit is None:
         task.traffic = None
     if task.left is not None and task.state in OVER:
@@ -374,8 +405,9 @@ def _take(state: State, job: Job, task: Task) -> None:
 
 def _free(state: State, task: Task) -> None:
     """Nothing of the task can be on its node any more; its attempt may have given it back."""
-    if not _holds_another(state, task):
-        state.nodes[task.node].holders.pop((task.job, task.attempt), None)
+    node = state.nodes.get(task.node)  # it may have been removed since it left the gang
+    if node is not None and not _holds_another(state, task):
+        node.holders.pop((task.job, task.attempt), None)
 
 
 def _holds_another(state: State, task: Task) -> bool:

@@ -21,6 +21,9 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()
+            state.looks.clear()
+            state.watches.clear()
+            state.look_number = 0
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0

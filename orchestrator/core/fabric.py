@@ -22,6 +22,7 @@ from muster.fabric.nccl import Version, devices_max, version_of
 from muster.fabric.types import ETHERNET
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.spec.types import Rdma
+from orchestrator.core.fabric_near import near_notes, settings_notes
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Rail, Transport
 from orchestrator.core.fabric_rails import (
     Difference,
@@ -243,7 +244,7 @@ def _over(
             if why is not None:
                 apart.append(Difference(member.node, f"{member.node}: {why}"))
         if not apart:
-            return _planned(rails, agreed, made, notes, beside)
+            return _planned(rails, agreed, members, made, notes, beside)
         if required:
             return Refused(tuple(apart))
         notes.append(apart[0].text)
@@ -255,10 +256,12 @@ def _over(
 def _planned(
     rails: Rails,
     agreed: Sequence[int],
+    members: Sequence[Member],
     made: Sequence[NodePlan],
     notes: Sequence[str],
     beside: Sequence[str],
 ) -> FabricPlan:
+    beside = [*beside, *near_notes(rails, agreed, members), *settings_notes(members)]
     # Alike ones are found by their content: an environment has no hash.
     places: dict[object, int] = {}
     kinds: list[NodePlan] = []
@@ -329,8 +332,9 @@ def _node_plan(
         member.nccl,
         family if any(port.link_layer == ETHERNET for port in ports) else "AF_INET",
         member.fabric.range,
+        version_of(member.fabric.ucx),
     )
-    values = dict(made.values)
+    values = dict(made.values) | member.fabric.settings
     conf = member.fabric.nccl_conf
     own = member.node in wish.plugins or any(name in conf for name in PLUGIN)
     if wish.rdma is Rdma.REQUIRED and not wish.alone and not own:

@@ -165,14 +165,14 @@ def _matched(members: Sequence[Member], witnesses: Sequence[Member]) -> Rails:
         f"{it.missing.why})"
         for rail in dark
         for at in ours[:1]
-        if not _is_part(kinds[at].first)
+        if not is_part(kinds[at].first)
         and (it := aligned[at][rail]) is not None
         and it.missing is not None
     ]
     found.dark = broken[0] if broken else ""
     found.count = len(layout) - len(dark) + len(broken)
     found.uneven = any(
-        _is_part(kinds[at].first) and _is_far(aligned[at][rail])
+        is_part(kinds[at].first) and _is_far(aligned[at][rail])
         for at in ours
         for rail in range(len(layout))
         if rail not in dark
@@ -182,7 +182,7 @@ def _matched(members: Sequence[Member], witnesses: Sequence[Member]) -> Rails:
         lacking = [rail for rail, ports in enumerate(found.ports) if ports[at] is None]
         bad |= set(lacking)
         lacking = [rail for rail in lacking if rail not in dark]
-        if lacking and not (found.uneven and _is_part(kinds[at].first)):
+        if lacking and not (found.uneven and is_part(kinds[at].first)):
             texts = [
                 _lacking(it, members, layout, aligned[at], lacking, gpus)
                 for it in kinds[at].members
@@ -208,6 +208,7 @@ _PORT: Final = attrgetter(
     "sparse",
     "fourth",
     "sixth",
+    "near",
 )
 
 
@@ -220,13 +221,15 @@ def _signature(member: Member) -> object:
         fabric.missing,
         fabric.group,
         fabric.range,
+        fabric.ucx,
+        tuple(fabric.settings.items()),
         tuple(fabric.nccl_conf.items()),
         member.gpus,
         member.nccl,
     )
 
 
-def _is_part(member: Member) -> bool:
+def is_part(member: Member) -> bool:
     """Whether the job has some of the node's GPUs, to which some of its ports are near."""
     return len(member.ports) < len(member.fabric.ports)
 
@@ -238,7 +241,7 @@ def _is_far(place: Place | None) -> bool:
 
 def places_of(member: Member) -> Layout:
     """All that a node has for jobs, in the order of PCI addresses; of names, if one has none."""
-    part = _is_part(member)
+    part = is_part(member)
     found = [
         Place((port.pci, port.port), port.name, port if not part or port in member.ports else None)
         for port in member.fabric.ports

@@ -172,6 +172,12 @@ def _why(
             return "not all ports have an IPv4 address, all have an IPv6 one"
         case "NCCL_IB_ADDR_RANGE":
             return "the agent's configuration wants addresses of this network (fabric.include)"
+        case "UCX_IB_GID_INDEX":
+            return "this UCX does not find the entry by itself"
+        case "NCCL_CROSS_NIC" | "NCCL_IB_TC" | "NCCL_IB_SL" | "NCCL_TOPO_FILE":
+            return "the agent's configuration has it, of this site (fabric.settings)"
+        case "NCCL_IB_MERGE_NICS":
+            return "the agent's configuration has it, of this site (fabric.settings)"
         case "NCCL_NET":
             return "rdma: required: NCCL is to end without RDMA, and not to go on over TCP"
         case "NCCL_NET_PLUGIN":

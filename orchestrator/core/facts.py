@@ -20,6 +20,7 @@ from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
+from orchestrator.core import hang_facts as of_hang
 from orchestrator.core import link_facts as of_link
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
@@ -266,6 +267,22 @@ class TaskLost(_Fact, frozen=True):
     reason: str
 
 
+class TaskCut(_Fact, frozen=True):
+    """Its node cannot be reached; the task is presumed to go on."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
+class TaskBack(_Fact, frozen=True):
+    """Its node is connected again, and has it still."""
+
+    job: JobId
+    attempt: int
+    rank: int
+
+
 class TaskJoined(_Fact, frozen=True):
     """A node becomes part of a running elastic gang: its task has the next free rank, and is
     reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
@@ -382,9 +399,14 @@ BrakeReleased = of_link.BrakeReleased
 OfLink = of_link.OfLink
 OfJudgement = of_link.OfJudgement
 
+HangJudged = of_hang.HangJudged
+HangOver = of_hang.HangOver
+Looking = of_hang.Looking
+
 Ephemeral = (
     OfLink
     | OfJudgement
+    | Looking
     | RunTimed
     | SpaceChanged
     | JobForgotten
@@ -419,10 +441,14 @@ Durable = (
     | TaskExited
     | TaskCleaned
     | TaskLost
+    | TaskCut
+    | TaskBack
     | TaskJoined
     | TaskLeft
     | TrafficJudged
     | TaskCheckpointed
+    | HangJudged
+    | HangOver
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

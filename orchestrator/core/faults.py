@@ -23,7 +23,7 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
     One that died of what happened to another rank may have been quicker to end than that one.
     """
     found = [
-        (rank, judge(rank.exit, rank.error, oom=rank.oom, oom_said=rank.oom_said))
+        (rank, _judged(rank, rank.exit))
         for rank in report.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
@@ -36,6 +36,10 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
         ),
         default=None,
     )
+
+
+def _judged(rank: RankReport, how: ExitStatus) -> Verdict:
+    return judge(how, rank.error, oom=rank.oom, kernel=rank.kernel, oom_said=rank.oom_said)
 
 
 def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:
@@ -132,10 +136,10 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
         what = f"disk full on {task.node}, where the folders of tasks are: {what}"
     return Cause(
         CauseCode.RANK_FAILED,
-        Outcome.INFRA if taken or full else Outcome.USER,
+        Outcome.INFRA if taken or full or verdict.infra else Outcome.USER,
         _sentence(what, verdict),
         node=task.node,
-        node_fault=full,
+        node_fault=full or verdict.infra,
         rank=rank.rank,
         exit=how,
         refusal=PORT_TAKEN if taken else None,

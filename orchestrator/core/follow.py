@@ -16,6 +16,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
+from orchestrator.core import looks
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
@@ -30,9 +32,11 @@ from orchestrator.core.hardware import follow_hardware
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
+from orchestrator.core.node import LinkState
 from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.preflight import PREFLIGHT, refused_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.refusals import refusal_cause, refusal_of
 from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
@@ -47,6 +51,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             f.EpochStarted()
             | f.NodeRegistered()
+            | f.TaskCut()
+            | f.TaskBack()
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
@@ -63,6 +69,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobForgotten()
+            | hf.LookJoined()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangOver()
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
@@ -70,6 +81,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision()
         case f.JobEnded(job_id):
             return Decision(due(state.jobs[job_id], nf.Told.ENDED))
+        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
+            return looks.follow_look(state, fact, now, limits)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
@@ -80,13 +93,17 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
         ):
             return follow_service(state, fact, now)
         case f.NodeSynced(name, held):
-            return _synced(state, name, held, limits)
+            decision = _synced(state, name, held, limits)
+            back = [task for task in tasks_on(state, name) if task.cut_at is not None]
+            decision.facts += [f.TaskBack(task.job, task.attempt, task.rank) for task in back]
+            return decision
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.RunTimed() | f.JobChanged():
@@ -95,8 +112,11 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
-            found = witnessed(state, name, now, limits)
-            return Decision(found, silent_timer(state, state.nodes[name], now, limits))
+            away = state.nodes[name].link is LinkState.SUSPECT
+            cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
+            told: list[f.Fact] = [f.TaskCut(t.job, t.attempt, t.rank) for t in cut]
+            told += witnessed(state, name, now, limits)
+            return Decision(told, silent_timer(state, state.nodes[name], now, limits))
         case f.PeersSeen(_, task, _):
             return Decision(accused(state, task, now, limits))
         case f.NodeConnected():
@@ -198,8 +218,10 @@ def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decis
     _, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
+        if task.state is not TaskState.STARTED or not task.present:
+            continue
         session = state.nodes[task.node].session
-        if task.state is TaskState.STARTED and task.present and session is not None:
+        if session is not None:
             decision.actions += [
                 a.Send(task.node, session, command)
                 for command in signals(task, attempt.signals[-1:])
@@ -285,6 +307,8 @@ def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
     # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
     if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
         return Decision(_all_answered(attempt))
+    if refused := refused_nodes(state, job, attempt):
+        return Decision(refused)
     meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
     if isinstance(meeting, Cause):
         return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
@@ -298,7 +322,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
-    if task.refusal is not None and task.refusal.code == FABRIC_DIFFERS:
+    if task.refusal is not None and task.refusal.code in (FABRIC_DIFFERS, PREFLIGHT):
         # By us, and what comes of it has been decided.
         return Decision()
     match attempt.phase:

@@ -34,7 +34,7 @@ from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.leases import own_lease_s
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
-from orchestrator.core.proof import nccl_lines, watched
+from orchestrator.core.proof import nccl_lines, recorder, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 PORTS_OFFERED = 8
@@ -69,6 +69,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         timeout_s=limits.prepare_timeout_s,
         ports=PORTS_OFFERED if task.rank == 0 else 0,
         gpus=task.gpus,
+        preflight=spec.preflight is not None,
         lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
     )
@@ -382,6 +383,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.PROCESSES:
         ours |= _of_ranks(task, gang)
     usual = fabric_environment(job, attempt, task) | nccl_lines(spec, task, gang.watched)
+    usual |= recorder(task, gang.watched)
     if spec.elastic:
         # torchrun keeps what it was told of the first store; where another node becomes the first,
         # ranks would wait for each other in two stores. So rank 0 opens one for each round.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from orchestrator.core.hangs import HangLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,4 @@ class Limits:
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
+    hangs: HangLimits = field(default_factory=HangLimits)

@@ -44,6 +44,20 @@ def nccl_lines(spec: JobSpec, task: Task, watched: bool) -> dict[str, str]:
     }
 
 
+def recorder(task: Task, watched: bool) -> dict[str, str]:
+    """torch's flight recorder keeps a gang's last collectives, and writes them where the agent
+    finds them: when a byte comes through its pipe, or when a collective times out."""
+    folder = "" if task.prepared is None else task.prepared.nccl
+    if not watched or not folder:
+        return {}
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{folder}/fr_",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/frp_",
+    }
+
+
 def proof_of(
     attempt: Attempt, task: Task | None = None, report: FabricReport | None = None
 ) -> Proof:

@@ -116,7 +116,7 @@ def _blamed(
     return [
         sf.NodeBlamed(name, job.id, attempt.number, guilty[name])
         for name in sorted(guilty)
-        if all(fault.job != job.id for fault in state.nodes[name].faults)
+        if name in state.nodes and all(it.job != job.id for it in state.nodes[name].faults)
     ]
 
 

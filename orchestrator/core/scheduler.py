@@ -10,6 +10,7 @@ from typing import assert_never
 
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
@@ -58,6 +59,15 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.TrafficMeasured()
             | f.TrafficJudged()
             | f.TaskCheckpointed()
+            | hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.JudgementPut()
@@ -74,6 +84,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.StopRequested()
             | f.StopForced()
             | f.GraceShortened()
+            | f.TaskCut()
+            | f.TaskBack()
             | f.TaskJoined()
             | f.TaskPrepared()
             | f.TaskRefused()
@@ -85,6 +97,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
+            | sf.NodeRemoved()
             | sf.DrainTimed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()

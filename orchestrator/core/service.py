@@ -27,6 +27,8 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         case sf.DrainTimed(_, left_s):
             if node.drain is not None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
+        case sf.NodeRemoved():
+            pass  # whoever knows all nodes takes it out
         case sf.NodeResumed():
             node.drain, node.faults, node.spared, node.hardware = None, (), "", ()
         case sf.NodeBlamed(_, job, attempt, text):
@@ -64,6 +66,8 @@ def service_event(fact: sf.OfService) -> str:
             return f"drained by {user}: {reason}{ends}"
         case sf.DrainTimed(_, left_s):
             return f"is drained: what runs there has {duration_text(left_s)} left"
+        case sf.NodeRemoved(_, user):
+            return f"removed by {user}"
         case sf.NodeResumed(_, user):
             return f"resumed by {user}"
         case sf.NodeBlamed(_, job, attempt, text):

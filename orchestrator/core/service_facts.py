@@ -37,6 +37,13 @@ class DrainTimed(_Fact, frozen=True):
     left_s: float
 
 
+class NodeRemoved(_Fact, frozen=True):
+    """Nothing is known of a node any more. One of that name may come, as if there had been none."""
+
+    node: NodeName
+    user: str
+
+
 class NodeResumed(_Fact, frozen=True):
     """A node is in service again, and what it was at fault for is forgotten."""
 
@@ -80,6 +87,7 @@ class HardwareReported(_Fact, frozen=True):
 OfService = (
     NodeDrained
     | DrainTimed
+    | NodeRemoved
     | NodeResumed
     | NodeBlamed
     | NodeTrusted

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from muster.fabric.proof import Proof
 from muster.protocol.disks import DiskHealth
+from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
-from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal
+from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal, StacksReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
@@ -95,8 +96,11 @@ class Task:
     traffic: FabricReport | None = None  # volatile until it has ended
     silent: tuple[str, ...] = ()  # volatile; addresses of neighbours that do not answer it
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
+    activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
+    activity_at: float = 0.0
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
+    cut_at: float | None = None  # since when its node cannot be reached
     left: str | None = None  # why an elastic gang goes on without it
     left_force: bool = False  # then it is not asked to end, but killed
     gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
@@ -138,6 +142,37 @@ class Signal:
     rank: int | None = None
 
 
+class Cut(NamedTuple):
+    """When a node could not be reached any more, or (`after_s`) was back, and after how long."""
+
+    at: float
+    node: NodeName
+    after_s: float | None = None
+
+
+@dataclass(slots=True)
+class Look:
+    """At the stacks of an attempt, until `until`; `awaited` have not answered. `requests` are of
+    those who want to know, `notes` what is missing; `judges`: it is to tell whether it hangs."""
+
+    number: int
+    awaited: set[TaskId]
+    until: float
+    requests: list[int]
+    notes: tuple[str, ...]
+    judges: bool
+    reports: dict[TaskId, StacksReport] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Watch:
+    """A gang that may hang: not to be looked at before `again_at`, where it stood at the `first`
+    look."""
+
+    again_at: float
+    first: tuple[RankStacks, ...] = ()
+
+
 @dataclass(slots=True)
 class Attempt:
     job: JobId
@@ -163,10 +198,13 @@ class Attempt:
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
+    cuts: list[Cut] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known
     checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
+    hang: HangVerdict | None = None  # as long as it is so
+    hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
 
     @property
     def present(self) -> list[Task]:
@@ -256,6 +294,9 @@ class State:
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
+    looks: dict[tuple[JobId, int], Look] = field(default_factory=dict)  # volatile; by attempt
+    watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt
+    look_number: int = 0  # volatile; of the last look of this process
     disk_full: str = ""  # volatile; why nothing new is begun
     judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
     brake: Brake | None = None  # volatile; nothing is called lost

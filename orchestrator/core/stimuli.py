@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
-from muster.protocol.messages import Heartbeat, Hello, TaskReport
+from muster.protocol.messages import Heartbeat, Hello, StacksReport, TaskReport
 from muster.spec.types import JobSpec
 from orchestrator.core.actions import RequestId, Timer
 
@@ -80,6 +80,14 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class StacksReceived:
+    """Somebody wants to see where the ranks of a job stand."""
+
+    request: RequestId
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class DrainReceived:
     """`deadline_s` and `after_checkpoint` as in NodeDrained."""
 
@@ -102,6 +110,15 @@ class ResumeReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveReceived:
+    """Forget a node that is gone."""
+
+    request: RequestId
+    node: NodeName
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
 class HelloReceived:
     """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
 
@@ -113,7 +130,7 @@ class HelloReceived:
 @dataclass(frozen=True, slots=True)
 class ReportReceived:
     session: SessionId
-    report: TaskReport | Heartbeat
+    report: TaskReport | Heartbeat | StacksReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +174,10 @@ Stimulus = (
     | CancelReceived
     | ChangeReceived
     | SignalReceived
+    | StacksReceived
     | DrainReceived
     | ResumeReceived
+    | RemoveReceived
     | HelloReceived
     | ReportReceived
     | SessionEnded

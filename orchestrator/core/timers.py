@@ -10,6 +10,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import looks
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain_timer, drain_timer_fired
@@ -54,6 +55,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if cause is None:
                 return Decision()
             return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+        case a.TimerKind.HANG | a.TimerKind.LOOK:
+            return looks.timer_fired(state, timer, now, limits)
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -193,7 +196,14 @@ def _overdue(
                 return None
             text = f"the time limit of {limit:g} s is over"
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
-        case a.TimerKind.NODE | a.TimerKind.RETRY | a.TimerKind.WARN | a.TimerKind.DRAIN:
+        case (
+            a.TimerKind.NODE
+            | a.TimerKind.RETRY
+            | a.TimerKind.WARN
+            | a.TimerKind.DRAIN
+            | a.TimerKind.HANG
+            | a.TimerKind.LOOK
+        ):
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:
             assert_never(kind)

@@ -26,6 +26,14 @@ _NEXT_JOB: Final = """
 INSERT INTO meta VALUES ('first_job', :next)
 ON CONFLICT (name) DO UPDATE SET value = max(value, :next)
 """
+_FORGOTTEN_FACTS: Final = """
+INSERT INTO meta VALUES ('forgotten_facts', :facts)
+ON CONFLICT (name) DO UPDATE SET value = value + :facts
+"""
+_FORGOTTEN_TO: Final = """
+INSERT INTO meta VALUES ('forgotten_to', :job)
+ON CONFLICT (name) DO UPDATE SET value = max(value, :job)
+"""
 
 
 class Archived(NamedTuple):
@@ -79,6 +87,45 @@ def move(database: sqlite3.Connection, jobs: Sequence[Archived]) -> int:
         database.execute("UPDATE meta SET value = value + ? WHERE name = 'moved'", (moved,))
         database.execute(_NEXT_JOB, {"next": 1 + max(row.job for row in jobs)})
     return moved
+
+
+def forget(database: sqlite3.Connection, jobs: Sequence[int]) -> dict[str, int]:
+    """Within a transaction: take jobs out of the archive, with their facts; how many of each state
+    those were. That there were such jobs, and how many facts, is known for ever."""
+    states: dict[str, int] = {}
+    facts = 0
+    for job in jobs:
+        row = database.execute("SELECT state FROM archived WHERE job = ?", (job,)).fetchone()
+        if row is None:
+            continue
+        database.execute("DELETE FROM archived WHERE job = ?", (job,))
+        database.execute("UPDATE tally SET jobs = jobs - 1 WHERE state = ?", row)
+        facts += database.execute("DELETE FROM history WHERE job = ?", (job,)).rowcount
+        states[row[0]] = states.get(row[0], 0) + 1
+    if states:
+        database.execute(_FORGOTTEN_FACTS, {"facts": facts})
+        database.execute(_FORGOTTEN_TO, {"job": max(jobs)})
+    return states
+
+
+def forgotten_to(database: sqlite3.Connection) -> int:
+    """The greatest number of a job that was forgotten; 0: none was."""
+    return _meta(database, "forgotten_to")
+
+
+def oldest(database: sqlite3.Connection, after: int, limit: int) -> list[tuple[int, float]]:
+    """The first jobs after a number, and when each ended (UTC seconds); never the newest of all:
+    whoever reads events is to find the last one."""
+    query = (
+        "SELECT job, ended_at FROM archived WHERE job > ? AND job < (SELECT max(job) FROM archived)"
+        " ORDER BY job LIMIT ?"
+    )
+    return database.execute(query, (after, limit)).fetchall()
+
+
+def _meta(database: sqlite3.Connection, name: str) -> int:
+    row = database.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def tally(database: sqlite3.Connection) -> dict[str, int]:
@@ -206,11 +253,9 @@ def check_archive(database: sqlite3.Connection, path: Path) -> int:
     for row in database.execute(f"SELECT {COLUMNS} FROM history"):  # noqa: S608
         from_row(*row)
         facts += 1
-    (moved,) = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
-    if facts != moved:
-        raise CorruptJournalError(
-            f"{path}: the archive has {facts} records, and {moved} went there"
-        )
+    left = _meta(database, "moved") - _meta(database, "forgotten_facts")
+    if facts != left:
+        raise CorruptJournalError(f"{path}: the archive has {facts} records, and {left} went there")
     return jobs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.daemon.files import lock_directory, sync_directory
+from muster.daemon.files import lock_directory, sync_directory, sync_file
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError
 from orchestrator.journal.opening import FILE_NAME, LAYOUT, check, refuse_loss, unmark, upgrade
@@ -36,7 +36,7 @@ def back_up(state_dir: Path, copy: Path) -> None:
             temporary.unlink(missing_ok=True)
             database.execute("VACUUM INTO ?", (str(temporary),))
             temporary.chmod(0o600)
-            _sync(temporary)
+            sync_file(temporary)
             os.replace(temporary, copy)
             sync_directory(copy.parent)
     except OSError as error:
@@ -129,7 +129,7 @@ def restore(state_dir: Path, copy: Path, next_job: int) -> Path:
             temporary.chmod(0o600)
             with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
                 _leave_out(database, _last_epoch(path), max(next_job, _after_logs(state_dir)))
-            _sync(temporary)
+            sync_file(temporary)
             aside = _move_aside(path)
             unmark(path)
             os.replace(temporary, path)
@@ -189,11 +189,3 @@ def _existing(state_dir: Path) -> sqlite3.Connection:
 
 def _frozen(copy: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-
-
-def _sync(file: Path) -> None:
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

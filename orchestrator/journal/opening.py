@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from muster.daemon.files import sync_directory
+from muster.daemon.files import sync_directory, sync_file
 from orchestrator.journal.errors import (
     CorruptJournalError,
     ForeignJournalError,
@@ -150,7 +150,7 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
     if layout > LAYOUT:
         raise NewerJournalError(
             f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
-            "start the version that wrote it, or a newer one"
+            f"start the version that wrote it, or a newer one{_way_back(path)}"
         )
     whole = whole or layout < _LAYOUT_OF_ARCHIVE or _size(path) <= _SMALL_BYTES
     for part in ("1",) if whole else ("fact", "meta", "tally"):
@@ -193,7 +193,7 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
     if layout == 0:
         database.executescript(_MAKE)
     elif layout < LAYOUT:
-        _keep_copy(database, path.with_name(f"{path.name}.layout-{layout}"))
+        _keep_copy(database, _copy_of(path, layout))
         upgrade(database, layout)
     try:
         # After an fsync that failed, a log may be read that is not on disk: written anew it is.
@@ -209,10 +209,32 @@ def upgrade(database: sqlite3.Connection, layout: int) -> None:
     database.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {LAYOUT}; COMMIT;")
 
 
+def _copy_of(path: Path, layout: int) -> Path:
+    """Where the journal at `path` is kept as it was before an upgrade from `layout`."""
+    return path.with_name(f"{path.name}.layout-{layout}")
+
+
 def _keep_copy(database: sqlite3.Connection, copy: Path) -> None:
-    copy.unlink(missing_ok=True)  # half of one, of a crash
-    database.execute("VACUUM INTO ?", (str(copy),))
-    copy.chmod(0o600)
+    """On disk under its name when this returns, whole: after that the upgrade may begin."""
+    half = copy.with_name(f".{copy.name}.tmp")
+    half.unlink(missing_ok=True)  # of a crash
+    database.execute("VACUUM INTO ?", (str(half),))
+    half.chmod(0o600)
+    sync_file(half)
+    half.rename(copy)
+    sync_directory(copy.parent)
+
+
+def _way_back(path: Path) -> str:
+    """How to go on with this release, where the newer one has left what it found."""
+    copies = [_copy_of(path, layout) for layout in range(LAYOUT, 0, -1)]
+    kept = next((copy for copy in copies if copy.exists()), None)
+    if kept is None:
+        return ""
+    return (
+        f"; or go back to what the journal was before that upgrade, without anything that came "
+        f"after it: muster restore {kept}"
+    )
 
 
 def _has_our_mark(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ Row = tuple[int, float, int, str, int | None, bytes, int]
 COLUMNS: Final = "seq, at, schema, kind, job, body, crc"
 
 _encoder: Final = msgspec.json.Encoder()
+_KINDS: Final = {kind.__name__ for kind in get_args(Durable)}
 _decoder: Final[msgspec.json.Decoder[Durable]] = msgspec.json.Decoder(Durable)
 
 
@@ -50,6 +51,12 @@ def from_row(seq: Any, at: Any, schema: Any, kind: Any, job: Any, body: Any, crc
     try:
         return Recorded(seq, at, _decoder.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        if crc is not None and kind not in _KINDS:
+            # Its checksum is right: it is what a release with more kinds of facts wrote.
+            raise NewerJournalError(
+                f"record {seq} of the journal is a {str(kind)[:60]}, which this Muster does not "
+                "know; start the version that wrote it, or a newer one"
+            ) from error
         raise CorruptJournalError(
             f"record {seq} of the journal cannot be read ({error})"
         ) from error

@@ -160,6 +160,25 @@ class Journal:
             self._checkpoint()
         return True
 
+    def forget(self, jobs: Sequence[int]) -> dict[str, int] | None:
+        """Take jobs out of the archive for ever, in one transaction; how many of each state those
+        were, None where there was no room. Raises JournalWriteError, and then none is gone."""
+        try:
+            states = self._commit(lambda: archive.forget(self._database, jobs))
+        except sqlite3.Error as error:
+            if is_full(error):
+                return None
+            raise self._write_error(error) from error
+        self._log_pages += 4 + 4 * len(jobs)
+        if self._log_pages >= _LOG_PAGES_MAX:
+            self._checkpoint()
+        return states
+
+    @property
+    def forgotten_to(self) -> int:
+        """The greatest number of a job that is not even in the archive any more."""
+        return archive.forgotten_to(self._database)
+
     def replay(self) -> Iterator[Recorded]:
         """Every fact that is not in the archive, in order. Raises NewerJournalError and
         CorruptJournalError."""

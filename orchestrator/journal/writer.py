@@ -59,6 +59,13 @@ class JournalWriter:
         self._jobs.put((lambda: self._journal.archive(jobs), loop, future))
         return await future
 
+    async def forget(self, jobs: Sequence[int]) -> dict[str, int] | None:
+        """As `Journal.forget`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[dict[str, int] | None] = loop.create_future()
+        self._jobs.put((lambda: self._journal.forget(jobs), loop, future))
+        return await future
+
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
         """As `journal.sqlite.events`, beside the writer."""
         return await asyncio.to_thread(events, self.path, job=job, after_seq=after_seq, limit=limit)

@@ -27,7 +27,6 @@ from muster.protocol.messages import (
     TOO_LARGE,
     ArrangeTask,
     Command,
-    Heartbeat,
     Hello,
     PrepareTask,
     Refusal,
@@ -162,8 +161,7 @@ class AgentSessions:
             report = frame.body
             if isinstance(report, Hello):
                 raise ProtocolError("a second hello on the same connection")
-            stimulus: TaskReport | Heartbeat = report
-            await coordinator.put(ReportReceived(session.id, stimulus))
+            await coordinator.put(ReportReceived(session.id, report))
 
     async def _write(self, session: _Session) -> None:
         while True:

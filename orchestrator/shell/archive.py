@@ -54,11 +54,20 @@ class Page:
 class Archive:
     """What has gone from the state, and what is to go. `ended` counts the former by state."""
 
-    def __init__(self, journal: JournalWriter, state: State, ended: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        journal: JournalWriter,
+        state: State,
+        ended: Mapping[str, int],
+        forgotten_to: int = 0,
+    ) -> None:
+        """`forgotten_to`: the greatest number of a job that was, and is not even here any more."""
+        self.forgotten_to = forgotten_to
         self.ended = Counter({JobState(name): count for name, count in ended.items()})
         self._journal = journal
         self._state = state
         self._due = deque(job.id for job in state.jobs.values() if _may_go(job))
+        self._going = set(self._due)
         self._work = asyncio.Event()
         if self._due:
             self._work.set()
@@ -69,8 +78,10 @@ class Archive:
         for fact in facts:
             match fact:
                 case f.JobEnded(job) | nf.NoticeSettled(job):
-                    if _may_go(self._state.jobs[job]) and job not in self._due:
+                    # Both in one turn are the end of it once.
+                    if _may_go(self._state.jobs[job]) and job not in self._going:
                         self._due.append(job)
+                        self._going.add(job)
                         self._work.set()
                 case f.JobForgotten(job):
                     self.ended[self._moved.pop(job)] += 1
@@ -92,7 +103,7 @@ class Archive:
             return False
         self._moved |= {job: JobState(row.state) for job, row in zip(jobs, rows, strict=True)}
         for _ in jobs:
-            self._due.popleft()
+            self._going.discard(self._due.popleft())
         if not self._due:
             self._work.clear()
         return True
@@ -108,6 +119,22 @@ class Archive:
             while len(self._found) > _KEPT:
                 self._found.popitem(last=False)
         return found
+
+    async def oldest(self, after: int, limit: int) -> list[tuple[int, float]]:
+        """The first jobs here after a number, and when each ended. Raises JournalError."""
+        return await self._journal.read(partial(archive.oldest, after=after, limit=limit))
+
+    async def forget(self, jobs: Sequence[int]) -> bool:
+        """Keep nothing of these jobs; whether there was room to note that. Raises JournalError."""
+        states = await self._journal.forget(jobs)
+        if states is None:
+            return False
+        for state, count in states.items():
+            self.ended[JobState(state)] -= count
+        for job in jobs:
+            self._found.pop(JobId(job), None)
+        self.forgotten_to = max(self.forgotten_to, *jobs)
+        return True
 
     async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
         """The job of an idempotency key, and the digest of what came with it. Raises

@@ -49,6 +49,7 @@ from orchestrator.shell.timers import Timers
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
 SPACE_EVERY_S: Final = 2.0
+FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
 
 _log = structlog.get_logger("muster.coordinator")
 _MILESTONES: Final = (
@@ -118,11 +119,12 @@ class Coordinator:
         networks: tuple[str, ...] = (),
         first_job: int = 0,
         archived: Mapping[str, int] | None = None,
+        forgotten_to: int = 0,
     ) -> None:
         self.state = state
         self.meters = Meters()
         self.index = JobIndex(state)
-        self.archive = Archive(journal, state, archived or {})
+        self.archive = Archive(journal, state, archived or {}, forgotten_to)
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -196,6 +198,9 @@ class Coordinator:
             self._requests.pop(request, None)
         if isinstance(result, a.Declined) and result.code == a.UNKNOWN_JOB:
             found = await self.archive.answer(self.state, asked, self.now(), self._limits)
+            name = getattr(asked, "job", None)
+            if found is None and name is not None and self.forgot(name):
+                return a.Declined(a.UNKNOWN_JOB, forgotten_text(name), FORGOTTEN_HINT)
             return result if found is None else found
         return result
 
@@ -224,6 +229,10 @@ class Coordinator:
         and JournalError."""
         known = (await self.settled()).jobs.get(name)
         return known if known is not None else await self.archive.find(name)
+
+    def forgot(self, name: JobId) -> bool:
+        """Whether a job that is in neither was there before."""
+        return name <= self.archive.forgotten_to
 
     async def archive_ended(self) -> Never:
         """Move jobs that have ended to the archive, again and again."""
@@ -385,6 +394,10 @@ class Coordinator:
 def events_key(job: int | None) -> Hashable:
     """What `changes` counts as facts of a job, or (None) any at all, reach the disk."""
     return ("events", job)
+
+
+def forgotten_text(name: int) -> str:
+    return f"job {name} was forgotten by retention: it had ended long before"
 
 
 def _numbered(submit: SubmitReceived, request: a.RequestId) -> SubmitReceived:

@@ -23,6 +23,8 @@ WITHOUT: Final = {
     "completion": "prints a script for a shell",
     "coordinator": "is a daemon; what it prints is its log",
     "agent": "is a daemon; what it prints is its log",
+    "backup": "prints one line; its exit code says whether the copy is whole",
+    "restore": "prints one line; its exit code says whether the backup is in place",
 }
 # These become programs of a node, with options of their own.
 OF_A_NODE: Final = ("probe", "doctor")

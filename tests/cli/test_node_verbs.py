@@ -94,3 +94,20 @@ def test_at_a_terminal_now_is_asked_about(muster: Muster) -> None:
     assert "nothing was drained" in done.stderr
     assert muster("drain", "c1", "--reason", "x", "--now").returncode == 0
     assert muster("resume", "c1", "--no-check").returncode == 0
+
+
+def test_one_that_is_gone_is_removed(muster: Muster, coordinator: CoordinatorProcess) -> None:
+    async def come_and_go() -> None:
+        async with connect(coordinator, "gone") as agent:
+            await agent.hello()
+            refused = await asyncio.to_thread(muster, "remove", "gone")
+            assert refused.returncode == 125
+            assert "gone is connected, and would be back at once" in refused.stderr
+
+    asyncio.run(come_and_go())
+    done = muster("remove", "gone", "--json")
+    while "is connected" in done.stderr:  # the end of the connection has not been noticed
+        done = muster("remove", "gone", "--json")
+    assert (done.returncode, done.stderr) == (0, "muster: gone removed\n")
+    assert [node["name"] for node in json.loads(done.stdout)["nodes"]] == ["gone"]
+    assert "there is no node 'gone'" in muster("remove", "gone").stderr

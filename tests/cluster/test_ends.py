@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from examples.local_cluster import LocalCluster
 from muster.protocol.states import JobState
@@ -149,3 +152,22 @@ def test_the_stop_signal_is_the_jobs_own(cluster: LocalCluster, tmp_path: Path) 
 
 def _lines(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.root
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_numbers(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """The line is the job's own, in the kernel's words: of its own pid, and so no other's."""
+    if not os.access("/dev/kmsg", os.W_OK | os.R_OK):
+        pytest.skip("/dev/kmsg cannot be written")
+    line = (
+        "<4>Memory cgroup out of memory: Killed process $$ (python) total-vm:1kB, "
+        "anon-rss:13631488kB, file-rss:0kB, shmem-rss:0kB"
+    )
+    job = submit(cluster, tmp_path, run=f'echo "{line}" > /dev/kmsg; kill -9 $$')
+    assert wait(cluster, job) == 137
+    cause = cluster.client().job(int(job)).attempts[-1].cause
+    assert cause is not None
+    assert cause.kind == "oom_killed"
+    assert "(python) with 13.0 GiB resident, as its cgroup's limit was met" in cause.text

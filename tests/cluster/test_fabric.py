@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,3 +155,36 @@ def test_a_port_that_goes_down_between_two_launches(fabrics: LocalCluster, tmp_p
         )
     finally:
         state.write_text("4: ACTIVE\n")
+
+
+def agree(cluster: LocalCluster) -> bool:
+    """Whether the coordinator has heard that the first two nodes are as they were made."""
+    nodes = {node.name: node.rdma for node in cluster.client().nodes().nodes}
+    one, other = nodes["node-1"], nodes["node-2"]
+    return one is not None and other is not None and one.ports == 3 and one.kind == other.kind
+
+
+def test_nodes_that_agree_are_chosen_and_none_is_tried_in_vain(
+    fabrics: LocalCluster, tmp_path: Path
+) -> None:
+    until(lambda: agree(fabrics), "the agents have looked again")
+    job = submit(fabrics, tmp_path, nodes=2, rdma="required", retry={"infra": 0}, run="true")
+    assert wait(fabrics, job) == 0, fabrics.muster("show", job).stdout
+    (attempt,) = fabrics.client().job(int(job)).attempts
+    assert {task.node for task in attempt.tasks} == {"node-1", "node-2"}
+    assert "one kind of RDMA" in fabrics.muster("explain", job).stdout
+    assert "3 of 3 ports of InfiniBand MT4129" in fabrics.muster("node", "show", "node-1").stdout
+
+
+def test_rdma_that_too_few_nodes_have_is_refused_at_submit(
+    fabrics: LocalCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    wanted = {"name": "far", "nodes": 4, "rdma": "required", "launcher": "none", "run": "true"}
+    file.write_text(json.dumps(wanted))
+    refused = fabrics.muster("submit", "-f", str(file), check=False)
+    assert refused.returncode != 0
+    told = " ".join(refused.stderr.split())
+    assert "3 of the 4 known can run it" in told
+    assert "node-4 has no RDMA device that jobs can use (rdma: required)" in told
+    assert "none: it has no RDMA device" in fabrics.muster("node", "show", "node-4").stdout

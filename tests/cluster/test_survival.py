@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from agent.logs.source import EMPTIED
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
-from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.jobs import alive, await_file, log_of, submit, until, wait
 
 # Counts to a hundred once it may; says who it is, so that a second run would show.
 COUNT = """
@@ -134,3 +137,27 @@ def test_a_log_that_the_job_empties_goes_on_with_a_line_that_says_so(
     assert wait(own_cluster, job) == 0
     printed = own_cluster.muster("logs", job).stdout
     assert printed == "a1\na2\n" + EMPTIED.decode() + "b\nc\n"
+
+
+def test_what_a_killed_shim_left_unread_is_delivered_by_the_next_agent(
+    own_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    job = submit(own_cluster, tmp_path, run=COUNT, retry={"infra": 0})
+    await_file(tmp_path / "pids.0")
+    (task,) = own_cluster.client().job(int(job)).attempts[0].tasks
+    agent = own_cluster.nodes[task.node]
+    stored = own_cluster.root.rglob
+    until(lambda: any(p.read_bytes().endswith(b"50\n") for p in stored("stdout.0")), "half of it")
+    agent.kill()
+    (tmp_path / "go").touch()
+    folder = own_cluster.root / "state" / task.node / "tasks" / f"{job}.1.0"
+    until(lambda: (folder / "logs" / "rank-0.stdout").read_text() == WANTED, "all is written")
+    # Its record may be there by now, and then it has lost nothing: this is one that has none.
+    shim = json.loads((folder / "shim.json").read_text())["pid"]
+    os.kill(shim, signal.SIGKILL)
+    until(lambda: not alive(shim), "the shim is dead")
+    (folder / "exit.json").unlink(missing_ok=True)
+    agent.start()
+    assert wait(own_cluster, job) != 0
+    assert log_of(own_cluster, job) == WANTED
+    until(lambda: not folder.exists(), "nothing of it is left on the node")

@@ -155,6 +155,38 @@ def test_what_is_set_for_each_nccl(
     assert made.apart is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "ucx", "index"),
+    [
+        # Entry 0 by itself, then the right one, but not of IPv6.
+        (HOST, "1.4.0", "3"),
+        (POD, "1.4.0", "7"),
+        (HOST, "1.5.0", None),
+        (POD, "1.18.1", None),
+        (SIXTH_ONLY, "1.4.0", "1"),
+        (SIXTH_ONLY, "1.18.1", "1"),
+        (SIXTH_ONLY, "1.20.0", None),
+        (DUAL, "1.18.1", None),
+        (HOST, None, None),
+    ],
+)
+def test_what_is_set_for_each_ucx(
+    rows: tuple[Row, ...], ucx: str | None, index: str | None
+) -> None:
+    choice = choose([roce("mlx5_0", rows), roce("mlx5_1", rows)], [])
+    made = environment(choice, (), (2, 27), version_of(ucx) if ucx else None)
+    assert made.values.get("UCX_IB_GID_INDEX") == index
+
+
+def test_one_entry_for_ucx_or_none() -> None:
+    shifted = ((LOCAL, V1), (LOCAL, V2), (SIXTH, V1), (SIXTH, V2), (OTHER, V1), (OTHER, V2))
+    apart = choose([roce("mlx5_0", HOST), roce("mlx5_1", shifted)], [])
+    assert "UCX_IB_GID_INDEX" not in environment(apart, (), (2, 27), (1, 4)).values
+    hca = Hca(name="mlx5_0", port=1, link_layer="InfiniBand", state="ACTIVE")
+    made = environment(choose([hca], []), (), (2, 27), (1, 4))
+    assert "UCX_IB_GID_INDEX" not in made.values
+
+
 def test_infiniband_needs_no_index() -> None:
     hca = Hca(name="mlx5_0", port=1, link_layer="InfiniBand", state="ACTIVE")
     for version in ("2.18.3", "2.21.5", "2.27.3"):

@@ -44,8 +44,9 @@ class Written(Cluster):
     def turn(self, stimulus: s.Stimulus) -> Turn:
         done = super().turn(stimulus)
         at = Instant(self.mono, 0.0).mono + 1_700_000_000.0
-        self.rows += [(fact, at) for fact in done.facts if isinstance(fact, _DURABLE)]
-        self.mono += 0.25
+        durable = [(fact, at) for fact in done.facts if isinstance(fact, _DURABLE)]
+        self.rows += durable
+        self.mono += 0.25 if durable else 0.0
         return done
 
     def ask(self, make: Any, job: int, *more: Any, **given: Any) -> None:
@@ -65,7 +66,7 @@ def life() -> Written:
     for attempt in (1, 2):
         (name,) = cluster.run_gang(2, attempt)
         cluster.finish(name, 3)
-        cluster.beat(30.0)
+        cluster.beat(2.0)
     cluster.submit(spec("cancelled", nodes=9))
     cluster.cancel(3, reason="a mistake")
     for number in range(9):

@@ -26,7 +26,8 @@ def verb(process: CoordinatorProcess, *words: str) -> tuple[int, str]:
         contextlib.redirect_stderr(said),
         mock.patch("orchestrator.__main__.prepare_surroundings"),
     ):
-        code = main(["--config", str(process.config), *words])
+        config = ["--config", str(process.config)]
+        code = main([*words, *config])
     return code, said.getvalue().strip()
 
 
@@ -53,11 +54,11 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         assert asyncio.run(submit(process))[0] == 1
         assert verb(process, "--check")[0] == 0, "beside the one that runs"
         backup = str(tmp_path / "backup.sqlite")
-        code, said = verb(process, "--backup", backup)
+        code, said = verb(process, "backup", backup)
         assert (code, "1 jobs" in said) == (0, True), said
-        code, said = verb(process, "--backup", backup)
+        code, said = verb(process, "backup", backup)
         assert (code, "is there already" in said) == (1, True), said
-        code, said = verb(process, "--restore", backup)
+        code, said = verb(process, "restore", backup)
         assert (code, "in use by process" in said) == (1, True), said
         # What the backup does not know.
         asyncio.run(submit(process))
@@ -70,11 +71,10 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         said = refused(process)
         (line,) = said.splitlines()
         assert "is damaged" in line
-        assert f"`muster coordinator --config {process.config} --restore BACKUP`" in line
+        assert f"`muster restore --config {process.config} BACKUP`" in line
         assert verb(process, "--check") == (1, said)
-        words = shlex.split(line.partition("`")[2].partition("`")[0])[2:]
-        given = [word.replace("BACKUP", backup) for word in words if word != "coordinator"]
-        code, said = verb(process, *given)
+        words = shlex.split(line.partition("`")[2].partition("`")[0])[1:]
+        code, said = verb(process, *(word.replace("BACKUP", backup) for word in words))
         assert (code, "restored 1 jobs" in said) == (0, True), said
 
         process.start()

@@ -13,6 +13,15 @@ from muster.protocol import codec
 from muster.protocol import messages as m
 from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
 from muster.protocol.fabric import NodeRdma
+from muster.protocol.hangs import (
+    Doing,
+    Frame,
+    RankActivity,
+    RankStacks,
+    RecordedRank,
+    Sign,
+    ThreadStack,
+)
 from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
@@ -54,6 +63,14 @@ REPORTS: tuple[m.Report, ...] = (
             HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
         ),
     ),
+    m.StacksReport(
+        TASK,
+        3,
+        7,
+        (RankStacks(3, 17, (ThreadStack("MainThread", (Frame("step", "/w/train.py", 41),)),)),),
+        (RankActivity(3, True, 70.0, None, 12.0, 5.0, Doing.STOPPED, "futex", (Sign.LOG,)),),
+        (RecordedRank(3, 7, 6, "all_reduce"),),
+    ),
     m.Heartbeat(12.5, rdma=NodeRdma("InfiniBand MT4129", 6, 8, "0f", "")),
 )
 COMMANDS: tuple[m.Command, ...] = (
@@ -61,10 +78,12 @@ COMMANDS: tuple[m.Command, ...] = (
     m.Refused("protocol", "install the same release"),
     m.HeartbeatAck(12.5),
     m.PrepareTask(TASK, "torchrun", "/w", None, ("sh", "-c", "true"), {"A": "1"}, 300.0, 8),
+    m.PrepareTask(TASK, "none", None, None, (), {}, 300.0, preflight=True),
     m.ArrangeTask(TASK, ("--nnodes", "2"), {"B": "2"}, (("n", "10.0.0.1"),), "n slots=8\n", 20001),
     m.StartTask(TASK),
     m.StopTask(TASK, "SIGINT", 3.0, True),
     m.SignalTask(TASK, "SIGUSR1", 1),
+    m.LookTask(TASK, 3, 7, threads=True),
     m.ForgetTask(TASK),
 )
 
@@ -178,5 +197,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "stop",
         "signal",
         "forget",
+        "look",
+        "stacks",
     }
     assert all(isinstance(kind, type) and issubclass(kind, msgspec.Struct) for kind in kinds)

@@ -18,7 +18,7 @@ from agent.core.turn import turn
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, PrepareTask, Refusal
+from muster.protocol.messages import Command, PrepareTask, Refusal, StacksReport
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.ground import Ground
@@ -259,6 +259,9 @@ class Node:
                 self.later(self.pause(0.01), self.names.arranging(task))
             case a.LetGo() | a.WatchPeers():
                 pass
+            case a.TakeStacks(task, look):
+                seen = s.StacksSeen(StacksReport(task, look.epoch, look.number))
+                self.later(self.pause(0.01), partial(self.feed, seen))
             case a.WatchTraffic(task, _):
                 self.traffic.watch(task)
             case a.RestoreNetwork(task):

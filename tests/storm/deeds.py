@@ -90,7 +90,7 @@ class Deeds:
         if daemon.name in self.busy:
             return None
         os.kill(daemon.pid, signal.SIGSTOP)
-        undo = partial(os.kill, daemon.pid, signal.SIGCONT)
+        undo = partial(_go_on, daemon)
         self._until(self.rng.uniform(0.5, 8.0), daemon.name, undo)
         return daemon.name
 
@@ -193,6 +193,13 @@ class Deeds:
     def _until(self, seconds: float, target: str, undo: Undo) -> None:
         self.busy.add(target)
         self.later(seconds, target, undo)
+
+
+def _go_on(daemon: Daemon) -> None:
+    """nsenter stops itself when what it has started is stopped, and does not go on with it."""
+    assert daemon.process is not None
+    for pid in (daemon.pid, daemon.process.pid):
+        _continue(pid)
 
 
 def _continue(pid: int) -> None:

@@ -62,6 +62,7 @@ def asked_by(
     user = user_named(config.run_as) if live and config.run_as is not None else None
     return Asked(
         rules=config.fabric,
+        settings=config.fabric.variables,
         nccl=nccl,
         python=str(config.python),
         user=user,

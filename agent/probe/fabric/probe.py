@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.hangs import py_spy
 from agent.probe.fabric import problems, surroundings
 from agent.probe.fabric.gpus import gpus_of
 from agent.probe.fabric.ib import Devices
@@ -35,11 +36,13 @@ from muster.fabric.types import Affinity, Gpu, Hca, Probe
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe is told besides its root. `user` runs the jobs and `python` is their
-    interpreter; `nccl` is a version; `network` an interface or address that is pinned; `agent`:
+    """What a probe is told besides its root. `settings` are the operator's for NCCL; `user` runs
+    the jobs and `python` is their interpreter; `nccl` is a version; `network` an interface or
+    address that is pinned; `agent`:
     this process is the agent itself."""
 
     rules: Rules = Rules()
+    settings: dict[str, str] = {}
     nccl: str | None = None
     python: str | None = None
     user: User | None = None
@@ -65,7 +68,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     choice = choose(hcas, pairs, asked.rules)
     software = software_of(tree, python=asked.python, home=asked.home, nccl=asked.nccl)
     version = version_of(software.nccl) if software.nccl else None
-    env = environment(choice, sockets(networks, choice.hcas, asked.network), version)
+    ucx = version_of(software.ucx) if software.ucx else None
+    env = environment(choice, sockets(networks, choice.hcas, asked.network), version, ucx)
+    values = env.values | (asked.settings if choice.used else {})
     hcas = [_forced(hca, env.index) for hca in choice.hcas]
     choice = replace(choice, hcas=tuple(hcas))
     limits = limits_of(tree, own=asked.agent)
@@ -89,7 +94,9 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         hcas=hcas,
         gpus=gpus,
         affinity=pairs,
-        env=env.values,
+        env=values,
+        settings=asked.settings,
+        absent=_absent(tree, asked.settings.get("NCCL_TOPO_FILE")),
         limits=limits,
         software=software,
         flat=flat,
@@ -97,6 +104,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         redirecting=redirecting(tree, _near_paths(gpus, choice.used, pairs)),
     )
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    if tree.live and py_spy.find() is None:
+        found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",
@@ -104,7 +113,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         gpus=gpus,
         affinity=tuple(pairs),
         networks=networks.networks,
-        env=env.values,
+        env=values,
         problems=tuple(found),
         fabric=msgspec.structs.replace(choice.fabric, unread=devices.unread),
         limits=limits,
@@ -170,6 +179,14 @@ def _is_virtual(tree: Tree) -> bool | None:
     if isinstance(text, Unread):
         return None
     return any(line.startswith("flags") and " hypervisor" in line for line in text.splitlines())
+
+
+def _absent(tree: Tree, path: str | None) -> bool:
+    """Whether a file that is named is not there; of a copy it may have been left out."""
+    if path is None or not tree.live:
+        return False
+    found = tree.locate(path.lstrip("/"))
+    return isinstance(found, Unread) and found.absent
 
 
 def _hostname(tree: Tree) -> str:

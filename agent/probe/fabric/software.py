@@ -47,6 +47,9 @@ _DRIVER_VERSION: Final = re.compile(r"\b(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
 _OFED: Final = re.compile(r"\d{1,2}\.\d{1,2}-\d+\.\d+.*")
 _DMABUF_KERNEL: Final = (5, 12)
 _NCCL_PACKAGE: Final = re.compile(r"nvidia_nccl_cu\d+-(\d+\.\d+\.\d+)[^/]*\.dist-info")
+_UCX_PACKAGE: Final = re.compile(r"libucx(?:_cu\d+)?-(\d+\.\d+\.\d+)[^/]*\.dist-info")
+_UCX_VERSION: Final = re.compile(r"^Version:\s*(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
+_UCX_FOLDERS: Final = ("opt/ucx/lib", "opt/hpcx/ucx/lib", "usr/mpi/gcc/ucx/lib")
 _HOMES_MAX: Final = 256
 _SETTING: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]{0,63})\s*=\s*(.{0,1024}?)\s*")
 
@@ -74,6 +77,7 @@ def software_of(
         nccl=nccl,
         nccl_source=source,
         nccl_conf=nccl_conf(tree, home),
+        ucx=_ucx(tree, python),
     )
 
 
@@ -148,6 +152,21 @@ def _nccl(tree: Tree, python: str | None) -> tuple[str | None, str]:
         if re.fullmatch(r"\d+\.\d+\.\d+", version):
             return version, f"/{folder}"
     return None, "not found"
+
+
+def _ucx(tree: Tree, python: str | None) -> str | None:
+    """Of the package beside the interpreter of jobs, else of the machine's own."""
+    for folder in () if python is None else _site_packages(tree, python):
+        names = tree.names(folder)
+        for name in () if isinstance(names, Unread) else names:
+            package = _UCX_PACKAGE.fullmatch(name)
+            if package:
+                return package[1]
+    for folder in (*_LIBRARIES, *_UCX_FOLDERS):
+        found = _UCX_VERSION.search(_text(tree, f"{folder}/pkgconfig/ucx.pc") or "")
+        if found:
+            return found[1]
+    return None
 
 
 def _site_packages(tree: Tree, python: str) -> Iterable[str]:

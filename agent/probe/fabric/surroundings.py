@@ -59,13 +59,16 @@ _FAMILIES: Final = {
 @dataclass(frozen=True, slots=True)
 class Node:
     """What is judged. `local_name`: the loopback address that the own host name has in the hosts
-    file. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU."""
+    file. `settings` are the operator's for NCCL; `absent`: the topology file that they name is not
+    there. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU."""
 
     used: Sequence[Hca]
     hcas: Sequence[Hca]
     gpus: Sequence[Gpu]
     affinity: Sequence[Affinity]
     env: Mapping[str, str]
+    settings: Mapping[str, str]
+    absent: bool
     limits: Limits
     software: Software
     flat: bool
@@ -162,7 +165,14 @@ def _gpudirect(node: Node) -> Iterator[Problem]:
 
 
 def _topology(node: Node) -> Iterator[Problem]:
-    if "NCCL_TOPO_FILE" in node.software.nccl_conf:
+    if node.absent:
+        yield warning(
+            f"fabric.settings names the topology file {node.settings['NCCL_TOPO_FILE']}, which is "
+            "not there: NCCL passes over it without an error",
+            "put the provider's file there, or correct the agent's configuration",
+        )
+        return
+    if "NCCL_TOPO_FILE" in node.software.nccl_conf or "NCCL_TOPO_FILE" in node.settings:
         return
     used = {hca.name for hca in node.used}
     unknown = any(
@@ -173,8 +183,8 @@ def _topology(node: Node) -> Iterator[Problem]:
         yield warning(
             f"{why}: which HCA is near to which GPU is unknown, to NCCL too; it may cost most of "
             "the bandwidth",
-            "set NCCL_TOPO_FILE to the provider's file for this kind of machine, in /etc/nccl.conf "
-            "or in the jobs' env",
+            "set NCCL_TOPO_FILE to the provider's file for this kind of machine, in the agent's "
+            "configuration (fabric.settings), in /etc/nccl.conf or in the jobs' env",
         )
 
 

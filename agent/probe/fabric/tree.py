@@ -158,15 +158,18 @@ class Tree:
 
     def _open(self, path: str) -> int:
         """Of a copy plain files alone: a device node in it would be this machine's own device."""
+        folder, _, name = path.rpartition("/")
         if not self.live:
-            place = self._resolve(path)
+            place = f"{self._folder(folder)}/{name}"
             mode = os.lstat(place).st_mode
+            if stat.S_ISLNK(mode):
+                place = self._resolve(path)
+                mode = os.lstat(place).st_mode
             if stat.S_ISDIR(mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path_shown(place))
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EMEDIUMTYPE, "not a plain file", path_shown(place))
             return os.open(place, os.O_RDONLY | _FLAGS)
-        folder, _, name = path.rpartition("/")
         try:
             return os.open(f"{self._folder(folder)}/{name}", os.O_RDONLY | _FLAGS)
         except OSError as error:

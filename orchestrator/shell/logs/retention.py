@@ -69,6 +69,9 @@ class Retention:
         unknown = [n for n in present if n not in self._gone and n not in self._ended]
         archived = await self._coordinator.archive.ended_at([n for n in unknown if n not in jobs])
         self._ended |= {JobId(number): at for number, at in archived.items()}
+        for name in unknown:
+            if name not in jobs and name not in archived and self._coordinator.forgot(name):
+                await self._store.forget(name)
         for place, name in enumerate(present):
             if place % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # there may be a million of them

@@ -10,6 +10,7 @@ stored is on disk.
 import asyncio
 import os
 import resource
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -308,6 +309,17 @@ class LogStore:
             raise LogStoreError(f"{job.root} cannot be removed: {error}") from error
         finally:
             self._changes.bump([log_key(job_id)])
+
+    async def forget(self, job_id: JobId) -> None:
+        """Leave nothing of a job that nobody knows any more, not even a mark. Raises
+        LogStoreError."""
+        root = self.job(job_id).root
+        await self.remove(job_id, "the job was forgotten")
+        try:
+            await asyncio.to_thread(shutil.rmtree, root)
+        except OSError as error:
+            raise LogStoreError(f"{root} cannot be removed: {error}") from error
+        self._jobs.pop(job_id, None)
 
     def close(self) -> None:
         """Close the files; call `sync` before."""

@@ -7,7 +7,7 @@ import ipaddress
 import msgspec
 import pytest
 
-from agent.core.fabric import node_fabric
+from agent.core.fabric import node_fabric, node_rdma
 from muster.fabric.rules import Rules
 from muster.fabric.types import (
     Affinity,
@@ -29,6 +29,7 @@ from muster.protocol.fabric import (
     FabricPort,
     MissingPort,
     NodeFabric,
+    NodeRdma,
     PortGids,
 )
 
@@ -212,3 +213,66 @@ def test_it_travels_and_grows_at_its_ends() -> None:
     longer = msgspec.json.decode(said)
     longer["ports"][0].append("something new")
     assert msgspec.convert(longer, NodeFabric, strict=False).ports == (port,)
+
+
+def rdma_of(*hcas: Hca, problems: tuple[Problem, ...] = (), unread: str = "") -> NodeRdma | None:
+    used, expected = (sum(getattr(hca, name) for hca in hcas) for name in ("use", "expected"))
+    name = "InfiniBand MT4129" if hcas else None
+    fabric = Fabric(name=name, used=used, expected=expected, unread=unread)
+    return node_rdma(Probe(hostname="n1", hcas=hcas, fabric=fabric, problems=problems))
+
+
+def kind_of(*hcas: Hca) -> str:
+    found = rdma_of(*hcas)
+    assert found is not None
+    return found.kind
+
+
+TWO = tuple(
+    infiniband(f"mlx5_{at}", f"0000:{bus}:00.0", expected=True)
+    for at, bus in enumerate(("1a", "9c"))
+)
+
+
+def test_nodes_are_of_one_kind_where_a_plan_finds_no_difference() -> None:
+    found = rdma_of(*TWO)
+    assert found is not None
+    assert (found.group, found.ports, found.expected) == ("InfiniBand MT4129", 2, 2)
+    assert found.why == ""
+    first, second = TWO
+    # Names, slots, firmware and interfaces are no difference.
+    renamed = msgspec.structs.replace(first, name="ibp26s0", pci="0000:1b:00.0", fw_ver="28")
+    assert kind_of(renamed, second) == found.kind
+    for field, value in {
+        "rate_gbps": 200.0,
+        "hca_type": "MT4123",
+        "sm_lid": 7,
+        "link_layer": "Ethernet",
+        "gids": (Gid(0, "fe80:0000:0000:0002:946d:ae03:0050:709a"),),
+    }.items():
+        other = msgspec.structs.replace(second, **{field: value})
+        assert kind_of(first, other) != found.kind
+    assert kind_of(first) != found.kind
+
+
+def test_a_port_that_is_down_keeps_its_place_in_the_kind() -> None:
+    first, second = TWO
+    lost = [msgspec.structs.replace(hca, use=False, state="DOWN") for hca in TWO]
+    assert kind_of(first, lost[1]) != kind_of(lost[0], second)
+    none = rdma_of(*[msgspec.structs.replace(hca, reason="port DOWN") for hca in lost])
+    assert none is not None
+    assert (none.ports, none.expected, none.kind) == (0, 2, "")
+    assert none.why == "has no port that can be used: mlx5_0:1: port DOWN"
+
+
+def test_what_stops_all_of_it_leaves_no_port() -> None:
+    stop = Problem(Severity.ERROR, "libibverbs.so.1 is not installed", "install it", stops=True)
+    found = rdma_of(*TWO, problems=(stop,))
+    assert found is not None
+    assert (found.ports, found.expected) == (0, 2)
+    assert found.why == "cannot use RDMA: libibverbs.so.1 is not installed"
+
+
+def test_a_node_with_nothing_says_so_and_one_that_cannot_look_nothing() -> None:
+    assert node_rdma(None) == NodeRdma(why="has no RDMA device that jobs can use")
+    assert rdma_of(unread="permission denied") is None

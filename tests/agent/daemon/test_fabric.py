@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
+from agent.core.stimuli import RdmaSeen, Stimulus
 from agent.fabric import Fabric
-from muster.protocol.fabric import NodeFabric
+from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 from orchestrator.core.fabric import lack
 from orchestrator.core.fabric_rails import Member
@@ -99,3 +101,58 @@ def test_cards_without_their_driver_are_told_to_the_plan(
     node.port("mlx5_0", link="InfiniBand")
     seen = asyncio.run(launch())
     assert ([port.key for port in seen.ports], seen.stops) == (["mlx5_0:1"], ())
+
+
+def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.hca("mlx5_0", hca_type="MT4129")
+    node.port("mlx5_0", link="InfiniBand")
+    heard: list[NodeRdma | None] = []
+
+    async def life() -> None:
+        told = asyncio.Event()
+
+        def post(stimulus: Stimulus) -> None:
+            assert isinstance(stimulus, RdmaSeen)
+            heard.append(stimulus.rdma)
+            told.set()
+
+        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)), post)
+        watching = asyncio.create_task(fabric.watch())
+        async with asyncio.timeout(60):
+            await fabric.look()
+            node.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n")
+            told.clear()
+            fabric.stir()
+            await told.wait()
+            shutil.rmtree(tmp_path / "sys/class/infiniband")
+            told.clear()
+            fabric.stir()
+            await told.wait()
+        watching.cancel()
+
+    with capture_logs():
+        asyncio.run(life())
+    up, down, gone = heard
+    assert up is not None
+    assert down is not None
+    assert (up.ports, down.ports, down.expected) == (1, 0, 1)
+    assert "port DOWN" in down.why
+    assert gone == NodeRdma(why="has no RDMA device that jobs can use")
+
+
+def test_devices_that_may_not_be_looked_at_are_unknown(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.link("sys/class/infiniband", "infiniband")
+    heard: list[Stimulus] = []
+
+    async def launch() -> NodeFabric:
+        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)), heard.append)
+        assert fabric.there()
+        assert not fabric.devices()
+        return await fabric.look(TASK)
+
+    with capture_logs():
+        seen = asyncio.run(launch())
+    assert seen.unseen == "its RDMA devices: links in a circle"
+    assert heard == [RdmaSeen(None)]

@@ -69,3 +69,24 @@ def test_what_cannot_be_is_refused_by_name(coordinator: CoordinatorProcess) -> N
             assert (await user.get("/v1/nodes/d2"))["admin"] == "active"
 
     asyncio.run(main())
+
+
+def test_a_node_that_is_gone_is_removed(coordinator: CoordinatorProcess) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), user_of(coordinator) as user:
+            async with connect(coordinator, "d3") as agent:
+                await agent.hello()
+                status, said = await ask(user, "remove", {}, "d3")
+                assert (status, said["code"]) == (409, "node_connected")
+                assert "stop its agent" in said["hint"]
+            while status == 409:  # the end of the connection has not been noticed
+                status, said = await ask(user, "remove", {}, "d3")
+            assert (status, said["node"]["name"], said["changed"]) == (200, "d3", True)
+            assert (await ask(user, "remove", {}, "d3"))[0] == 404
+            names = [node["name"] for node in (await user.get("/v1/nodes"))["nodes"]]
+            assert "d3" not in names
+            assert (await ask(user, "remove", {"force": True}, "d3"))[0] == 422
+            events = (await user.get("/v1/events"))["events"]
+            assert "node d3 removed by admin-user" in [it["text"] for it in events]
+
+    asyncio.run(main())

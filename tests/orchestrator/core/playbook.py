@@ -142,6 +142,12 @@ class Cluster:
         self.turn(s.ResumeReceived(request, NodeName(node), "ana", **more))
         return self.answers[request]
 
+    def remove(self, node: str) -> a.Result:
+        self.requests += 1
+        request = a.RequestId(self.requests)
+        self.turn(s.RemoveReceived(request, NodeName(node), "ana"))
+        return self.answers[request]
+
     def node(self, name: str) -> Node:
         return self.state.nodes[NodeName(name)]
 

@@ -284,7 +284,7 @@ def test_a_gang_that_had_ended_is_not_stopped_again(cluster: Cluster) -> None:
     (name,) = cluster.run_gang(1)
     cluster.end(name, ExitStatus(0))
     cluster.drain("a", deadline_s=5.0)
-    cluster.pass_time(10)
+    cluster.beat(10)
     cluster.clean(name, exit=ExitStatus(0))
     assert cluster.shown(1) is JobState.SUCCEEDED
     assert cluster.state.task(name) is not None

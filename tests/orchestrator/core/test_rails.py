@@ -161,3 +161,63 @@ def test_another_nccl_is_noted_where_rdma_is_preferred() -> None:
 def test_the_article_is_that_of_the_word(model: str, text: str) -> None:
     no = refused([full("n1"), changed("n2", 0, model=model), full("n3")])
     assert f"n2: mlx5_0:1 {text} (rail 0)" in no.text
+
+
+def near(name: str, *gpus: tuple[int, ...], **more: Any) -> Member:
+    """Its n-th port has these GPUs nearest to it."""
+    ports = [ib(at, near=own) for at, own in enumerate(gpus)]
+    return node(name, *ports, **more)
+
+
+def test_gpus_near_other_rails_than_on_other_nodes_are_noted() -> None:
+    straight = [near(f"n{at}", (0,), (1,), (2,), (3,)) for at in (1, 2)]
+    crossed = [near(name, (0,), (2,), (1,), (3,)) for name in ("n3", "n4")]
+    for wish in (PREFERRED, REQUIRED):
+        assert planned(straight, wish).notes == ()
+        found = planned([*straight, *crossed], wish)
+        # It is no reason not to run.
+        assert len(found.rails) == 4
+        (note,) = found.notes
+        assert note == (
+            "n3: GPU 1 is nearest to rail 2, that of n1 to rail 1: its traffic crosses from rail "
+            "to rail (so it is with 2 GPUs of 2 nodes)"
+        )
+
+
+def test_what_is_not_known_of_nearness_is_no_difference() -> None:
+    known, unknown = near("n1", (0, 1), (2, 3)), near("n2", (), ())
+    assert planned([unknown, known]).notes == ()
+    # A smaller node has the GPUs that it has.
+    assert planned([near("n1", (0,), (1,), gpus=2), near("n2", (1,), (0, 2), gpus=3)]).notes != ()
+    assert planned([near("n1", (0,), (1,), gpus=2), near("n2", (0, 2), (1,), gpus=3)]).notes == ()
+
+
+def with_settings(name: str, **settings: str) -> Member:
+    member = full(name, 2)
+    return dataclasses.replace(member, fabric=replace(member.fabric, settings=settings))
+
+
+def test_settings_of_the_site_are_told_to_each_node() -> None:
+    topology = [
+        with_settings(name, NCCL_IB_TC="41", NCCL_TOPO_FILE=f"/{name}") for name in ("n1", "n2")
+    ]
+    found = planned(topology)
+    assert [found.of(at).env["NCCL_TOPO_FILE"] for at in (0, 1)] == ["/n1", "/n2"]
+    assert found.of(1).env["NCCL_IB_TC"] == "41"
+    assert found.notes == ()
+    found = planned([topology[0], with_settings("n2", NCCL_TOPO_FILE="/n2")])
+    assert found.notes == (
+        "NCCL_IB_TC is 41 on n1 and not set on n2 (fabric.settings of their agents)",
+    )
+    # A job by TCP has none of them.
+    assert "NCCL_IB_TC" not in planned(topology, OFF).of(0).env
+
+
+def test_an_old_ucx_is_told_the_entry() -> None:
+    def old(name: str, index: int, ucx: str) -> Member:
+        member = node(name, roce(0, index), roce(1, index))
+        return dataclasses.replace(member, fabric=replace(member.fabric, ucx=ucx))
+
+    found = planned([old("n1", 3, "1.4.0"), old("n2", 5, "1.18.0")])
+    assert found.of(0).env["UCX_IB_GID_INDEX"] == "3"
+    assert "UCX_IB_GID_INDEX" not in found.of(1).env

@@ -10,6 +10,7 @@ import pytest
 
 from muster.protocol.failures import FailureKind
 from muster.protocol.outcome import ExitStatus
+from orchestrator.core.taxonomy import RULES
 from orchestrator.core.verdict import CONSEQUENCES, LINE_CHARS_MAX, judge
 
 FAILED = ExitStatus(1)
@@ -137,7 +138,97 @@ WRITTEN = (
         "/data/x",
     ),
     ("OSError: [Errno 8] Exec format error: './tool'", FailureKind.EXEC_FORMAT, "#!/bin/sh"),
-    ("ValueError: the loss is nan", FailureKind.EXCEPTION, ""),
+    (
+        "RuntimeError: ibv_create_cq: Cannot allocate memory",
+        FailureKind.LOCKED_MEMORY,
+        "LimitMEMLOCK=infinity",
+    ),
+    ("OSError: [Errno 116] Stale file handle: '/data/x'", FailureKind.STORAGE_FAILED, "mounts"),
+    ("OSError: [Errno 122] Disk quota exceeded", FailureKind.DISK_FULL, "quota"),
+    ("OSError: [Errno 24] Too many open files: 'a'", FailureKind.FILE_LIMIT, "file_system"),
+    ("RuntimeError: can't start new thread", FailureKind.PROCESS_LIMIT, "OMP_NUM_THREADS"),
+    (
+        "ImportError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found",
+        FailureKind.IMPORT_FAILED,
+        "needs GLIBC_2.38",
+    ),
+    (
+        "ImportError: /x/flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2E",
+        FailureKind.IMPORT_FAILED,
+        "misses _ZN3c105ErrorC2E",
+    ),
+    (
+        "ImportError: attempted relative import with no known parent",
+        FailureKind.IMPORT_FAILED,
+        "setup",
+    ),
+    (
+        "RuntimeError: Error(s) in loading state_dict for GPT:",
+        FailureKind.BAD_CHECKPOINT,
+        "the one before it",
+    ),
+    (
+        (
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', "
+            "port=443): Max retries exceeded with url: /x"
+        ),
+        FailureKind.DOWNLOAD_FAILED,
+        "HF_HOME",
+    ),
+    ("ValueError: the loss is nan", FailureKind.NOT_FINITE, "learning rate"),
+    (
+        "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.",
+        FailureKind.NOT_FINITE,
+        "clip gradients",
+    ),
+    (
+        (
+            "torch.distributed.DistBackendError: NCCL error: ncclInvalidUsage: Duplicate GPU "
+            "detected : rank 1 and rank 0 both on CUDA device 3b000"
+        ),
+        FailureKind.DUPLICATE_GPU,
+        "LOCAL_RANK",
+    ),
+    (
+        "RuntimeError: Mismatched NCCL version detected : rank 0 has 22703 and rank 8 has 22105",
+        FailureKind.NCCL_VERSIONS,
+        "LD_LIBRARY_PATH",
+    ),
+    (
+        "RuntimeError: CUDA initialization: system not yet initialized",
+        FailureKind.GPU_FAILED,
+        "fabric manager",
+    ),
+    (
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        FailureKind.CUDA_ERROR,
+        "compute capability",
+    ),
+    (
+        (
+            "torch.distributed.DistBackendError: NET/IB: Got completion from peer 10.0.0.2<4791> "
+            "with status=12 opcode=0 len=0 vendor err 129"
+        ),
+        FailureKind.RDMA_FAILED,
+        "NCCL_IB_GID_INDEX",
+    ),
+    (
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        FailureKind.NO_CONNECTION,
+        "rendezvous",
+    ),
+    (
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclInternalError: Internal",
+        FailureKind.NCCL_FAILED,
+        "--nccl-debug",
+    ),
+    (
+        "torch.distributed.DistBackendError: [Rank 0] Timed out waiting 600000ms for recv",
+        FailureKind.COLLECTIVE_TIMEOUT,
+        "another rank did not take part",
+    ),
+    ("PermissionError: Permission denied", FailureKind.PERMISSION_DENIED, "may not do that"),
+    ("ValueError: the loss is too high", FailureKind.EXCEPTION, ""),
     ("__main__.Oops: I gave up", FailureKind.EXCEPTION, ""),
 )
 
@@ -149,6 +240,95 @@ def test_what_a_traceback_ends_with(line: str, kind: FailureKind, advice: str) -
     assert verdict.said == (line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}...")
     assert advice in verdict.advice
     assert bool(verdict.advice) == bool(advice)
+
+
+# What has no traceback of Python: the last lines of a process.
+PLAIN = (
+    ("train.py: error: unrecognized arguments: --lr 3", FailureKind.BAD_ARGUMENTS),
+    ("bash: line 1: nvidia-smu: command not found", FailureKind.NO_PROGRAM),
+    ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", "no_script"),
+    ("python: can't open file '/x/train.py': [Errno 13] Permission denied", "permission_denied"),
+    ("/usr/bin/python: can't find '__main__' module in '/x'", FailureKind.NO_SCRIPT),
+)
+# Whose fault it is: these the machine's, and all others the user's.
+INFRA = {
+    FailureKind.LOCKED_MEMORY,
+    FailureKind.STORAGE_FAILED,
+    FailureKind.GPU_FAILED,
+    FailureKind.DISK_FULL,
+}
+
+
+@pytest.mark.parametrize(("line", "kind"), PLAIN)
+def test_what_a_process_ends_with(line: str, kind: str) -> None:
+    assert judge(ExitStatus(2), f"{line}\n").kind == kind
+
+
+def test_every_row_of_the_taxonomy_is_shown_by_an_example() -> None:
+    """One that no example reaches is dead, or stands behind a more general one."""
+    reached = set()
+    for line in (*(row[0] for row in WRITTEN), *(row[0] for row in PLAIN)):
+        reached.add(next((i for i, rule in enumerate(RULES) if rule.pattern.search(line)), -1))
+    lacking = [RULES[i] for i in range(len(RULES)) if i not in reached]
+    assert not lacking, f"give each an example in WRITTEN: {lacking}"
+
+
+def test_every_class_comes_from_somewhere_and_says_what_to_do() -> None:
+    from_table = {rule.kind for rule in RULES}
+    by_signal = {judge(ExitStatus(signal=n), "").kind for n in (4, 6, 7, 8, 9, 11, 15)}
+    others = {FailureKind.OOM_KILLED, FailureKind.EXCEPTION, FailureKind.EXITED}
+    assert from_table | by_signal | others == set(FailureKind)
+    assert all(len(rule.advice) > 20 for rule in RULES)
+
+
+@pytest.mark.parametrize(("line", "kind", "advice"), WRITTEN, ids=lambda it: str(it)[:40])
+def test_whose_fault_it_is(line: str, kind: FailureKind, advice: str) -> None:
+    of_machine = kind in INFRA and "quota" not in line
+    assert judge(FAILED, traceback(line)).infra is of_machine
+
+
+MEMCG = (
+    "Memory cgroup out of memory: Killed process 4711 (python) total-vm:19283740kB, "
+    "anon-rss:12582912kB, file-rss:1048576kB, shmem-rss:0kB, UID:1000 pgtables:3kB"
+)
+GLOBAL = MEMCG.removeprefix("Memory cgroup out").join(("Out", ""))
+XIDS = (
+    ("NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.", True),
+    ("NVRM: Xid (PCI:0000:3b:00): 48, DBE (double bit error) ECC Error", True),
+    ("NVRM: Xid (PCI:0000:3b:00): 94, pid=4711, name=python, Contained: CE User Channel", True),
+    ("NVRM: Xid (PCI:0000:3b:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 02 (0x00000004)", True),
+    ("NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics SM Warp Exception", False),
+    ("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8, MMU Fault", False),
+    ("NVRM: Xid (PCI:0000:3b:00): 43, pid=4711, name=python, Ch 8", False),
+    ("NVRM: GPU at PCI:0000:3b:00: GPU-1: GPU has fallen off the bus.", True),
+)
+
+
+@pytest.mark.parametrize(("line", "infra"), XIDS)
+def test_a_line_of_the_gpu_s_driver_goes_before_what_the_program_says(
+    line: str, infra: bool
+) -> None:
+    verdict = judge(FAILED, traceback("RuntimeError: CUDA error: unknown"), kernel=line)
+    assert (verdict.kind, verdict.infra) == (FailureKind.GPU_FAILED, infra)
+    assert "3b:00" in verdict.said
+    number = line.partition("): ")[2].partition(",")[0]
+    assert f"Xid {number}" in verdict.said or "fallen off" in verdict.said
+    assert ("nvidia-smi" if infra else "CUDA_LAUNCH_BLOCKING") in verdict.advice
+
+
+def test_of_several_the_machine_s_own_goes_first() -> None:
+    lines = "\n".join(line for line, _ in reversed(XIDS[:6]))
+    assert judge(FAILED, "", kernel=f"{MEMCG}\n{lines}").infra
+
+
+@pytest.mark.parametrize(("line", "why"), [(MEMCG, "cgroup's limit"), (GLOBAL, "node had no more")])
+def test_a_kill_for_memory_is_told_with_its_numbers(line: str, why: str) -> None:
+    killed = judge(ExitStatus(signal=9), "epoch 3", kernel=line)
+    assert killed.kind is FailureKind.OOM_KILLED
+    assert "process 4711 (python) with 13.0 GiB resident" in killed.said
+    assert why in killed.said
+    worker = judge(FAILED, traceback("RuntimeError: DataLoader worker (pid 4711)"), kernel=line)
+    assert (worker.kind, worker.said) == (FailureKind.HOST_OUT_OF_MEMORY, killed.said)
 
 
 def test_an_error_of_several_lines_and_the_warnings_after_it() -> None:

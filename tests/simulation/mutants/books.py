@@ -303,7 +303,7 @@ MUTANTS = (
         "a node is free when it leaves its gang, whatever still runs there",
         _wrap(evolve, "_apply_task", _freed_on_leaving),
         ("books", "I5", "I4"),
-        seed=119,
+        seed=140,
     ),
     Mutant(
         "the last of the queue comes first",

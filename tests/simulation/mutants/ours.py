@@ -118,13 +118,13 @@ MUTANTS = (
         "what outlives its lease has all of the margin to do so",
         _wrap(agent_follow, "_lease", _long_grace),
         ("I3", "I4", "I5"),
-        seed=65,
+        seed=46,
     ),
     Mutant(
         "a task is begun on a lease that is over",
         _wrap(agent_follow, "_drive", _begins_late),
         ("I3", "I4", "I5"),
-        seed=47,
+        seed=112,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
@@ -136,7 +136,7 @@ MUTANTS = (
         "one that has left its gang may end it well, twice",
         _wrap(follow, "_task_moved", _judges_who_left),
         ("raised: InvalidTransition",),
-        seed=119,
+        seed=235,
     ),
     Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=2),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from muster.fabric.gids import nccl_index
 from muster.fabric.types import AffinityClass, Severity
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
@@ -97,6 +98,8 @@ def test_both_families_on_one_port(node: Node) -> None:
     (hca,) = found.hcas
     assert hca.gid_index == 3
     assert "NCCL_IB_ADDR_FAMILY" not in found.env
+    # With NCCL_IB_ADDR_FAMILY=AF_INET6: 1 is link-local, 4 is v1.
+    assert nccl_index(hca.gids, hca.gid_slots or 0, "AF_INET6") == 5
     assert hca.addresses == ("10.20.1.10", "fc00:200:0:2:5054:ff:fe3b:506a")
 
 

@@ -1,0 +1,219 @@
+"""What /proc says of ranks and of all that they have started. Nothing here raises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muster.protocol.hangs import Doing
+
+_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+_THREADS_MAX: Final = 2000
+_BYTES_MAX: Final = 1 << 20
+_DOING: Final = {
+    "R": Doing.RUNS,
+    "D": Doing.DISK,
+    "T": Doing.STOPPED,
+    "t": Doing.TRACED,
+    "Z": Doing.GONE,
+    "X": Doing.GONE,
+}
+# Kernel functions in which whoever sleeps waits for a file server or a disk.
+_FILES: Final = (
+    "request_wait_answer",
+    "fuse_",
+    "nfs",
+    "rpc_wait",
+    "ceph_",
+    "cl_sync",
+    "cl_lock",
+    "ll_",
+    "osc_",
+    "ptlrpc",
+    "gpfs",
+    "cxiWaitEventWait",
+    "folio_wait",
+    "wait_on_page",
+    "io_schedule",
+    "jbd2",
+    "blk",
+    "bit_wait_io",
+    "balance_dirty_pages",
+    "submit_bio_wait",
+    "rq_qos_wait",
+    "wbt_",
+    "xfs_",
+    "ext4_",
+    "btrfs_",
+    "rwsem_down",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Of a process or a thread: `cpu_s` with its children that have ended."""
+
+    state: str
+    parent: int
+    cpu_s: float
+    began: int
+
+
+def stat_of(path: str) -> Stat | None:
+    """From a file in the form of /proc/PID/stat."""
+    text = _read(path)
+    # The name in brackets may hold anything, brackets and newlines, too.
+    fields = text[text.rfind(")") + 1 :].split()
+    if len(fields) < 20:
+        return None
+    try:
+        ticks = sum(int(field) for field in fields[11:15])
+        return Stat(fields[0], int(fields[1]), ticks * _TICK_S, int(fields[19]))
+    except ValueError:
+        return None
+
+
+class Processes:
+    """Who belongs to which rank. A process is looked at once: whose child it was born is whose it
+    stays."""
+
+    def __init__(self, root: Path = Path("/proc")) -> None:
+        self.root = str(root)
+        self._of: dict[int, int | None] = {}
+        self._ranks: frozenset[int] = frozenset()
+
+    def look(self, ranks: Iterable[int]) -> dict[int, list[int]]:
+        """The living processes of each of these, itself the first."""
+        wanted = frozenset(ranks)
+        if wanted != self._ranks:
+            self._ranks, self._of = wanted, {}
+        there = set(self._pids())
+        for pid in self._of.keys() - there:
+            del self._of[pid]
+        for pid in sorted(there - self._of.keys()):
+            self._owner(pid, there)
+        found: dict[int, list[int]] = {pid: [pid] for pid in wanted if pid in there}
+        for pid, owner in self._of.items():
+            if owner is not None and pid != owner and owner in found:
+                found[owner].append(pid)
+        return found
+
+    def _owner(self, pid: int, there: set[int]) -> int | None:
+        way: list[int] = []
+        owner: int | None = None
+        while pid in there:
+            if pid in self._ranks:
+                owner = pid
+                self._of[pid] = pid
+                break
+            if pid in self._of:
+                owner = self._of[pid]
+                break
+            way.append(pid)
+            stat = stat_of(f"{self.root}/{pid}/stat")
+            if stat is None or stat.parent in way:
+                break
+            pid = stat.parent
+        for one in way:
+            self._of[one] = owner
+        return owner
+
+    def _pids(self) -> Iterator[int]:
+        try:
+            names = os.listdir(self.root)
+        except OSError:
+            return
+        for name in names:
+            if name.isdecimal():
+                yield int(name)
+
+    def stat(self, pid: int) -> Stat | None:
+        return stat_of(f"{self.root}/{pid}/stat")
+
+    def cpu_s(self, pids: Iterable[int]) -> float:
+        """Of all of them, with their children that have ended."""
+        stats = (self.stat(pid) for pid in pids)
+        return sum(stat.cpu_s for stat in stats if stat is not None)
+
+    def disk_bytes(self, pid: int) -> int | None:
+        """What it has read from disks and file servers, and written to them."""
+        total = None
+        for line in _read(f"{self.root}/{pid}/io").splitlines():
+            name, _, value = line.partition(": ")
+            if name in ("read_bytes", "write_bytes") and value.isdecimal():
+                total = (total or 0) + int(value)
+        return total
+
+    def doing(self, pid: int, *, threads: bool) -> tuple[Doing, str]:
+        """Of the main thread; with `threads`, DISK where any of them waits for a disk."""
+        stat = self.stat(pid)
+        if stat is None:
+            return Doing.GONE, ""
+        doing = _DOING.get(stat.state, Doing.SLEEPS)
+        where = self._where(f"{self.root}/{pid}") if threads else ""
+        if not threads or doing in (Doing.STOPPED, Doing.TRACED, Doing.GONE):
+            return doing, where
+        if doing is Doing.DISK or where.startswith(_FILES):
+            return Doing.DISK, where
+        try:
+            names = os.listdir(f"{self.root}/{pid}/task")[:_THREADS_MAX]
+        except OSError:
+            return doing, where
+        for name in names:
+            if name == str(pid):
+                continue
+            folder = f"{self.root}/{pid}/task/{name}"
+            there = self._where(folder)
+            if there:
+                # Half the price of its state, and there may be thousands.
+                if there.startswith(_FILES):
+                    return Doing.DISK, there
+                continue
+            thread = stat_of(f"{folder}/stat")
+            if thread is not None and thread.state == "D":
+                return Doing.DISK, ""
+        return doing, where
+
+    def _where(self, folder: str) -> str:
+        text = _read(f"{folder}/wchan").strip()
+        return "" if text == "0" else text[:64]
+
+    def sockets(self, pids: Iterable[int]) -> frozenset[int] | None:
+        """Inodes of the sockets that they have open; None where that may not be seen."""
+        found: set[int] = set()
+        seen = False
+        for pid in pids:
+            folder = f"{self.root}/{pid}/fd"
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                continue
+            seen = True
+            for name in names:
+                try:
+                    target = os.readlink(f"{folder}/{name}")
+                except OSError:
+                    continue
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
+        return frozenset(found) if seen else None
+
+    def environment(self, pid: int, *names: str) -> dict[str, str]:
+        """These variables, as it was started with them."""
+        found = {}
+        for entry in _read(f"{self.root}/{pid}/environ").split("\0"):
+            name, _, value = entry.partition("=")
+            if name in names:
+                found[name] = value
+        return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return (file.read(_BYTES_MAX) or b"").decode("utf-8", "replace")
+    except OSError:
+        return ""

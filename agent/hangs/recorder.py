@@ -1,0 +1,159 @@
+"""NCCL's flight recorder: asks a rank for what it knows through its pipe, and reads what it writes.
+
+The pipe and the dump are the job's: nothing here follows a link, waits for a reader that is not
+there, or takes a dump for anything but bytes. The dump is pickle: a throw-away process of the job's
+user reads it (agent/hangs/dump.py), and hands back plain words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.folders import NCCL
+from muster.protocol.hangs import RecordedRank
+
+PIPE: Final = "frp_"
+DUMP: Final = "fr_"
+"""Stems: of the pipes, `frp_3.pipe`, and of the dumps, `fr_3`."""
+_WAIT_S: Final = 5.0
+_EVERY_S: Final = 0.1
+_ANSWER_BYTES_MAX: Final = 64 << 10
+_DUMP_BYTES_MAX: Final = 64 << 20
+_PROGRAM: Final = str(Path(__file__).parent / "dump.py")
+
+
+async def recorded(folder: Path, pids: Mapping[int, int]) -> tuple[RecordedRank, ...]:
+    """What the recorders of these ranks say; () where there are none, as without NCCL."""
+    there = await asyncio.to_thread(_triggered, folder / NCCL, pids)
+    return tuple([await _one(folder / NCCL, *pair, pids[pair[0]]) for pair in there])
+
+
+class Trouble(Exception):
+    """Why a recorder says nothing."""
+
+
+def _triggered(folder: Path, pids: Mapping[int, int]) -> list[tuple[int, float | str]]:
+    """In a thread: each rank with a pipe, and when it was asked, or why it could not be."""
+    found: list[tuple[int, float | str]] = []
+    try:
+        where = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        for rank, pid in sorted(pids.items()):
+            try:
+                before = _changed_at(where, f"{DUMP}{rank}")
+                trigger(where, f"{PIPE}{rank}.pipe", os.stat(f"/proc/{pid}").st_uid)
+                found.append((rank, before))
+            except FileNotFoundError:
+                continue
+            except (OSError, Trouble) as error:
+                found.append((rank, str(error)))
+    finally:
+        os.close(where)
+    return found
+
+
+def trigger(folder: int, name: str, owner: int) -> None:
+    """Write a byte into the pipe. Raises FileNotFoundError, OSError and Trouble."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    pipe = os.open(name, flags, dir_fd=folder)
+    try:
+        found = os.fstat(pipe)
+        if not stat.S_ISFIFO(found.st_mode):
+            raise Trouble(f"{name} is no pipe")
+        if found.st_uid != owner:
+            raise Trouble(f"{name} is not of the rank's user")
+        os.write(pipe, b"1")
+    finally:
+        os.close(pipe)
+
+
+def _changed_at(folder: int, name: str) -> float:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+async def _one(folder: Path, rank: int, before: float | str, pid: int) -> RecordedRank:
+    if isinstance(before, str):
+        return RecordedRank(rank, problem=before)
+    path = folder / f"{DUMP}{rank}"
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            while not await asyncio.to_thread(_whole, path, before):  # noqa: ASYNC110 - a file
+                await asyncio.sleep(_EVERY_S)
+    except TimeoutError:
+        return RecordedRank(rank, problem=f"it wrote nothing within {_WAIT_S:g} s")
+    return await read(path, rank, pid)
+
+
+def _whole(path: Path, before: float) -> bool:
+    """A new dump whose last byte, the end of a pickle, is there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_mtime <= before or not found.st_size:
+            return False
+        return os.pread(file, 1, found.st_size - 1) == b"."
+    finally:
+        os.close(file)
+
+
+async def read(path: Path, rank: int, pid: int) -> RecordedRank:
+    """A dump in words, read by a process of the rank's user that may do nothing but read it."""
+    user: dict[str, object] = {}
+    try:
+        owner = os.stat(f"/proc/{pid}")
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return RecordedRank(rank, problem=str(error))
+    try:
+        if os.geteuid() == 0 and owner.st_uid != 0:
+            user = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-S",
+            _PROGRAM,
+            str(_DUMP_BYTES_MAX),
+            stdin=file,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            **user,  # type: ignore[arg-type]
+        )
+    except OSError as error:
+        return RecordedRank(rank, problem=str(error))
+    finally:
+        os.close(file)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            answer = await process.stdout.read(_ANSWER_BYTES_MAX)
+            await process.wait()
+        found = msgspec.json.decode(answer, type=RecordedRank)
+    except TimeoutError:
+        return RecordedRank(rank, problem="its dump could not be read in time")
+    except msgspec.DecodeError:
+        return RecordedRank(rank, problem="its dump cannot be read")
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return msgspec.structs.replace(found, rank=rank)

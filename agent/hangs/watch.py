@@ -1,0 +1,317 @@
+"""Looks at the ranks of all tasks of this node, every few seconds, and posts what has changed.
+
+One pass serves all tasks: the list of processes and the sockets are read once. It costs a
+millisecond or two; benchmarks/hangs measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Never
+
+import msgspec
+import structlog
+
+from agent.core.cadence import LOUD_LOOKS, Cadence, Seen, gist
+from agent.core.shim import ShimPhase, ShimRank, ShimStatus
+from agent.core.stimuli import ActivitySeen, Stimulus
+from agent.hangs.processes import Processes
+from agent.hangs.sockets import Connection, connections
+from agent.probe.fabric import formats
+from agent.probe.fabric.ib import CLASS
+from agent.probe.fabric.tree import Tree, Unread
+from agent.proof.counters import names_of_ports
+from muster.daemon.clock import Clock
+from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
+from muster.protocol.hangs import RankActivity, Sign
+from muster.protocol.ids import TaskId
+
+STATE: Final = "cadence.json"
+_MEMBERS_MAX: Final = 256
+_STATE_BYTES_MAX: Final = 1 << 20
+_STORE: Final = "MASTER_PORT"
+_HCAS: Final = "NCCL_IB_HCA"
+
+_log = structlog.get_logger("agent.hangs")
+
+
+class Kept(msgspec.Struct, omit_defaults=True):
+    """What is kept of a rank for the agent's next life."""
+
+    pid: int
+    began: int
+    louds: int
+    still_gap_s: float
+    idle_gap_s: float
+    signs: tuple[Sign, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """`began` tells its process from a later one with its pid; `store` is the port of the gang's
+    key-value store, over which something goes whether it hangs or not."""
+
+    cadence: Cadence
+    pid: int
+    began: int
+    files: tuple[Path, Path]
+    store: int
+    hcas: tuple[str, ...] | None
+    log: int | None = None
+    cpu_s: float | None = None
+    disk: int | None = None
+    sockets: dict[int, int] | None = None
+    hca: int | None = None
+
+
+@dataclass(slots=True)
+class _Task:
+    folder: Path
+    wanted: dict[int, ShimRank] = field(default_factory=dict)
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    kept: dict[int, Kept] | None = None
+    said: tuple[object, ...] = ()
+    wrote: dict[int, Kept] = field(default_factory=dict)
+
+
+class HangWatch:
+    """All tasks whose program runs. `heard` is told what their shims say."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        period_s: float,
+        root: Path = Path("/"),
+        processes: Processes | None = None,
+    ) -> None:
+        """`root` is that of the fabric."""
+        self._clock = clock
+        self._post = post
+        self._period_s = period_s
+        self._root = root
+        self._processes = processes or Processes()
+        self._tasks: dict[TaskId, _Task] = {}
+
+    def heard(self, task: TaskId, folder: Path, status: ShimStatus) -> None:
+        """The newest status of a task."""
+        if status.phase is not ShimPhase.RUNNING:
+            self._tasks.pop(task, None)
+            return
+        known = self._tasks.setdefault(task, _Task(folder))
+        known.wanted = {rank.rank: rank for rank in status.ranks if rank.pid and rank.exit is None}
+
+    def pid_of(self, task: TaskId) -> dict[int, int]:
+        """The processes of the task's ranks that live."""
+        known = self._tasks.get(task)
+        return {} if known is None else {n: rank.pid or 0 for n, rank in known.wanted.items()}
+
+    async def run(self) -> Never:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once, and post what is news."""
+        tasks = {name: task for name, task in self._tasks.items() if task.wanted}
+        if not tasks:
+            return
+        wanted = {name: dict(task.wanted) for name, task in tasks.items()}
+        found = await asyncio.to_thread(self._look, tasks, wanted)
+        for name, (at, ranks) in found.items():
+            task = self._tasks.get(name)
+            if task is not tasks[name]:
+                continue
+            said = tuple(gist(rank) for rank in ranks)
+            if said != task.said:
+                task.said = said
+                self._post(ActivitySeen(name, ranks, at))
+
+    def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
+        """What the last look found, and when that was."""
+        known = self._tasks.get(task)
+        if known is None or not known.ranks:
+            return None
+        ranks = [rank.cadence for _, rank in sorted(known.ranks.items())]
+        return tuple(cadence.told() for cadence in ranks), max(c.seen_at for c in ranks)
+
+    # --- in a thread ------------------------------------------------------------------------------
+
+    def _look(
+        self, tasks: dict[TaskId, _Task], wanted: dict[TaskId, dict[int, ShimRank]]
+    ) -> dict[TaskId, tuple[float, tuple[RankActivity, ...]]]:
+        for name, task in tasks.items():
+            self._begin(task, wanted[name])
+        members = self._processes.look(
+            rank.pid for task in tasks.values() for rank in task.ranks.values()
+        )
+        sockets = connections()
+        hcas = self._hcas()
+        found = {}
+        for name, task in tasks.items():
+            for rank in task.ranks.values():
+                self._sample(rank, members.get(rank.pid, []), sockets, hcas)
+            at = self._clock.now().mono
+            told = tuple(rank.cadence.told() for _, rank in sorted(task.ranks.items()))
+            found[name] = at, told
+            self._keep(task)
+        return found
+
+    def _begin(self, task: _Task, wanted: dict[int, ShimRank]) -> None:
+        """Ranks that are new, or whose process is."""
+        if task.kept is None:
+            task.kept = _kept(task.folder)
+        for number in task.ranks.keys() - wanted.keys():
+            del task.ranks[number]
+        for number, rank in wanted.items():
+            known = task.ranks.get(number)
+            pid = rank.pid or 0
+            if known is not None and known.pid == pid:
+                continue
+            stat = self._processes.stat(pid)
+            cadence = Cadence(number, self._period_s, self._clock.now().mono)
+            began = 0 if stat is None else stat.began
+            before = task.kept.get(number)
+            if before is not None and (before.pid, before.began) == (pid, began):
+                cadence.louds, cadence.signs = before.louds, set(before.signs)
+                cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
+            told = self._processes.environment(pid, _STORE, _HCAS)
+            port = told.get(_STORE, "")
+            task.ranks[number] = _Rank(
+                cadence,
+                pid,
+                began,
+                (task.folder / rank.stdout, task.folder / rank.stderr),
+                int(port) if port.isascii() and port.isdecimal() else 0,
+                _planned(told.get(_HCAS, "")),
+            )
+
+    def _sample(
+        self,
+        rank: _Rank,
+        members: list[int],
+        connected: dict[int, Connection] | None,
+        hcas: dict[str, int],
+    ) -> None:
+        cadence = rank.cadence
+        quiet = cadence.idle_at < cadence.seen_at
+        doing, where = self._processes.doing(rank.pid, threads=quiet)
+        log, rank.log = _moved(rank.log, _sizes(rank.files))
+        disk, rank.disk = _moved(rank.disk, self._processes.disk_bytes(rank.pid))
+        count = self._hca_bytes(rank, hcas)
+        hca, rank.hca = _moved(rank.hca, count)
+        cpu = self._processes.cpu_s(members[:_MEMBERS_MAX])
+        cpu_s = None if rank.cpu_s is None else max(0.0, cpu - rank.cpu_s)
+        rank.cpu_s = cpu
+        seen = Seen(
+            self._clock.now().mono,
+            {
+                Sign.LOG: log,
+                Sign.NETWORK: self._network(rank, members[:_MEMBERS_MAX], connected),
+                Sign.HCA: hca,
+                Sign.DISK: disk,
+            },
+            cpu_s,
+            doing,
+            where,
+        )
+        cadence.take(seen)
+
+    def _network(
+        self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None
+    ) -> int | None:
+        inodes = None if connected is None else self._processes.sockets(members)
+        if connected is None or inodes is None:
+            rank.sockets = None
+            return None
+        now = {
+            inode: connected[inode].bytes
+            for inode in inodes
+            if inode in connected and rank.store not in connected[inode].ports
+        }
+        before, rank.sockets = rank.sockets, now
+        if before is None:
+            return None
+        return sum(max(0, count - before.get(inode, 0)) for inode, count in now.items())
+
+    def _hcas(self) -> dict[str, int]:
+        """Bytes of each port, in both directions."""
+        tree = Tree(self._root)
+        found = {}
+        for name, port in names_of_ports(tree):
+            words = 0
+            for counter in (SENT, RECEIVED):
+                text = tree.text(f"{CLASS}/{name}/ports/{port}/counters/{counter}")
+                words += 0 if isinstance(text, Unread) else formats.counter(text) or 0
+            found[f"{name}:{port}"] = words * WORD_BYTES
+        return found
+
+    def _hca_bytes(self, rank: _Rank, hcas: dict[str, int]) -> int | None:
+        if not hcas:
+            return None
+        planned = rank.hcas
+        return sum(
+            count
+            for port, count in hcas.items()
+            if planned is None or port in planned or port.partition(":")[0] in planned
+        )
+
+    def _keep(self, task: _Task) -> None:
+        """A cadence is worth keeping; that it is not synced costs no more than learning it anew."""
+        now = {
+            number: Kept(
+                rank.pid,
+                rank.began,
+                LOUD_LOOKS,
+                rank.cadence.still_gap_s,
+                rank.cadence.idle_gap_s,
+                tuple(sorted(rank.cadence.signs, key=lambda sign: sign.value)),
+            )
+            for number, rank in task.ranks.items()
+            if rank.cadence.learned
+        }
+        if not now or now == task.wrote:
+            return
+        path = task.folder / STATE
+        temporary = path.with_suffix(".new")
+        try:
+            temporary.write_bytes(msgspec.json.encode(now))
+            os.replace(temporary, path)
+            task.wrote = now
+        except OSError as error:
+            _log.debug("cadence_not_kept", why=str(error))
+
+
+def _kept(folder: Path) -> dict[int, Kept]:
+    try:
+        with open(folder / STATE, "rb") as file:
+            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=dict[int, Kept])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _moved(before: int | None, now: int | None) -> tuple[int | None, int | None]:
+    """How much more it is, and what it is from now on. One that is less began anew."""
+    if before is None or now is None:
+        return None, now
+    return (now - before if now >= before else now), now
+
+
+def _sizes(files: tuple[Path, Path]) -> int | None:
+    total = None
+    for path in files:
+        try:
+            total = (total or 0) + os.stat(path, follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total
+
+
+def _planned(text: str) -> tuple[str, ...] | None:
+    """The ports of an exact NCCL_IB_HCA; None where it does not name them."""
+    return tuple(text[1:].split(",")) if text.startswith("=") else None

@@ -1,0 +1,74 @@
+"""What the kernel writes of this task: processes that it kills for memory, errors of GPUs.
+
+Only what is younger than the task counts: the log goes back to the boot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+
+PATH = "/dev/kmsg"
+# A read that is shorter than a record is refused.
+RECORD_BYTES_MAX = 8192
+LINES_MAX = 32
+LINE_CHARS_MAX = 400
+RECORDS_MAX = 1 << 16
+# The kernel's clock and ours differ by less.
+SLACK_S = 1.0
+
+_OF_INTEREST = re.compile(r"ut of memory: Killed process (\d+)|NVRM: .*(?:Xid|fallen off the bus)")
+_PID = re.compile(r"\bpid=(\d+)")
+
+
+class KernelLog:
+    """The lines that could be about a task. Without the right to read it there are none.
+
+    It is opened when something has failed, and not before: a task that ends well reads nothing.
+    """
+
+    def __init__(self, path: str = PATH) -> None:
+        self._path = path
+        self._since = time.monotonic() - SLACK_S
+
+    def about(self, pid: int | None, said: str) -> str:
+        """What there is about a rank that failed, "" if nothing: lines that name its process or
+        one that it names itself, and errors of GPUs that name no process."""
+        found = []
+        for line in self._lines():
+            killed, user = _OF_INTEREST.search(line), _PID.search(line)
+            number = killed[1] if killed is not None and killed[1] else user[1] if user else None
+            its_own = number is None or number == str(pid)
+            if its_own or re.search(rf"\bpid\D{{0,3}}{number}\b", said) is not None:
+                found.append(line[:LINE_CHARS_MAX])
+        return "\n".join(found[:LINES_MAX])
+
+    def _lines(self) -> list[str]:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return []
+        try:
+            return [line for line in self._read(fd) if _OF_INTEREST.search(line)]
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int) -> Iterator[str]:
+        for _ in range(RECORDS_MAX):
+            try:
+                record = os.read(fd, RECORD_BYTES_MAX)
+            except BrokenPipeError:
+                # Records were overwritten; the next read goes on with the oldest that is there.
+                continue
+            except OSError:
+                return
+            if not record:
+                return
+            # "priority,number,microseconds,flags;text", lines of context, each ended by a newline.
+            head, _, text = record.decode(errors="replace").partition(";")
+            fields = head.split(",")
+            moment = int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdecimal() else 0.0
+            if moment >= self._since:
+                yield text.partition("\n")[0]

@@ -1,0 +1,220 @@
+"""Plays a labelled trace to the rules themselves: each rank's cadence as an agent learns it, and
+the coordinator's core, with its timers and its looks. Time is virtual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.core.cadence import Cadence, Seen, gist
+from benchmarks.hangs.traces import Case, Moment
+from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.messages import (
+    PROTOCOL_MAX,
+    Heartbeat,
+    Hello,
+    Inventory,
+    LookTask,
+    Prepared,
+    Report,
+    StacksReport,
+    TaskReport,
+)
+from muster.protocol.states import TaskState
+from muster.spec.types import Argv, JobSpec, Launcher
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
+from orchestrator.core.limits import Limits
+from orchestrator.core.state import State
+from orchestrator.core.turn import turn
+
+PERIOD_S: Final = 5.0
+ANSWER_S: Final = 0.5
+SLICES: Final = 9
+"""Of the time between two looks; a number that no step is a multiple of."""
+_PREPARED: Final = Prepared("10.0.0.1", (20000, 20001), 0, "/l", "/w", "/s", "/o", "/h")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A verdict and when it came; `hung` is what a restart would have ended."""
+
+    at: float
+    verdict: HangVerdict
+
+
+@dataclass(slots=True)
+class Trial:
+    """One job on two nodes, or one."""
+
+    case: Case
+    stacks: bool = True
+    state: State = field(default_factory=State)
+    limits: Limits = field(default_factory=Limits)
+    now: float = 0.0
+    told: list[Told] = field(default_factory=list)
+    _timers: dict[a.Timer, float] = field(default_factory=dict)
+    _due: list[tuple[float, NodeName, LookTask]] = field(default_factory=list)
+    _homes: dict[TaskId, range] = field(default_factory=dict)
+    _said: dict[TaskId, object] = field(default_factory=dict)
+    _cadences: list[Cadence] = field(default_factory=list)
+    _away: set[NodeName] = field(default_factory=set)
+    _sessions: int = 0
+
+    def run(self) -> list[Told]:
+        """To the end of the case."""
+        self._begin()
+        case = self.case
+        while self.now < case.seconds:
+            self._pass(self.now + PERIOD_S)
+            moments = [case.course(rank, self.now) for rank in range(case.ranks)]
+            if not moments[0].paused:
+                self._look(moments)
+        return self.told
+
+    def _begin(self) -> None:
+        case = self.case
+        nodes = 1 if case.ranks == 1 else 2
+        each = case.ranks // nodes
+        self._turn(s.CoordinatorStarted(1, "here"))
+        names = [NodeName(f"n{number}") for number in range(nodes)]
+        for name in names:
+            self._connect(name, ())
+        spec = JobSpec(
+            name="trace",
+            run=Argv(("train.py",)),
+            nodes=nodes,
+            nproc_per_node=each,
+            launcher=Launcher.PROCESSES,
+        )
+        self._turn(s.SubmitReceived(a.RequestId(1), spec, "ada"))
+        tasks = self.state.jobs[JobId(1)].attempts[0].tasks
+        for state in (TaskState.PREPARED, TaskState.ARRANGED, TaskState.STARTED):
+            for task in tasks:
+                self._hear(task.node, TaskReport(task.id, state, prepared=_PREPARED))
+        for number, task in enumerate(tasks):
+            self._homes[task.id] = range(number * each, (number + 1) * each)
+        self._cadences = [Cadence(rank, PERIOD_S, 0.0) for rank in range(case.ranks)]
+
+    def _connect(self, name: NodeName, tasks: tuple[TaskReport, ...]) -> None:
+        self._sessions += 1
+        inventory = Inventory(address="10.0.0.1", machine_id=name, python="python3", cpus=64)
+        hello = Hello(
+            name,
+            f"id-{name}",
+            "boot",
+            "0.1.0",
+            inventory,
+            tasks,
+            protocol_max=PROTOCOL_MAX,
+        )
+        self._turn(s.HelloReceived(SessionId(self._sessions), hello, "127.0.0.1"))
+
+    def _look(self, moments: list[Moment]) -> None:
+        for cadence, moment in zip(self._cadences, moments, strict=True):
+            since = self.now - cadence.seen_at
+            slices = [
+                self.case.course(cadence.rank, self.now - since * (part + 0.5) / SLICES)
+                for part in range(SLICES)
+            ]
+            span = since / SLICES
+            moved = {
+                Sign.LOG: int(sum(one.log for one in slices) * span),
+                Sign.NETWORK: int(sum(one.network for one in slices) * span),
+                Sign.HCA: int(sum(one.hca for one in slices) * span),
+                Sign.DISK: int(sum(one.disk for one in slices) * span),
+            }
+            cpu_s = sum(one.cpu for one in slices) * span
+            cadence.take(Seen(self.now, moved, cpu_s, moment.doing, moment.where))
+        for task, ranks in self._homes.items():
+            name = self._node(task)
+            unseen = moments[ranks[0]].unseen
+            if unseen and name not in self._away:
+                self._away.add(name)
+                session = self.state.nodes[name].session
+                assert session is not None
+                self._turn(s.SessionEnded(session))
+            if unseen:
+                continue
+            activity = self._activity(task)
+            report = TaskReport(
+                task, TaskState.STARTED, prepared=_PREPARED, running_s=self.now, activity=activity
+            )
+            if name in self._away:
+                self._away.discard(name)
+                self._connect(name, (report,))
+            self._hear(name, Heartbeat(self.now))
+            news = tuple(gist(rank) for rank in activity)
+            if news != self._said.get(task):
+                self._said[task] = news
+                self._hear(name, report)
+
+    def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
+        told = [self._cadences[rank] for rank in self._homes[task]]
+        return tuple(one.told().later(self.now - one.seen_at) for one in told)
+
+    def _answer(self, name: NodeName, look: LookTask) -> None:
+        if name in self._away:
+            return
+        ranks = tuple(
+            RankStacks(rank, 1000 + rank, (ThreadStack("MainThread", moment.stack),))
+            for rank in self._homes[look.task]
+            for moment in (self.case.course(rank, self.now),)
+        )
+        found = StacksReport(
+            look.task,
+            look.epoch,
+            look.number,
+            ranks if self.stacks else (),
+            self._activity(look.task),
+            problem="" if self.stacks else "py-spy is not installed on this node",
+        )
+        self._hear(name, found)
+
+    def _node(self, task: TaskId) -> NodeName:
+        found = self.state.task(task)
+        assert found is not None
+        return found.node
+
+    def _hear(self, name: NodeName, report: Report) -> None:
+        session = self.state.nodes[name].session
+        if session is not None and not isinstance(report, Hello):
+            self._turn(s.ReportReceived(session, report))
+
+    def _pass(self, until: float) -> None:
+        """What becomes due on the way, in order."""
+        while True:
+            timers = [(at, 0, timer) for timer, at in self._timers.items() if at <= until]
+            looks = [(at, 1, (name, look)) for at, name, look in self._due if at <= until]
+            if not timers and not looks:
+                break
+            first_timer = min(timers, key=lambda it: it[0], default=None)
+            first_look = min(looks, key=lambda it: it[0], default=None)
+            if first_look is None or (first_timer is not None and first_timer[0] < first_look[0]):
+                assert first_timer is not None
+                del self._timers[first_timer[2]]
+                self.now = max(self.now, first_timer[0])
+                self._turn(s.TimerFired(first_timer[2]))
+            else:
+                name, look = first_look[2]
+                self._due.remove((first_look[0], name, look))
+                self.now = max(self.now, first_look[0])
+                self._answer(name, look)
+        self.now = until
+
+    def _turn(self, stimulus: s.Stimulus) -> None:
+        done = turn(self.state, stimulus, Instant(self.now, 1.7e9 + self.now), self.limits)
+        for fact in done.facts:
+            if isinstance(fact, f.HangJudged):
+                self.told.append(Told(self.now, fact.verdict))
+        for action in done.actions:
+            match action:
+                case a.SetTimer(timer, at):
+                    self._timers[timer] = at
+                case a.Send(node, _, LookTask() as look):
+                    self._due.append((self.now + ANSWER_S, node, look))
+                case _:
+                    pass

@@ -1,0 +1,38 @@
+"""`muster stacks`: where the ranks of a job stand now."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.complaints import RefusedError
+from muster.cli.connection import connect, connection_options
+from muster.cli.json_output import json_option, print_json
+from muster.cli.reference import JOB, find_job
+from muster.cli.stack_text import stack_lines
+from muster.cli.text import note, safe
+
+
+@click.command("stacks")
+@click.argument("job", metavar="JOB", type=JOB)
+@json_option
+@connection_options
+def command(*, job: str, as_json: bool) -> None:
+    """Show where the ranks of a job that runs stand, line by line, ranks at the same lines
+    together, those with the fewest first. It stops nobody.
+
+    The nodes need py-spy for it: `muster doctor` there says whether they have it.
+    """
+    client = connect()
+    found = client.stacks(find_job(client, job))
+    if as_json:
+        print_json(found)
+    elif found.groups:
+        ranks = sum(len(group.ranks) for group in found.groups)
+        print(f"job {found.job}, attempt {found.attempt}  {ranks} ranks")
+        for line in stack_lines(found.groups):
+            print(line)
+    if not found.groups:
+        why = "; ".join(found.notes) or "no node has answered"
+        raise RefusedError(f"no stack can be had: {safe(why)}")
+    for text in found.notes:
+        note(safe(text))

@@ -1,0 +1,325 @@
+"""Looks at the stacks of a running gang: asked for by a user, or to tell whether it hangs.
+
+One look at a time for each attempt; whoever asks meanwhile is answered by the one under way. Looks
+are numbered within an epoch: an answer to an earlier life of ours is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.hangs import Hang, HangKind, RankActivity, RankStacks, StacksView
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.instant import Instant
+from muster.protocol.messages import LOOKS, LookTask, StacksReport, TaskReport
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import JobState, TaskState
+from muster.spec.types import Rendezvous
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
+from orchestrator.core import stimuli as s
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.decision import Decision
+from orchestrator.core.display import job_state
+from orchestrator.core.hangs import Opinion, due_in_s, opinion, suspicion, verdict
+from orchestrator.core.launch import gang_of
+from orchestrator.core.limits import Limits
+from orchestrator.core.node import LinkState
+from orchestrator.core.requests import unknown_job
+from orchestrator.core.stacks import grouped
+from orchestrator.core.state import Attempt, Job, Look, State, Task
+
+RECORDS_KEPT: Final = 64
+ROUNDING_S: Final = 0.01
+"""A timer that is so early is not early."""
+TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
+
+
+def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
+    """Somebody wants to see where the ranks stand."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return Decision([], [a.Answer(asked.request, unknown_job(asked.job))])
+    attempt = job.current
+    running = attempt is not None and attempt.phase is AttemptPhase.RUNNING
+    if attempt is None or not running or job_state(job) is not JobState.RUNNING:
+        text = f"job {job.id} is {job_state(job).value}: only ranks that run have stacks"
+        hint = f"how far it is: muster show {job.id}; what it left: muster evidence {job.id}"
+        return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
+    if (job.id, attempt.number) in state.looks:
+        return Decision([hf.LookJoined(job.id, attempt.number, asked.request)])
+    return _begin(state, job, attempt, now, limits, request=asked.request)
+
+
+def activity_news(report: TaskReport, now: Instant) -> list[f.Fact]:
+    """What a report says of whether the ranks move."""
+    if report.state is not TaskState.STARTED or not report.activity:
+        return []
+    return [hf.ActivityMeasured(report.task, report.activity, now.mono)]
+
+
+def answered(state: State, task: Task | None, report: StacksReport, now: Instant) -> Decision:
+    """A node has looked."""
+    if task is None or report.epoch != state.epoch:
+        return Decision()
+    look = state.looks.get((task.job, task.attempt))
+    if look is None or look.number != report.number or task.id not in look.awaited:
+        return Decision()
+    facts: list[f.Fact] = []
+    if report.activity:
+        facts.append(hf.ActivityMeasured(task.id, report.activity, now.mono))
+    facts.append(hf.StacksSeen(task.id, report))
+    return Decision(facts)
+
+
+def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits) -> Decision:
+    """What is known of whether the gang moves has changed, or time has passed."""
+    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
+        return Decision()
+    ranks = _ranks(state, job, attempt, now)
+    if attempt.hang is not None:
+        moves = ranks is not None and any(rank.still_s is None for rank in ranks)
+        quiet = ranks is not None and suspicion(ranks, limits.hangs) is not None
+        return Decision([hf.HangOver(job.id, attempt.number)] if moves and not quiet else [])
+    if ranks is None:
+        return Decision()
+    suspected = suspicion(ranks, limits.hangs)
+    watch = state.watches.get((job.id, attempt.number))
+    if suspected is None:
+        facts: list[f.Fact] = [] if watch is None else [hf.HangDismissed(job.id, attempt.number)]
+        due = due_in_s(ranks, limits.hangs)
+        return Decision(facts, [] if due is None else [_timer(job, attempt, now.mono + due)])
+    if watch is not None and now.mono < watch.again_at - ROUNDING_S:
+        return Decision([], [_timer(job, attempt, watch.again_at)])
+    return _begin(state, job, attempt, now, limits)
+
+
+def follow_look(
+    state: State,
+    fact: hf.ActivityMeasured | hf.LookBegun | hf.StacksSeen | hf.HangJudged,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    """What comes of it at once."""
+    match fact:
+        case hf.ActivityMeasured(name) | hf.StacksSeen(name):
+            job, number, _ = parse_task_id(name)
+        case hf.LookBegun() | hf.HangJudged():
+            job, number = fact.job, fact.attempt
+        case _:
+            assert_never(fact)
+    attempt = state.attempt(job, number)
+    look = state.looks.get((job, number))
+    if attempt is None:
+        return Decision()
+    match fact:
+        case hf.ActivityMeasured():
+            return consider(state, state.jobs[job], attempt, now, limits)
+        case hf.LookBegun() | hf.StacksSeen():
+            if look is None or look.awaited:
+                return Decision()
+            return _ended(state, state.jobs[job], attempt, look, now, limits)
+        case hf.HangJudged():
+            cause = _hung(state.jobs[job], fact)
+            if cause is None or attempt.phase is not AttemptPhase.RUNNING:
+                return Decision()
+            return Decision([f.StopRequested(job, number, cause)])
+        case _:
+            assert_never(fact)
+
+
+def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
+    """It is time to judge, or a look has lasted too long: what has come by then is all."""
+    attempt = state.attempt(timer.job, timer.attempt)
+    look = state.looks.get((timer.job, timer.attempt))
+    if timer.kind is a.TimerKind.HANG:
+        if attempt is None:
+            return Decision()
+        return consider(state, state.jobs[timer.job], attempt, now, limits)
+    if look is None:
+        return Decision()
+    if now.mono < look.until - ROUNDING_S:
+        return Decision([], [a.SetTimer(timer, look.until)])
+    if attempt is None:
+        gone = unknown_job(timer.job)
+        answers: list[a.Action] = [a.Answer(a.RequestId(one), gone) for one in look.requests]
+        return Decision([hf.LookEnded(timer.job, timer.attempt)], answers)
+    return _ended(state, state.jobs[timer.job], attempt, look, now, limits)
+
+
+def _ended(
+    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+) -> Decision:
+    """All have answered, or time is up: answer who asked, and come to a verdict."""
+    view = a.Stacks(_view(attempt, look))
+    decision = Decision(
+        [hf.LookEnded(job.id, attempt.number)],
+        [a.Answer(a.RequestId(request), view) for request in look.requests],
+    )
+    if not look.judges or attempt.phase is not AttemptPhase.RUNNING or attempt.hang is not None:
+        return decision
+    judged = _judge(state, job, attempt, look, now, limits)
+    return Decision([*decision.facts, *judged.facts], [*decision.actions, *judged.actions])
+
+
+def _hung(job: Job, fact: hf.HangJudged) -> Cause | None:
+    """Why the attempt ends, where its job asks for that."""
+    found = fact.verdict
+    if found.kind is not HangKind.HUNG or job.spec.hang is not Hang.RESTART:
+        return None
+    if not found.firm:
+        return None
+    return Cause(
+        CauseCode.HUNG, Outcome.INFRA, found.text, node=found.node or None, rank=found.rank
+    )
+
+
+def _begin(
+    state: State,
+    job: Job,
+    attempt: Attempt,
+    now: Instant,
+    limits: Limits,
+    request: a.RequestId | None = None,
+) -> Decision:
+    number = state.look_number + 1
+    deep = job.spec.hang is not Hang.NOTIFY and request is None
+    notes: list[str] = []
+    sends: list[a.Action] = []
+    awaited: list[TaskId] = []
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if task.state is not TaskState.STARTED:
+            notes.append(f"{task.node}: nothing of the job runs there now")
+        elif node.session is None:
+            notes.append(f"{task.node} cannot be reached now")
+        elif node.protocol < LOOKS:
+            notes.append(TOO_OLD.format(task.node))
+        else:
+            look = LookTask(task.id, state.epoch, number, threads=deep, recorder=deep)
+            sends.append(a.Send(task.node, node.session, look))
+            awaited.append(task.id)
+    until = now.mono + limits.hangs.look_s
+    begun = hf.LookBegun(
+        job.id,
+        attempt.number,
+        number,
+        tuple(awaited),
+        until,
+        () if request is None else (request,),
+        tuple(notes),
+        judges=request is None,
+    )
+    timer = a.Timer(a.TimerKind.LOOK, job=job.id, attempt=attempt.number)
+    return Decision([begun], [*sends, a.SetTimer(timer, until if awaited else now.mono)])
+
+
+def _judge(
+    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+) -> Decision:
+    key = job.id, attempt.number
+    ranks = _ranks(state, job, attempt, now)
+    suspected = None if ranks is None else suspicion(ranks, limits.hangs)
+    watch = state.watches.get(key)
+    if ranks is None or suspected is None or look.awaited:
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    stacks = {rank.rank: rank for report in look.reports.values() for rank in report.ranks}
+    if watch is None or not watch.first:
+        at = now.mono + limits.hangs.again_s
+        first = tuple(stacks.values()) or (RankStacks(-1),)
+        return Decision([hf.HangSuspected(*key, first, at)], [_timer(job, attempt, at)])
+    before = {rank.rank: rank for rank in watch.first}
+    found = opinion(suspected, ranks, before, stacks)
+    quiet_s = max(rank.still_s or 0.0 for rank in ranks)
+    if found is Opinion.DISMISSED:
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    if found is Opinion.SLOW and quiet_s < limits.hangs.slow_s:
+        rest_s = limits.hangs.slow_s - quiet_s
+        return _dismissed(job, attempt, now, min(limits.hangs.quiet_s, rest_s))
+    kind = HangKind.HUNG if found is Opinion.HUNG else HangKind.SLOW
+    told = verdict(kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look))
+    recorded = tuple(one for report in look.reports.values() for one in report.recorded)
+    return Decision([hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))])
+
+
+def _dismissed(job: Job, attempt: Attempt, now: Instant, seconds: float) -> Decision:
+    at = now.mono + max(seconds, 0.01)
+    fact = hf.HangDismissed(job.id, attempt.number, at)
+    return Decision([fact], [_timer(job, attempt, at)])
+
+
+def _timer(job: Job, attempt: Attempt, at: float) -> a.Action:
+    return a.SetTimer(a.Timer(a.TimerKind.HANG, job=job.id, attempt=attempt.number), at)
+
+
+def _ranks(
+    state: State, job: Job, attempt: Attempt, now: Instant
+) -> tuple[RankActivity, ...] | None:
+    """All ranks of the gang, as of now; None as long as one of them cannot be seen."""
+    found: list[RankActivity] = []
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if task.exit is not None:
+            continue
+        seen = node.link is LinkState.CONNECTED and task.state is TaskState.STARTED
+        if not seen or not task.activity:
+            return None
+        age = max(0.0, now.mono - task.activity_at)
+        found += [rank.later(age) for rank in task.activity]
+    fixed = not job.spec.elastic and job.spec.rendezvous is Rendezvous.STATIC
+    whole = fixed and all(task.exit is None for task in attempt.present)
+    if whole and len(found) < sum(gang_of(job, attempt).ranks):
+        return None
+    return tuple(found) or None
+
+
+def _homes(attempt: Attempt, look: Look) -> Mapping[int, str]:
+    tasks = {task.id: task.node for task in attempt.present}
+    return {
+        rank.rank: tasks[name]
+        for name, report in look.reports.items()
+        for rank in report.activity or ()
+        if name in tasks
+    } | {
+        rank.rank: tasks[name]
+        for name, report in look.reports.items()
+        for rank in report.ranks
+        if name in tasks
+    }
+
+
+def _notes(attempt: Attempt, look: Look) -> tuple[str, ...]:
+    """What is missing, a sentence each."""
+    tasks = {task.id: task.node for task in attempt.tasks}
+    told = list(look.notes)
+    told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
+    for name, report in sorted(look.reports.items()):
+        if report.problem:
+            told.append(f"{tasks[name]}: {report.problem}")
+        told += [
+            f"rank {rank.rank} on {tasks[name]}: {rank.problem}"
+            for rank in report.ranks
+            if rank.problem
+        ][:4]
+    return tuple(told[:16])
+
+
+def _view(attempt: Attempt, look: Look) -> StacksView:
+    ranks = tuple(
+        sorted(
+            (rank for report in look.reports.values() for rank in report.ranks),
+            key=lambda rank: rank.rank,
+        )
+    )
+    activity = tuple(
+        sorted(
+            (rank for report in look.reports.values() for rank in report.activity),
+            key=lambda rank: rank.rank,
+        )
+    )
+    groups = grouped([rank for rank in ranks if rank.main], _homes(attempt, look))
+    return StacksView(attempt.job, attempt.number, groups, ranks, activity, _notes(attempt, look))

@@ -1,0 +1,65 @@
+"""How long jobs that have ended are known: by age and by number together, the oldest first."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Never
+
+import structlog
+
+from orchestrator.shell.coordinator import Coordinator
+
+SWEEP_EVERY_S: Final = 60.0
+_LOOKED_AT: Final = 256
+# What else is to be written waits for one of these at most.
+_AT_ONCE: Final = 8
+_PAUSE_S: Final = 0.02
+
+_log = structlog.get_logger("muster.archive")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepJobs:
+    """What is kept: jobs that ended at most `age_s` ago, and at most so many."""
+
+    age_s: float
+    jobs_max: int
+
+
+class Forgetting:
+    """Takes out of the archive what is too old or too much."""
+
+    def __init__(self, coordinator: Coordinator, keep: KeepJobs) -> None:
+        self._coordinator = coordinator
+        self._keep = keep
+
+    async def run(self) -> Never:
+        """Sweep from time to time, until cancelled. Raises JournalWriteError."""
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self) -> int:
+        """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
+        jobs that all stay: those after it are younger, but for some that ran for very long."""
+        archive, now = self._coordinator.archive, self._coordinator.now().wall
+        excess = archive.ended.total() - self._keep.jobs_max
+        after = gone = 0
+        while rows := await archive.oldest(after, _LOOKED_AT):
+            going = [
+                job
+                for place, (job, ended_at) in enumerate(rows)
+                if place < excess - gone or now - ended_at > self._keep.age_s
+            ]
+            if not going:
+                break
+            for first in range(0, len(going), _AT_ONCE):
+                if not await archive.forget(going[first : first + _AT_ONCE]):
+                    return gone  # there is no room to write that down: later
+                gone += len(going[first : first + _AT_ONCE])
+                await asyncio.sleep(_PAUSE_S)
+            after = rows[-1][0]
+        if gone:
+            _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
+        return gone

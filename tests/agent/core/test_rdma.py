@@ -1,0 +1,42 @@
+"""What a node has for RDMA is told when it changes: nodes are chosen by it."""
+
+from __future__ import annotations
+
+from agent.core import actions as a
+from agent.core import stimuli as s
+from muster.protocol import messages as m
+from muster.protocol.fabric import NodeRdma
+from muster.protocol.ids import SessionId
+from tests.agent.core.test_agent_course import Agent
+
+EIGHT = NodeRdma("InfiniBand MT4129", 8, 8, "one")
+SEVEN = NodeRdma("InfiniBand MT4129", 7, 8, "other")
+
+
+def test_a_change_is_told_once() -> None:
+    agent = Agent()
+    agent.connect()
+    said = [a.SendReport(m.Heartbeat(100.0, wall_s=0.0, rdma=EIGHT))]
+    assert agent.turn(s.RdmaSeen(EIGHT)) == said
+    assert agent.turn(s.RdmaSeen(EIGHT)) == []
+    # What cannot be seen for a while is what it was.
+    assert agent.turn(s.RdmaSeen(None)) == []
+    assert agent.state.identity.inventory.rdma == EIGHT
+    assert agent.turn(s.RdmaSeen(SEVEN)) != []
+
+
+def test_hello_has_what_was_seen_before_it() -> None:
+    agent = Agent()
+    agent.turn(s.RdmaSeen(EIGHT))
+    (hello, *_) = [it.report for it in agent.turn(s.LinkUp()) if isinstance(it, a.SendReport)]
+    assert isinstance(hello, m.Hello)
+    assert hello.inventory.rdma == EIGHT
+
+
+def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
+    agent = Agent()
+    agent.turn(s.LinkUp())
+    assert agent.turn(s.RdmaSeen(EIGHT)) == []
+    welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+    told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
+    assert [it.rdma for it in told if isinstance(it, m.Heartbeat)] == [EIGHT]

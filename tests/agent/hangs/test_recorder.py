@@ -1,0 +1,128 @@
+"""NCCL's flight recorder: pipes that are not the rank's are left alone, and a dump is never more
+than plain data to us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from agent.hangs import recorder
+from agent.hangs.recorder import Trouble, read, recorded, trigger
+
+ENTRIES = {
+    "version": "2.9",
+    "entries": [
+        {
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "state": "completed" if number < 7 else "scheduled",
+            "input_sizes": [[1024]],
+        }
+        for number in range(1, 8)
+    ],
+}
+
+
+class Evil:
+    """Whoever unpickles it as pickle is wont to runs a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_a_dump_in_words(tmp_path: Path) -> None:
+    dump = tmp_path / "fr_3"
+    dump.write_bytes(pickle.dumps(ENTRIES))
+    found = asyncio.run(read(dump, 3, os.getpid()))
+    assert (found.rank, found.enqueued, found.completed) == (3, 7, 6)
+    assert found.last == "nccl:all_reduce number 7 [[1024]]: scheduled"
+    assert found.problem == ""
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    mark, dump = tmp_path / "ran", tmp_path / "fr_0"
+    dump.write_bytes(pickle.dumps({"entries": [Evil(mark)]}, protocol))
+    found = asyncio.run(read(dump, 0, os.getpid()))
+    assert "is no plain data" in found.problem
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no pickle", pickle.dumps([1, 2]), b"\x80\x04" + b"(" * 1000]
+)
+def test_what_is_no_dump_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+    dump = tmp_path / "fr_0"
+    dump.write_bytes(data)
+    assert asyncio.run(read(dump, 0, os.getpid())).problem
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(pickle.dumps(ENTRIES))
+    (tmp_path / "fr_0").symlink_to("real")
+    assert asyncio.run(read(tmp_path / "fr_0", 0, os.getpid())).problem
+
+
+def test_only_a_pipe_of_the_ranks_own_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "good.pipe")
+    (tmp_path / "file.pipe").write_bytes(b"")
+    (tmp_path / "link.pipe").symlink_to("good.pipe")
+    reader = os.open(tmp_path / "good.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        trigger(folder, "good.pipe", os.getuid())
+        assert os.read(reader, 10) == b"1"
+        with pytest.raises(Trouble, match="not of the rank's user"):
+            trigger(folder, "good.pipe", os.getuid() + 1)
+        with pytest.raises(Trouble, match="no pipe"):
+            trigger(folder, "file.pipe", os.getuid())
+        with pytest.raises(OSError, match="symbolic link"):
+            trigger(folder, "link.pipe", os.getuid())
+        with pytest.raises(FileNotFoundError):
+            trigger(folder, "none.pipe", os.getuid())
+        assert (tmp_path / "file.pipe").read_bytes() == b""
+    finally:
+        os.close(reader)
+        os.close(folder)
+
+
+def test_a_pipe_without_a_reader_blocks_nobody(tmp_path: Path) -> None:
+    (tmp_path / "nccl").mkdir()
+    os.mkfifo(tmp_path / "nccl" / "frp_0.pipe")
+    (found,) = asyncio.run(recorded(tmp_path, {0: os.getpid()}))
+    assert "No such device" in found.problem
+
+
+def test_a_rank_that_is_asked_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch does it: a byte comes through the pipe, and a dump is written."""
+    monkeypatch.setattr(recorder, "_WAIT_S", 30.0)
+    folder = tmp_path / "nccl"
+    folder.mkdir()
+    os.mkfifo(folder / "frp_0.pipe")
+    pipe = os.open(folder / "frp_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    async def rank() -> None:
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pipe, heard.set)
+        await heard.wait()
+        (folder / "fr_0").write_bytes(pickle.dumps(ENTRIES))
+
+    async def both() -> str:
+        asked, _ = await asyncio.gather(recorded(tmp_path, {0: os.getpid()}), rank())
+        return asked[0].last
+
+    try:
+        assert "nccl:all_reduce" in asyncio.run(both())
+    finally:
+        os.close(pipe)
+
+
+def test_without_nccl_there_is_nothing(tmp_path: Path) -> None:
+    assert asyncio.run(recorded(tmp_path, {0: os.getpid()})) == ()

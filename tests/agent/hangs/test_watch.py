@@ -1,0 +1,191 @@
+"""Real processes, watched: what they write, send and compute, and when they stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.core.cadence import Cadence, Seen
+from agent.core.shim import ShimPhase, ShimRank, ShimStatus
+from agent.core.stimuli import ActivitySeen, Stimulus
+from agent.hangs import py_spy
+from agent.hangs.processes import Processes
+from agent.hangs.sockets import connections
+from agent.hangs.spy import stacks_of
+from agent.hangs.watch import HangWatch
+from muster.protocol.hangs import Doing, Sign
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+
+TASK = TaskId("1.1.0")
+SLEEPS = """
+import sys, time
+def wait_here():
+    print("ready", flush=True)
+    time.sleep(600)
+wait_here()
+"""
+
+
+class Now:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.mono = 100.0
+
+    def now(self) -> Instant:
+        return Instant(self.mono, 0.0)
+
+
+@contextmanager
+def program(text: str) -> Iterator[subprocess.Popen[str]]:
+    """One that has said that it is ready."""
+    argv = [sys.executable, "-c", text]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def status(pid: int) -> ShimStatus:
+    rank = ShimRank(rank=0, local_rank=0, pid=pid, stdout="logs/out", stderr="logs/err")
+    return ShimStatus(task=TASK, phase=ShimPhase.RUNNING, ranks=(rank,))
+
+
+def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
+    clock, posted = Now(), list[Stimulus]()
+    watch = HangWatch(clock, posted.append, 5.0, root=tmp_path)
+    (tmp_path / "logs").mkdir()
+    out = tmp_path / "logs" / "out"
+    out.write_bytes(b"")
+
+    async def look() -> None:
+        clock.mono += 5.0
+        await watch.look()
+
+    with program(SLEEPS) as process:
+        watch.heard(TASK, tmp_path, status(process.pid))
+        for _ in range(4):
+            with out.open("ab") as file:
+                file.write(b"step\n" * 100)
+            asyncio.run(look())
+        for _ in range(6):
+            asyncio.run(look())
+        told = watch.told(TASK)
+        watch.heard(TASK, tmp_path, status(process.pid))
+    assert told is not None
+    ((rank,), at) = told
+    assert at == clock.mono
+    assert rank.still_s == pytest.approx(30.0)
+    assert rank.idle_s == pytest.approx(30.0)
+    assert rank.doing is Doing.SLEEPS
+    assert Sign.LOG in rank.signs
+    seen = [one for one in posted if isinstance(one, ActivitySeen)]
+    quiet = [one for one in seen if one.ranks[0].still_s is not None]
+    assert len(quiet) == 1
+    assert len(seen) <= 4
+
+
+def test_children_are_part_of_their_rank() -> None:
+    text = "import subprocess,sys;c=subprocess.Popen(['sleep','600']);print('ready',flush=True)"
+    text += ";c.wait()"
+    with program(text) as process:
+        found = Processes().look([process.pid])
+        (child,) = set(found[process.pid]) - {process.pid}
+        assert Processes().stat(child) is not None
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_process_that_is_stopped_is_seen_to_be() -> None:
+    with program(SLEEPS) as process:
+        processes = Processes()
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert processes.doing(process.pid, threads=True)[0] is Doing.STOPPED
+    assert processes.doing(process.pid, threads=True)[0] is Doing.GONE
+
+
+def test_bytes_of_a_connection_are_exact() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as near:
+            far, _ = listener.accept()
+            with far:
+                inode = os.fstat(far.fileno()).st_ino
+                before = connections()
+                if before is None:
+                    pytest.skip("the kernel tells nothing of sockets here")
+                assert inode in (Processes().sockets([os.getpid()]) or ())
+                near.sendall(b"x" * 100_000)
+                left = 100_000
+                while left:
+                    left -= len(far.recv(left))
+                after = connections()
+                assert after is not None
+                assert after[inode].bytes - before[inode].bytes == 100_000
+                assert listener.getsockname()[1] in after[inode].ports
+
+
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+def test_stacks_of_a_process_and_of_one_that_is_none() -> None:
+    with program(SLEEPS) as process, subprocess.Popen(["sleep", "600"]) as other:
+        ranks = {3: process.pid, 4: other.pid, 5: 2**22 + 1}
+        good, no_python, gone = asyncio.run(stacks_of(ranks, threads=True))
+        other.kill()
+    assert good.main[0].name == "wait_here"
+    assert (good.main[0].file, good.main[0].line) == ("<string>", 5)
+    assert no_python.main == ()
+    assert no_python.problem
+    assert gone.problem == "the process has ended"
+
+
+def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:
+    clock = Now()
+    (tmp_path / "logs").mkdir()
+    out = tmp_path / "logs" / "out"
+    with program("print('ready',flush=True)\nwhile True: pass") as process:
+        watch = HangWatch(clock, lambda _: None, 5.0, root=tmp_path)
+        watch.heard(TASK, tmp_path, status(process.pid))
+        for number in range(6):
+            out.write_bytes(b"step\n" * 1000 * (number + 1))
+            clock.mono += 0.2
+            asyncio.run(watch.look())
+        before = watch.told(TASK)
+        again = HangWatch(clock, lambda _: None, 5.0, root=tmp_path)
+        again.heard(TASK, tmp_path, status(process.pid))
+        asyncio.run(again.look())
+        after = again.told(TASK)
+    assert before is not None
+    assert after is not None
+    assert before[0][0].learned
+    assert after[0][0].learned
+
+
+def test_a_machine_that_stood_still_is_no_evidence() -> None:
+    cadence = Cadence(0, 5.0, 0.0)
+    for step in range(1, 10):
+        cadence.take(Seen(step * 5.0, {Sign.LOG: 1000}, 4.0))
+    cadence.take(Seen(600.0, {Sign.LOG: 0}, 0.0))
+    told = cadence.told()
+    assert told.learned
+    assert told.still_s is None
+
+
+def test_a_debuggers_hand_and_reading_libraries_teach_nothing() -> None:
+    cadence = Cadence(0, 5.0, 0.0)
+    for step in range(1, 30):
+        cadence.take(Seen(step * 5.0, {Sign.DISK: 10**9}, 4.0))
+    assert not cadence.told().learned

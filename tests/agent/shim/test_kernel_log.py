@@ -1,0 +1,101 @@
+"""What a failed rank is told of the kernel's log: what is about it, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from agent.shim import kernel_log
+from agent.shim.kernel_log import KernelLog
+
+KILLED = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"
+OF_RANK = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8"
+OF_GPU = "NVRM: Xid (PCI:0000:3b:00): 48, DBE (double bit error) ECC Error"
+NOISE = "eth0: link becomes ready"
+
+
+class Records:
+    """In the place of the kernel's: one record a read."""
+
+    def __init__(self, *records: tuple[float, str]) -> None:
+        self._records = [
+            f"4,{n},{int(at * 1e6)},-,caller=T1;{text}\n SUBSYSTEM=pci\n".encode()
+            for n, (at, text) in enumerate(records)
+        ]
+
+    def __call__(self, fd: int, count: int) -> bytes:
+        assert count >= kernel_log.RECORD_BYTES_MAX
+        if not self._records:
+            raise BlockingIOError
+        record = self._records.pop(0)
+        if b"overwritten" in record:
+            raise BrokenPipeError
+        return record
+
+
+@pytest.fixture
+def log() -> KernelLog:
+    return KernelLog("/dev/null")
+
+
+def about(
+    log: KernelLog,
+    monkeypatch: pytest.MonkeyPatch,
+    *lines: str,
+    pid: int = 4711,
+    said: str = "",
+    age_s: float = 0.0,
+) -> list[str]:
+    now = time.monotonic() - age_s
+    monkeypatch.setattr(os, "read", Records(*((now, line) for line in lines)))
+    found = log.about(pid, said)
+    monkeypatch.undo()
+    return found.splitlines()
+
+
+def test_lines_that_name_the_rank_or_no_process(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (NOISE, KILLED, "overwritten", OF_RANK, OF_GPU)
+    assert about(log, monkeypatch, *lines) == [KILLED, OF_RANK, OF_GPU]
+    assert about(log, monkeypatch, *lines, pid=471) == [OF_GPU]
+
+
+def test_a_child_that_the_rank_names(log: KernelLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed."
+    assert about(log, monkeypatch, KILLED, pid=9, said=said) == [KILLED]
+    assert about(log, monkeypatch, KILLED, pid=9, said="worker (pid 47112)") == []
+
+
+def test_what_is_older_than_the_task_is_another_s(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert about(log, monkeypatch, OF_GPU, age_s=60.0) == []
+
+
+def test_a_storm_is_cut(log: KernelLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = about(log, monkeypatch, *[OF_GPU + "x" * 4000] * 500)
+    assert len(found) == kernel_log.LINES_MAX
+    assert max(map(len, found)) <= kernel_log.LINE_CHARS_MAX
+
+
+def test_a_log_that_may_not_be_read_says_nothing() -> None:
+    assert KernelLog("/nowhere/kmsg").about(1, "") == ""
+
+
+@pytest.mark.root
+def test_the_kernel_s_own() -> None:
+    """Its clock is ours, and no descriptor stays."""
+    try:
+        kmsg = os.open(kernel_log.PATH, os.O_WRONLY)
+    except OSError as error:
+        pytest.skip(f"{kernel_log.PATH} cannot be written: {error.strerror}")
+    before = len(os.listdir("/proc/self/fd"))
+    log = KernelLog()
+    line = KILLED.replace("4711", "4194399")  # more than any process has
+    os.write(kmsg, f"<4>{line}\n".encode())
+    os.close(kmsg)
+    assert log.about(4194399, "").splitlines()[-1:] == [line]
+    assert len(os.listdir("/proc/self/fd")) == before - 1

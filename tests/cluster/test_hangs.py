@@ -1,0 +1,172 @@
+"""Real gangs that hang, and one that is merely slow: found by what their processes do, named by
+their stacks. The times are the product's, made shorter by its own configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.hangs import py_spy
+from examples.local_cluster import LocalCluster
+from tests.cluster.conftest import PORTS
+from tests.cluster.jobs import pid_of, submit, until
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed"),
+]
+
+QUICK = {
+    "MUSTER_AGENT_HANGS_PERIOD_S": "0.5",
+    "MUSTER_COORDINATOR_HANGS_QUIET_S": "5",
+    "MUSTER_COORDINATOR_HANGS_AGAIN_S": "1",
+    "MUSTER_COORDINATOR_HANGS_SLOW_S": "600",
+    # A machine that is busy with other tests makes pauses that are none.
+    "MUSTER_COORDINATOR_HANGS_GAPS": "2",
+}
+TRAIN = """
+import ctypes, os, sys, time
+import torch, torch.distributed as dist
+
+def stuck():
+    ctypes.PyDLL(None).sleep(600)
+
+def save(folder):
+    with open(os.path.join(folder, "checkpoint"), "wb") as file:
+        while not os.path.exists("saved"):
+            file.seek(0)
+            file.write(os.urandom(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    x = torch.ones(100_000)
+    for step in range(1_000_000):
+        dist.all_reduce(x)
+        x /= dist.get_world_size()
+        if step % 20 == 0:
+            print("step", step, flush=True)
+        if rank == 1 and os.path.exists("hold"):
+            stuck()
+        if rank == 0 and os.path.exists("save"):
+            save(".")
+        time.sleep(0.01)
+
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    made = LocalCluster(tmp_path_factory.mktemp("hangs"), agents=2, env={**PORTS, **QUICK})
+    with made:
+        yield made
+        for job in made.client().all_jobs().jobs:
+            made.muster("cancel", str(job.id), "--force", "--wait", check=False)
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+def training(cluster: LocalCluster, tmp_path: Path, **job: Any) -> str:
+    """A gang that has made steps for long enough to have a cadence."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    number = submit(
+        cluster, tmp_path, launcher="torchrun", run="train.py", nodes=2, nproc_per_node=2, **job
+    )
+
+    def learned() -> bool:
+        ranks = evidence(cluster, number)["attempts"][-1:]
+        seen = ranks[0]["activity"] if ranks else []
+        return len(seen) == 4 and all(rank.get("learned") for rank in seen)
+
+    until(learned, "every rank has a cadence")
+    return number
+
+
+def evidence(cluster: LocalCluster, job: str) -> Any:
+    return msgspec.to_builtins(cluster.client().evidence(int(job)))
+
+
+def verdicts(cluster: LocalCluster, job: str) -> list[Any]:
+    found = evidence(cluster, job)["attempts"]
+    return [hang["verdict"] for attempt in found for hang in attempt["hangs"]]
+
+
+def end(cluster: LocalCluster, job: str) -> None:
+    cluster.muster("cancel", job, "--force", "--wait", check=False)
+
+
+def test_a_rank_that_is_stopped_is_found_and_named(quick: LocalCluster, tmp_path: Path) -> None:
+    job = training(quick, tmp_path)
+    stacks = quick.muster("stacks", job).stdout
+    assert "train.py:" in stacks
+    assert f"job {job}, attempt 1  4 ranks" in stacks
+    victim = pid_of(job, 3)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        until(lambda: bool(verdicts(quick, job)), "the hang is found")
+        (found,) = verdicts(quick, job)
+        assert (found["kind"], found["rank"], found["node"]) == ("hung", 3, "node-2")
+        assert "rank 3 at " in found["text"]
+        assert "stopped by a signal" in found["text"]
+        assert {rank for group in found["groups"] for rank in group["ranks"]} == {0, 1, 2, 3}
+        assert "hung: rank 3" in quick.muster("show", job).stdout
+        assert "hung: rank 3" in quick.muster("events", job).stdout
+        tar = tmp_path / "evidence.tar.gz"
+        quick.muster("evidence", job, "-o", str(tar))
+        assert quick.muster("evidence", job, "-o", str(tar), check=False).returncode == 125
+        with tarfile.open(tar) as whole:
+            said = whole.extractfile(f"muster-job-{job}/verdicts.txt")
+            assert said is not None
+            assert b"hung: rank 3" in said.read()
+            logs = whole.extractfile(f"muster-job-{job}/logs.txt")
+            assert logs is not None
+            assert b"rank 3 stdout] step" in logs.read()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
+    until(lambda: "it moves again" in quick.muster("events", job).stdout, "it moves again")
+    end(quick, job)
+
+
+@pytest.mark.long
+def test_a_held_gil_is_found_and_the_job_tried_again(quick: LocalCluster, tmp_path: Path) -> None:
+    job = training(quick, tmp_path, hang="restart", retry={"infra": 1, "backoff": "1s"})
+    (tmp_path / "hold").touch()
+    until(lambda: bool(verdicts(quick, job)), "the hang is found")
+    (tmp_path / "hold").unlink()
+    found = verdicts(quick, job)[0]
+    assert (found["kind"], found["rank"], found["firm"]) == ("hung", 1, True)
+    line = TRAIN.splitlines().index("    ctypes.PyDLL(None).sleep(600)") + 1
+    assert found["place"] == f"train.py:{line}"
+    until(lambda: len(evidence(quick, job)["attempts"]) == 2, "it is tried again")
+    cause = evidence(quick, job)["attempts"][0]["cause"]
+    assert (cause["code"], cause["outcome"]) == ("hung", "infra")
+    assert cause["text"] == f"hung: rank 1 at train.py:{line}"
+    end(quick, job)
+
+
+def test_a_slow_checkpoint_is_no_hang(quick: LocalCluster, tmp_path: Path) -> None:
+    job = training(quick, tmp_path, hang="restart")
+    (tmp_path / "save").touch()
+    until((tmp_path / "checkpoint").exists, "it is written")
+
+    def waited() -> bool:
+        seen = quick.client().stacks(int(job)).activity
+        return sum((rank.idle_s or 0.0) >= 15.0 for rank in seen) == 3
+
+    until(waited, "the others have waited for it three times as long as it takes to tell a hang")
+    assert verdicts(quick, job) == []
+    (tmp_path / "saved").touch()
+    (tmp_path / "save").unlink()
+    assert "hung" not in quick.muster("events", job).stdout
+    end(quick, job)

@@ -1,0 +1,282 @@
+"""A gang that may hang, in the coordinator's core: who is asked, what counts as an answer, what is
+done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.protocol.hangs import (
+    Doing,
+    Frame,
+    Hang,
+    HangKind,
+    RankActivity,
+    RankStacks,
+    Sign,
+    StacksView,
+    ThreadStack,
+)
+from muster.protocol.ids import JobId, NodeName, TaskId
+from muster.protocol.messages import LOOKS, LookTask, StacksReport
+from muster.protocol.outcome import CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
+from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
+from orchestrator.core.durability import Durability, durability_of
+from orchestrator.core.evolve import apply
+from orchestrator.core.state import State
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+
+SIGNS = (Sign.LOG, Sign.NETWORK, Sign.CPU)
+ALL_REDUCE = Frame("all_reduce", "/venv/site-packages/torch/distributed/distributed_c10d.py", 2800)
+STEP = Frame("step", "/w/train.py", 41)
+HELD = Frame("augment", "/w/data.py", 17)
+
+
+def gang(hang: Hang = Hang.NOTIFY) -> Cluster:
+    """Two nodes with a rank each."""
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, launcher="processes", nproc_per_node=1, hang=hang))
+    cluster.run_gang(1)
+    return cluster
+
+
+def active(rank: int) -> RankActivity:
+    return RankActivity(rank, learned=True, still_gap_s=5, idle_gap_s=5, signs=SIGNS)
+
+
+def idle(rank: int, seconds: float = 20.0, **more: Any) -> RankActivity:
+    told: dict[str, Any] = {"doing": Doing.SLEEPS, "signs": SIGNS, **more}
+    return RankActivity(
+        rank,
+        learned=True,
+        still_s=seconds,
+        idle_s=seconds,
+        still_gap_s=5.0,
+        idle_gap_s=5.0,
+        **told,
+    )
+
+
+def says(cluster: Cluster, node: int, rank: RankActivity) -> None:
+    cluster.report(
+        task(1, 1, node), TaskState.STARTED, prepared=prepared(), running_s=600.0, activity=(rank,)
+    )
+
+
+def looks(cluster: Cluster, node: int) -> list[LookTask]:
+    found = cluster.commands(f"n{node}", LookTask)
+    return [look for look in found if isinstance(look, LookTask)]
+
+
+def answers(cluster: Cluster, node: int, *frames: Frame, rank: RankActivity, **more: Any) -> None:
+    """Node `node` answers the last look that it was asked for."""
+    look = looks(cluster, node)[-1]
+    stack = RankStacks(node, 100 + node, (ThreadStack("MainThread", frames),))
+    told: dict[str, Any] = {"epoch": look.epoch, "number": look.number, **more}
+    session = cluster.node(f"n{node}").session
+    assert session is not None
+    report = StacksReport(look.task, ranks=(stack,), activity=(rank,), **told)
+    cluster.turn(s.ReportReceived(session, report))
+
+
+def hang(cluster: Cluster, first: RankActivity, second: RankActivity) -> None:
+    """Both are silent until that is told, and stand still over two looks."""
+    says(cluster, 0, first)
+    says(cluster, 1, second)
+    since = cluster.mono
+    for seconds in (45.0, 6.0):
+        cluster.beat(seconds)
+        age = cluster.mono - since
+        assert looks(cluster, 0)
+        assert looks(cluster, 1)
+        answers(cluster, 0, ALL_REDUCE, STEP, rank=first.later(age))
+        answers(cluster, 1, HELD, STEP, rank=second.later(age))
+
+
+def judged(cluster: Cluster) -> list[f.HangJudged]:
+    return [fact for fact in cluster.facts if isinstance(fact, f.HangJudged)]
+
+
+def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() -> None:
+    cluster = gang()
+    hang(cluster, idle(0), idle(1))
+    (fact,) = judged(cluster)
+    assert (fact.verdict.kind, fact.verdict.rank) == (HangKind.HUNG, 1)
+    assert fact.verdict.text == "hung: rank 1 at data.py:17"
+    assert fact.verdict.node == "n1"
+    assert fact.verdict.firm
+    assert [len(group.ranks) for group in fact.verdict.groups] == [1, 1]
+    assert durability_of(fact) is Durability.SYNC
+    assert len(looks(cluster, 0)) == 2
+    # Told once, however long it goes on, and nothing is done about it.
+    cluster.beat(600.0)
+    assert len(judged(cluster)) == 1
+    assert cluster.job(1).attempts[0].cause is None
+
+
+def test_it_is_over_when_it_moves() -> None:
+    cluster = gang()
+    hang(cluster, idle(0), idle(1))
+    says(cluster, 1, active(1))
+    assert cluster.job(1).attempts[0].hang is None
+    assert any(isinstance(fact, f.HangOver) for fact in cluster.facts)
+
+
+def test_restart_ends_the_attempt_on_the_infra_budget() -> None:
+    cluster = gang(Hang.RESTART)
+    hang(cluster, idle(0), idle(1))
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.code, cause.outcome) == (CauseCode.HUNG, Outcome.INFRA)
+    assert (cause.text, cause.rank, cause.node_fault) == ("hung: rank 1 at data.py:17", 1, False)
+    assert all(look.threads and look.recorder for look in looks(cluster, 0))
+    for node in (0, 1):
+        cluster.clean(task(1, 1, node))
+    assert cluster.job(1).infra_used == 1
+
+
+def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
+    cluster = gang(Hang.RESTART)
+    first, second = idle(0, doing=Doing.DISK), idle(1)
+    says(cluster, 0, first)
+    says(cluster, 1, second)
+    told: list[float] = []
+    for minute in range(14):
+        for _ in range(12):
+            cluster.beat(5.0)
+            for node, rank in ((0, first), (1, second)):
+                asked = looks(cluster, node)
+                if asked and (1, 1) in cluster.state.looks:
+                    age = cluster.mono - 100.0
+                    answers(cluster, node, ALL_REDUCE, STEP, rank=rank.later(age))
+        if judged(cluster) and not told:
+            told.append(minute)
+    (fact,) = judged(cluster)
+    assert fact.verdict.kind is HangKind.SLOW
+    assert told[0] >= 9
+    assert cluster.job(1).attempts[0].cause is None
+
+
+def test_nothing_is_judged_while_a_rank_is_unseen() -> None:
+    cluster = gang(Hang.RESTART)
+    says(cluster, 0, idle(0))
+    says(cluster, 1, idle(1))
+    cluster.leave("n1")
+    cluster.beat(120.0)
+    assert looks(cluster, 0) == []
+    assert judged(cluster) == []
+
+
+def test_nothing_is_judged_before_there_is_a_cadence_or_by_one_sign_alone() -> None:
+    for more in ({"learned": False}, {"signs": (Sign.CPU,)}):
+        cluster = gang()
+        quiet = {"rank": 0, "still_s": 20.0, "idle_s": 20.0, "learned": True, "signs": SIGNS}
+        for node in (0, 1):
+            says(cluster, node, RankActivity(**{**quiet, **more, "rank": node}))  # type: ignore[arg-type]
+        cluster.beat(600.0)
+        assert looks(cluster, 0) == []
+
+
+def test_an_answer_to_an_earlier_life_of_the_coordinator_is_none() -> None:
+    cluster = gang(Hang.RESTART)
+    says(cluster, 0, idle(0))
+    says(cluster, 1, idle(1))
+    cluster.beat(45.0)
+    look = looks(cluster, 0)[-1]
+    for more in ({"epoch": look.epoch - 1}, {"number": look.number + 1}):
+        answers(cluster, 0, HELD, rank=active(0), **more)
+        assert len(cluster.state.looks[JobId(1), 1].awaited) == 2
+    # A new life begins with no looks, and knows of no rank until its node has told.
+    cluster.turn(s.CoordinatorStarted(cluster.state.epoch + 1))
+    assert cluster.state.looks == {}
+    assert cluster.state.watches == {}
+
+
+def test_one_that_moves_at_the_second_look_is_dismissed() -> None:
+    cluster = gang()
+    says(cluster, 0, idle(0))
+    says(cluster, 1, idle(1))
+    cluster.beat(45.0)
+    for node in (0, 1):
+        answers(cluster, node, HELD, rank=idle(node, 65.0))
+    cluster.beat(6.0)
+    answers(cluster, 0, HELD, rank=idle(0, 71.0))
+    answers(cluster, 1, STEP, rank=active(1))
+    cluster.beat(5.0)
+    assert judged(cluster) == []
+
+
+def test_stacks_are_had_on_demand_and_two_who_ask_share_a_look() -> None:
+    cluster = gang()
+    for request in (70, 71):
+        cluster.turn(s.StacksReceived(a.RequestId(request), JobId(1)))
+    assert len(looks(cluster, 0)) == 1
+    answers(cluster, 0, ALL_REDUCE, STEP, rank=active(0))
+    assert 70 not in cluster.answers
+    answers(cluster, 1, ALL_REDUCE, STEP, rank=active(1))
+    for request in (70, 71):
+        found = cluster.answers[request]
+        assert isinstance(found, a.Stacks)
+        assert isinstance(found.view, StacksView)
+        (group,) = found.view.groups
+        assert (group.ranks, group.place, group.waits) == ((0, 1), "train.py:41", True)
+    assert judged(cluster) == []
+
+
+def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
+    cluster = gang()
+    cluster.leave("n1")
+    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
+    cluster.beat(25.0)
+    found = cluster.answers[70]
+    assert isinstance(found, a.Stacks)
+    assert found.view.notes == ("n1 cannot be reached now", "n0 has not answered in time")
+    assert cluster.state.looks == {}
+
+
+def test_a_job_that_does_not_run_has_no_stacks() -> None:
+    cluster = Cluster()
+    cluster.join("n0")
+    cluster.submit(spec())
+    for request, job in ((70, 1), (71, 9)):
+        cluster.turn(s.StacksReceived(a.RequestId(request), JobId(job)))
+        found = cluster.answers[request]
+        assert isinstance(found, a.Declined)
+        assert found.code == ("not_running" if job == 1 else a.UNKNOWN_JOB)
+
+
+def test_an_agent_of_an_older_release_is_not_asked() -> None:
+    cluster = gang()
+    cluster.node("n1").protocol = LOOKS - 1
+    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
+    assert looks(cluster, 1) == []
+    answers(cluster, 0, STEP, rank=active(0))
+    found = cluster.answers[70]
+    assert isinstance(found, a.Stacks)
+    assert "upgrade it" in found.view.notes[0]
+
+
+def test_a_verdict_is_there_after_a_restart() -> None:
+    cluster = gang()
+    hang(cluster, idle(0), idle(1))
+    again = State()
+    for fact in cluster.facts:
+        if durability_of(fact) is not Durability.EPHEMERAL:
+            apply(again, fact, 0.0)
+    attempt = again.jobs[JobId(1)].attempts[0]
+    assert attempt.hang == judged(cluster)[0].verdict
+    assert [verdict for _, verdict in attempt.hangs] == [attempt.hang]
+
+
+def test_looks_change_nothing_of_the_job() -> None:
+    cluster = gang()
+    before = cluster.job(1).revision
+    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
+    for node in (0, 1):
+        answers(cluster, node, STEP, rank=active(node))
+    assert cluster.job(1).revision == before
+    assert cluster.node("n0").name == NodeName("n0")
+    assert looks(cluster, 0)[0].task == TaskId("1.1.0")

@@ -1,0 +1,184 @@
+"""A journal of an older layout is taken over whole or not at all, at whatever instant it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.daemon import files
+from orchestrator.journal import opening
+from orchestrator.journal.backup import back_up, examined_copy, restore
+from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
+from orchestrator.journal.opening import FILE_NAME, LAYOUT
+from orchestrator.journal.records import _crc
+from orchestrator.journal.sqlite import Journal
+from tests.golden import journals
+from tests.orchestrator.journal.old_layouts import age
+
+OLD = LAYOUT - 1
+FAR = 1_000
+
+
+class Moments:
+    """Counts what is done to the disk, and kills this process before a given one."""
+
+    def __init__(self, last: int) -> None:
+        self.left = last
+
+    def pass_one(self, *_: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self) -> None:
+        """Statements, also those within a script, and all that is done to files."""
+        connect = sqlite3.connect
+
+        def traced(*arguments: Any, **more: Any) -> sqlite3.Connection:
+            database: sqlite3.Connection = connect(*arguments, **more)
+            database.set_trace_callback(self.pass_one)
+            return database
+
+        sqlite3.connect = traced  # type: ignore[assignment]
+        for module, names in (
+            (os, ("rename", "replace", "unlink", "fsync")),
+            (opening, ("sync_file", "sync_directory")),
+            (files, ("sync_file", "sync_directory")),
+        ):
+            for name in names:
+                setattr(module, name, self.before(getattr(module, name)))
+
+    def before(self, done: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*arguments: Any, **more: Any) -> Any:
+            self.pass_one()
+            return done(*arguments, **more)
+
+        return instead
+
+
+def killed_at(moment: int, work: Callable[[], object]) -> bool:
+    """Do it in a process that is killed at that moment; False where it was done before."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            Moments(moment).watch()
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL), status
+    return status != 0
+
+
+def old_journal(folder: Path) -> dict[str, Any]:
+    """One of the layout before this one; returns what it says."""
+    cluster = journals.life()
+    with closing(Journal.open(folder)) as journal:
+        journal.begin_epoch()
+        journal.append(cluster.rows)
+    before = journals.summary(folder)
+    age(folder / FILE_NAME, OLD)
+    return before
+
+
+def layout_of(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+        return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_migration_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    before = old_journal(made)
+    kept = f"{FILE_NAME}.layout-{OLD}"
+    layouts = []
+    for moment in range(1, FAR):
+        folder = tmp_path / f"at-{moment}"
+        shutil.copytree(made, folder)
+        killed = killed_at(moment, lambda folder=folder: Journal.open(folder).close())  # type: ignore[misc]
+        crashed = tmp_path / f"crashed-{moment}"
+        shutil.copytree(folder, crashed)
+        layouts.append(layout_of(crashed / FILE_NAME))
+        if layouts[-1] == LAYOUT or (folder / kept).exists():
+            # What stands under that name is whole, whenever it does.
+            assert layout_of(crashed / kept) == OLD
+        assert journals.summary(folder) == before
+        assert layout_of(folder / kept) == OLD
+        shutil.rmtree(folder)
+        shutil.rmtree(crashed)
+        if not killed:
+            break
+    assert set(layouts) == {OLD, LAYOUT}
+    assert len(layouts) > 20, "that many moments were tried"
+    assert layouts == sorted(layouts)
+
+
+def test_a_restore_that_is_killed_leaves_the_old_the_new_or_a_refusal(tmp_path: Path) -> None:
+    """Never an empty start: between the two renames a start names the way out."""
+    made = tmp_path / "made"
+    with closing(Journal.open(made)) as journal:
+        journal.begin_epoch()
+        journal.append(journals.life().rows[:12])
+        back_up(made, tmp_path / "backup")
+        journal.append(journals.life().rows[12:])
+    jobs, refusals = [], []
+    for moment in range(1, FAR):
+        folder = tmp_path / f"at-{moment}"
+        shutil.copytree(made, folder)
+        (folder / "logs" / "1").mkdir(parents=True)
+        killed = killed_at(moment, lambda folder=folder: restore(folder, tmp_path / "backup", 3))  # type: ignore[misc]
+        try:
+            jobs.append(len(journals.summary(folder)["jobs"]))
+        except CorruptJournalError as error:
+            refusals.append(str(error))
+            restore(folder, tmp_path / "backup", 3)
+            assert len(journals.summary(folder)["jobs"]) == 1
+        shutil.rmtree(folder)
+        if not killed:
+            break
+    assert set(jobs) == {10, 1}
+    assert all("is missing or empty" in said for said in refusals)
+    assert jobs[-1] == 1
+
+
+def test_the_way_back_from_a_newer_release_is_told_and_works(tmp_path: Path) -> None:
+    before = old_journal(tmp_path)
+    Journal.open(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        database.execute(f"PRAGMA user_version = {LAYOUT + 1}")
+    kept = tmp_path / f"{FILE_NAME}.layout-{OLD}"
+    raw = (tmp_path / FILE_NAME).read_bytes()
+    with pytest.raises(NewerJournalError, match="start the version that wrote it") as refused:
+        Journal.open(tmp_path)
+    assert f"muster restore {kept}" in str(refused.value)
+    assert (tmp_path / FILE_NAME).read_bytes() == raw
+    with examined_copy(kept) as found:
+        assert len({r.fact.job for r in found if hasattr(r.fact, "job")}) == len(before["jobs"])
+    restore(tmp_path, kept, before["next_job"])
+    now = journals.summary(tmp_path)
+    assert now["jobs"] == before["jobs"]
+    assert now["next_job"] > before["next_job"], "numbers that came after it are not given again"
+
+
+def test_a_fact_of_a_later_release_is_no_damage(tmp_path: Path) -> None:
+    """A downgrade within one layout is refused as such, and no backup is asked for."""
+    with closing(Journal.open(tmp_path)) as journal:
+        journal.append(journals.life().rows[:3])
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        body = b'{"type":"JobPraised","job":1}'
+        row = (4, 7.0, 1, "JobPraised", 1, body)
+        database.execute("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, _crc(*row)))
+        database.commit()
+    with pytest.raises(NewerJournalError, match="record 4 of the journal is a JobPraised"):
+        journals.summary(tmp_path)

@@ -1,0 +1,145 @@
+"""Jobs that ended long ago are forgotten: by age and by number, the oldest first."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.spec.types import JobSpec, Shell
+from orchestrator.core import facts as f
+from orchestrator.core.retrace import retrace
+from orchestrator.core.state import State
+from orchestrator.journal.archive import Archived
+from orchestrator.journal.backup import examined
+from orchestrator.journal.opening import FILE_NAME
+from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.archive import Archive, row_of
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.forgetting import Forgetting, KeepJobs
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import user_of
+
+SPEC = JobSpec(name="demo", run=Shell("true"))
+CANCELLED = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by ann")
+FOREVER = 1e12
+
+
+def history(job: int) -> list[tuple[f.Durable, float]]:
+    """Job n ends at second n."""
+    return [
+        (f.JobSubmitted(JobId(job), SPEC, "ann", f"key-{job}", "digest"), float(job)),
+        (f.JobEnded(JobId(job), CANCELLED), float(job)),
+    ]
+
+
+def row(job: int) -> Archived:
+    return row_of(retrace(history(job)), "digest")
+
+
+def with_jobs(folder: Path, jobs: int) -> Journal:
+    """A journal with so many jobs in its archive."""
+    journal = Journal.open(folder)
+    for job in range(1, jobs + 1):
+        journal.append(history(job))
+    for first in range(1, jobs + 1, 100):
+        assert journal.archive([row(n) for n in range(first, min(first + 100, jobs + 1))])
+    return journal
+
+
+def sweep(folder: Path, keep: KeepJobs, *, now: float = 0.0) -> tuple[int, Archive]:
+    async def run() -> tuple[int, Archive]:
+        journal = Journal.open(folder)
+        writer = JournalWriter(journal)
+        archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
+        coordinator = SimpleNamespace(archive=archive, now=lambda: Instant(0.0, now))
+        try:
+            return await Forgetting(cast(Coordinator, coordinator), keep).sweep(), archive
+        finally:
+            writer.close()
+
+    return asyncio.run(run())
+
+
+def left(folder: Path) -> list[int]:
+    with closing(sqlite3.connect(folder / FILE_NAME)) as database:
+        return [job for (job,) in database.execute("SELECT job FROM archived ORDER BY job")]
+
+
+@pytest.mark.parametrize(
+    ("keep", "now", "first"),
+    [
+        (KeepJobs(FOREVER, 1000), 0.0, 1),
+        (KeepJobs(FOREVER, 10), 0.0, 591),
+        (KeepJobs(100.0, 1000), 400.0, 300),
+        (KeepJobs(1.0, 1000), 1e9, 600),
+        (KeepJobs(100.0, 10), 400.0, 591),
+    ],
+    ids=["nothing", "number", "age", "all but the newest", "both"],
+)
+def test_the_oldest_go_first(tmp_path: Path, keep: KeepJobs, now: float, first: int) -> None:
+    with_jobs(tmp_path, 600).close()
+    gone, archive = sweep(tmp_path, keep, now=now)
+    assert left(tmp_path) == list(range(first, 601))
+    assert (gone, archive.ended.total()) == (first - 1, 601 - first)
+    assert archive.forgotten_to == first - 1
+    assert sweep(tmp_path, keep, now=now)[0] == 0
+
+
+def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:
+    with_jobs(tmp_path, 20).close()
+    sweep(tmp_path, KeepJobs(FOREVER, 1))
+    with examined(tmp_path) as found:
+        assert found.archived == 1
+    journal = Journal.open(tmp_path)
+    assert journal.first_job == 21
+    assert journal.forgotten_to == 19
+    assert list(journal.append(history(21))) == [41, 42]
+    assert [recorded.seq for recorded in journal.replay()] == [41, 42]
+    journal.close()
+
+
+def test_who_asks_is_told(tmp_path: Path) -> None:
+    """Also of its logs nothing stays, and the next job has a number of its own."""
+    coordinator = CoordinatorProcess(tmp_path, ended_jobs={"keep_max": 2, "keep_s": FOREVER})
+    with_jobs(coordinator.state_dir, 5).close()
+    logs = coordinator.state_dir / "logs"
+    for job in (1, 4):
+        (logs / str(job) / "1.0").mkdir(parents=True)
+
+    async def ask() -> None:
+        async with user_of(coordinator) as user:
+
+            async def status(method: str, path: str) -> tuple[int, Any]:
+                async with user.http.request(method, path) as answer:
+                    return answer.status, await answer.json()
+
+            async with asyncio.timeout(60):
+                while (await status("GET", "/v1/jobs/3"))[0] == 200:
+                    pass
+            for method, path in (
+                ("GET", ""),
+                ("GET", "/spec"),
+                ("GET", "/logs"),
+                ("POST", "/cancel"),
+            ):
+                code, body = await status(method, f"/v1/jobs/3{path}")
+                assert code == 404
+                assert "job 3 was forgotten by retention" in body["detail"]
+            assert (await status("GET", "/v1/jobs/4"))[0] == 200
+            code, body = await status("GET", "/v1/jobs/6")
+            assert (code, body["code"]) == (404, "unknown_job")
+            assert [job["id"] for job in (await user.get("/v1/jobs"))["jobs"]] == [5, 4]
+
+    with coordinator.start():
+        asyncio.run(ask())
+    assert (logs / "4").exists()
