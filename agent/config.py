@@ -90,6 +90,16 @@ class Fabric(Rules, frozen=True, kw_only=True):
             raise ValueError(f"fabric.root {self.root} is no absolute path")
 
 
+class Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """`kmsg`: the kernel's log; another file than /dev/kmsg is for tests."""
+
+    kmsg: Path = Path("/dev/kmsg")
+
+    def __post_init__(self) -> None:
+        if not self.kmsg.is_absolute():
+            raise ValueError(f"hardware.kmsg {self.kmsg} is no absolute path")
+
+
 class Hangs(msgspec.Struct, frozen=True, kw_only=True):
     """How often ranks are looked at."""
 
@@ -113,6 +123,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ports: Ports = Ports()
     hosts: Hosts = Hosts()
     fabric: Fabric = Fabric()
+    hardware: Hardware = Hardware()
     hangs: Hangs = Hangs()
     shared_host: bool = False
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None

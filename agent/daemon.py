@@ -33,6 +33,7 @@ from agent.core.actions import (
     TakeStacks,
     TellShim,
     Timer,
+    WatchPeers,
     WatchTraffic,
     WriteHostfile,
 )
@@ -40,15 +41,18 @@ from agent.core.state import Identity, State
 from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.turn import turn
 from agent.dial import Dialer
+from agent.disks import Disks
 from agent.fabric import Fabric
 from agent.folders import Folders, Owner, owner_named
 from agent.gpus import Gpus
 from agent.hangs.looks import Looks
 from agent.hangs.watch import HangWatch
+from agent.hardware.watch import HardwareWatch
 from agent.hosts.hosts import Hosts, mode_of
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
+from agent.neighbours import Neighbours
 from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
@@ -146,10 +150,22 @@ class Agent:
                 owner,
             )
             hosts = Hosts(config, folders.hosts_file)
+            self._neighbours = Neighbours(identity.node, self._inbox.post, owner)
             self._network = Network(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
+            disks = Disks(config.state_dir, self._inbox.post)
+            owner.spawn(disks.watch(), name="disks", eternal=True)
+            hardware = HardwareWatch(
+                config.hardware.kmsg,
+                config.state_dir,
+                identity.boot_id,
+                self._clock,
+                lambda: self._state.identity.inventory.devices,
+                self._inbox.post,
+            )
+            owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
             if fabric.devices():
                 ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
                 watching = watch_ports(
@@ -221,9 +237,12 @@ class Agent:
                 self._network.let_go(action.task)
             case WatchTraffic():
                 self._proofs.begin(action.plan)
+            case WatchPeers():
+                self._neighbours.watch(action.task, action.plan)
             case TakeStacks():
                 self._looks.begin(action.look)
             case RestoreNetwork():
+                self._neighbours.end(action.task)
                 self._network.restore(action.task)
             case RemoveTask():
                 _log.info("task_removed", task=action.task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final, Never
 
@@ -35,6 +36,7 @@ class Gpus:
         self._config = config
         self._post = post
         self._seen: tuple[GpuDevice, ...] | None = None
+        self._again = asyncio.Event()
 
     async def check(self, prepare: PrepareTask) -> None:
         """Raises GpuGoneError for a GPU of this task that cannot be had; what is seen is told
@@ -60,8 +62,15 @@ class Gpus:
         await asyncio.to_thread(hold_nvml)
         while True:
             busy = any(gpu.busy for gpu in self._seen or ())
-            await asyncio.sleep(LOOK_BUSY_S if busy else LOOK_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_BUSY_S if busy else LOOK_EVERY_S):
+                    await self._again.wait()
+            self._again.clear()
             await self._look()
+
+    def look_again(self) -> None:
+        """At once: something has happened to one of them."""
+        self._again.set()
 
     async def _look(self) -> tuple[GpuDevice, ...]:
         found = await asyncio.to_thread(host.devices, self._config)

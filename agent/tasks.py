@@ -20,6 +20,7 @@ from agent.core.stimuli import (
     TaskPaths,
     TaskPlaced,
 )
+from agent.descriptors import NoDescriptorsError, check_descriptors
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
@@ -30,9 +31,9 @@ from agent.ports import NoPortsError, free_ports
 from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
-from agent.process.template import SpawnError, Template
+from agent.process.template import Template
 from agent.proof.proofs import Proofs
-from muster.daemon.errors import FileError
+from muster.daemon.errors import DaemonError
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -167,7 +168,8 @@ class Tasks:
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))
-        except (FileError, GpuGoneError, NoPortsError, PreflightError, SpawnError) as error:
+        except (DaemonError, OSError, RuntimeError, MemoryError) as error:
+            # Also where this process has no more descriptors, threads or memory: it lives on.
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
@@ -179,6 +181,7 @@ class Tasks:
 
     def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
         """In a thread: the disk may be slow."""
+        check_descriptors()
         ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
         paths = self._folders.create(prepare, ports)
         try:
@@ -190,7 +193,7 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: FileError | GpuGoneError | NoPortsError | PreflightError | SpawnError) -> str:
+def _code(error: Exception) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
@@ -200,5 +203,7 @@ def _code(error: FileError | GpuGoneError | NoPortsError | PreflightError | Spaw
             return "preflight_failed"
         case NoPortsError():
             return "no_ports"
+        case NoDescriptorsError():
+            return "no_descriptors"
         case _:
             return "spawn_failed"

@@ -89,6 +89,15 @@ class WatchTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchPeers:
+    """As the gate opens: from now on see whether the machines of the gang's neighbours answer
+    (answered by PeersSeen whenever that changes), until the network is restored."""
+
+    task: TaskId
+    plan: ArrangeTask
+
+
+@dataclass(frozen=True, slots=True)
 class TakeStacks:
     """See where the task's ranks stand (answered by StacksSeen)."""
 
@@ -129,6 +138,7 @@ Action = (
     | ArrangeNetwork
     | LetGo
     | WatchTraffic
+    | WatchPeers
     | TakeStacks
     | RestoreNetwork
     | RemoveTask

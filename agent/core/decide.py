@@ -13,8 +13,10 @@ from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import gone, later, report, task_state
 from muster.protocol import messages as m
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
@@ -70,6 +72,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
         case s.TrafficSeen(task, traffic):
             return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
+        case s.PeersSeen(task, silent):
+            return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
         case s.CheckpointSeen(task, name):
             known = f.CheckpointKnown(task, name, now.mono)
             return Decision([known] if task in state.tasks else [])
@@ -93,6 +97,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return _rdma_seen(state, rdma, now)
         case s.GpusSeen(devices):
             return _gpus_seen(state, devices, now)
+        case s.DisksSeen(disks):
+            return Decision([f.DisksChanged(disks)], _told_now(state, _beat(now, disks=disks)))
+        case s.HardwareSeen(event, news):
+            beats = _told_now(state, _beat(now, hardware=(event,))) if news else []
+            return Decision([f.HardwareKnown(event)], beats)
         case s.NetworkArranged(task, warnings):
             return _network(state, task, f.NetworkReady(task, warnings))
         case s.NetworkRefused(task, refusal):
@@ -118,6 +127,19 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             assert_never(stimulus)
 
 
+def _beat(
+    now: Instant,
+    disks: tuple[DiskHealth, ...] | None = None,
+    hardware: tuple[HardwareEvent, ...] = (),
+) -> m.Heartbeat:
+    return m.Heartbeat(now.mono, wall_s=now.wall, disks=disks, hardware=hardware)
+
+
+def _told_now(state: State, beat: m.Heartbeat) -> list[a.Action]:
+    """Before the welcome it waits for that: see _welcome."""
+    return [a.SendReport(beat)] if state.welcomed else []
+
+
 def _hello(state: State, now: Instant) -> m.Hello:
     who = state.identity
     return m.Hello(
@@ -134,6 +156,8 @@ def _hello(state: State, now: Instant) -> m.Hello:
         instance=who.instance,
         wall_s=now.wall,
         ports=state.ports,
+        hardware=state.hardware,
+        disks=state.disks,
     )
 
 
@@ -275,6 +299,13 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.actions.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
+        decision.actions.append(a.SendReport(beat))
+    if state.disks != state.told_disks:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, disks=state.disks)
+        decision.actions.append(a.SendReport(beat))
+    untold = tuple(event for event in state.hardware if event not in state.told_hardware)
+    if untold:
+        beat = m.Heartbeat(now.mono, wall_s=now.wall, hardware=untold)
         decision.actions.append(a.SendReport(beat))
     if welcome.cluster != state.cluster:
         decision.actions.insert(0, a.KeepCluster(welcome.cluster))

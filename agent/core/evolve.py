@@ -10,6 +10,7 @@ import msgspec
 from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
+from muster.protocol.hardware import EVENTS_MAX
 from muster.protocol.messages import with_devices
 
 
@@ -21,6 +22,10 @@ def apply(state: State, fact: f.Fact) -> None:
         state.identity = replace(state.identity, inventory=inventory)
     elif isinstance(fact, f.PortsChanged):
         state.ports = fact.ports
+    elif isinstance(fact, f.DisksChanged):
+        state.disks = fact.disks
+    elif isinstance(fact, f.HardwareKnown):
+        state.hardware = (*state.hardware, fact.event)[-EVENTS_MAX:]
     elif isinstance(fact, f.RdmaChanged):
         inventory = msgspec.structs.replace(state.identity.inventory, rdma=fact.rdma)
         state.identity = replace(state.identity, inventory=inventory)
@@ -37,7 +42,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.linked, state.welcomed = True, False
             state.dialled_at = state.heard_at = at
             state.told = state.identity.inventory
-            state.told_ports = state.ports
+            state.told_ports, state.told_hardware = state.ports, state.hardware
+            state.told_disks = state.disks
         case f.LinkClosed():
             state.linked = state.welcomed = False
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
@@ -84,6 +90,7 @@ def _apply_held(
     fact: f.TaskHoused
     | f.FabricKnown
     | f.TrafficKnown
+    | f.PeersKnown
     | f.CheckpointKnown
     | f.ActivityKnown
     | f.ShimSeen
@@ -105,6 +112,8 @@ def _apply_held(
             held.fabric = fabric
         case f.TrafficKnown(_, traffic):
             held.traffic = traffic
+        case f.PeersKnown(_, silent):
+            held.silent = silent
         case f.CheckpointKnown(_, name, at):
             before = 0 if held.checkpoint is None else held.checkpoint[0]
             held.checkpoint = before + 1, name, at

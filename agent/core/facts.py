@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hangs import RankActivity
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
@@ -69,6 +71,22 @@ class RdmaChanged:
 @dataclass(frozen=True, slots=True)
 class GpusChanged:
     devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersKnown:
+    task: TaskId
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DisksChanged:
+    disks: tuple[DiskHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareKnown:
+    event: HardwareEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +221,14 @@ class TaskGone:
 
 
 LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | LeaseGranted
-NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged
+NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareKnown | DisksChanged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
     | TaskHoused
     | FabricKnown
     | TrafficKnown
+    | PeersKnown
     | CheckpointKnown
     | ActivityKnown
     | ShimSeen

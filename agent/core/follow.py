@@ -43,6 +43,8 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.NetworkChanged()
             | f.PortsChanged()
             | f.GpusChanged()
+            | f.HardwareKnown()
+            | f.DisksChanged()
             | f.RdmaChanged()
             | f.TaskGone()
         ):
@@ -85,7 +87,12 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             # Before its folders are told it is no news.
             held = state.tasks[task]
             return [] if held.paths is None else _say(state, held, now)
-        case f.TrafficKnown(task) | f.CheckpointKnown(task) | f.ActivityKnown(task):
+        case (
+            f.TrafficKnown(task)
+            | f.PeersKnown(task)
+            | f.CheckpointKnown(task)
+            | f.ActivityKnown(task)
+        ):
             return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
@@ -164,7 +171,8 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
     # A gang of one has no traffic, and no host table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
     watch: list[a.Action] = [a.WatchTraffic(held.id, arrange)] if gang else []
-    return [*watch, *let_go, a.TellShim(held.id, start)]
+    peers: list[a.Action] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
+    return [*watch, *peers, *let_go, a.TellShim(held.id, start)]
 
 
 def _restore(held: HeldTask) -> list[a.Action]:

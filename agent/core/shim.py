@@ -111,7 +111,8 @@ class ShimRank(msgspec.Struct, frozen=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr_tail` that tail where `error` is not. `stopped`: it ended after it was told to. `oom`:
-    the kernel killed it for memory. `kernel`: what its log says of that.
+    the kernel killed it for memory. `kernel`: what its log says of that. `disk_full`: as it ended,
+    its task's disk was full.
     """
 
     rank: int
@@ -124,6 +125,7 @@ class ShimRank(msgspec.Struct, frozen=True):
     stderr_tail: str | None = None
     stopped: bool = False
     oom: bool = False
+    disk_full: bool = False
     kernel: str | None = None
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from agent.core.network import NetworkPhase
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 from muster.protocol.proof import FabricReport, PortHealth
@@ -46,6 +48,7 @@ class HeldTask:
     status_at: float = 0.0
     fabric: NodeFabric | None = None  # None until it has been looked at
     traffic: FabricReport | None = None
+    silent: tuple[str, ...] = ()  # addresses of neighbours that do not answer any more
     checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
     activity: tuple[RankActivity, ...] = ()  # as of activity_at
     activity_at: float = 0.0
@@ -79,5 +82,9 @@ class State:
     told: Inventory | None = None  # in the last Hello
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     told_ports: tuple[PortHealth, ...] = ()  # in the last Hello
+    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
+    told_disks: tuple[DiskHealth, ...] = ()  # in the last Hello
+    hardware: tuple[HardwareEvent, ...] = ()  # the last of this boot
+    told_hardware: tuple[HardwareEvent, ...] = ()  # in the last Hello
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
     buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -7,9 +7,11 @@ from typing import Final
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hangs import RankActivity
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal, StacksReport
@@ -120,6 +122,14 @@ class TrafficSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """The addresses of the gang's neighbours that answered once, and do not any more."""
+
+    task: TaskId
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSeen:
     """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
     newest file there."""
@@ -163,6 +173,22 @@ class GpusSeen:
     """The node's GPUs, looked at again."""
 
     devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DisksSeen:
+    """The disks that are full, or nearly so, or hang."""
+
+    disks: tuple[DiskHealth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareSeen:
+    """Something has happened to the node's hardware; where that is no `news`, an earlier life of
+    the agent has seen it."""
+
+    event: HardwareEvent
+    news: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +252,15 @@ Stimulus = (
     | TaskPlaced
     | FabricSeen
     | TrafficSeen
+    | PeersSeen
     | CheckpointSeen
     | ActivitySeen
     | StacksSeen
     | NetworkSeen
     | PortsSeen
     | GpusSeen
+    | HardwareSeen
+    | DisksSeen
     | RdmaSeen
     | NetworkArranged
     | NetworkRefused

@@ -12,6 +12,7 @@ from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
+from muster.protocol.hardware import OOM
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface, InterfaceKind
@@ -53,11 +54,13 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 }
 """How a shim's phase moves; steps between may go unseen, and none goes back."""
 
-NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports"})
+NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports", "no_descriptors"})
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
 
 _ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})
 """docker's bridge is 172.17.0.1 on each. A veth may be a container's only way out."""
+
+_SIGKILL: Final = 9
 
 ERRORS_MAX: Final = 4
 """Of so many ranks that failed by themselves it is told what they said. The first may have died of
@@ -131,7 +134,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         refusal=_refusal(status) or held.denied,
         prepared=_prepared(state, held, status),
         listening=status.listening,
-        ranks=_ranks(status),
+        ranks=_ranks(status, _kills(state, held.id)),
         exit=status.exit.status if status.exit is not None else None,
         first_failed=status.first_failed,
         running_s=running_s,
@@ -139,10 +142,27 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         launcher_said=status.launcher_said or "",
         warnings=held.warnings,
         traffic=held.traffic,
+        silent=held.silent,
         activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         checkpoint=_checkpoint(held, now),
     )
+
+
+def _kills(state: State, task: TaskId) -> dict[int, str]:
+    """What the kernel wrote of processes that it killed for memory, and are not another task's."""
+    return {
+        event.pid: event.text
+        for event in state.hardware
+        if event.code == OOM and event.task in (None, task)
+    }
+
+
+def _was_killed(rank: ShimRank, kills: dict[int, str]) -> bool:
+    """By the kernel's own word: where a cgroup has no count of its kills, it is all there is."""
+    if rank.exit is None or rank.exit.status.signal != _SIGKILL or rank.stopped:
+        return rank.oom
+    return rank.oom or rank.pid in kills
 
 
 def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
@@ -158,7 +178,7 @@ def _activity(held: HeldTask, now: Instant) -> tuple[RankActivity, ...]:
     return tuple(rank.later(max(0.0, now.mono - held.activity_at)) for rank in held.activity)
 
 
-def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
+def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
     failed = sorted(
         (_at_s(rank), rank.rank != status.first_failed, rank.rank)
         for rank in status.ranks
@@ -175,7 +195,9 @@ def _ranks(status: ShimStatus) -> tuple[RankReport, ...]:
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
-            oom=rank.oom,
+            disk_full=rank.disk_full,
+            oom=_was_killed(rank, kills),
+            oom_said=kills.get(rank.pid or 0, "") if _was_killed(rank, kills) else "",
             kernel=(rank.kernel or "") if rank.rank in quoted else "",
         )
         for rank in status.ranks

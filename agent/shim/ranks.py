@@ -123,6 +123,7 @@ class Ranks:
         tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)[-ERROR_BYTES_MAX:]
         known.error = (error or tail)[-ERROR_BYTES_MAX:] or None
         known.stderr_tail = (tail or None) if error else None
+        known.disk_full = how.code != 0 and self._logs.no_room()
         known.oom = how.signal == signal.SIGKILL and self._killed_for_memory()
         if not known.stopped:
             known.kernel = self._kernel(known.pid, f"{error or ''}\n{tail}") or None

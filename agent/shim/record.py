@@ -16,7 +16,10 @@ SOCKET = "shim.sock"
 LOGS = "logs"
 TORCHRUN_LOGS = "torchrun"
 ERRORS = "errors"
+_FULL_BYTES = 1 << 20
 ERROR_FILE_BYTES_MAX = 1 << 20
+EXIT_BYTES = 256 << 10
+"""More than the record of the end of a task has, but for one of very many ranks."""
 
 
 def take_lock(folder_fd: int) -> int:
@@ -53,6 +56,20 @@ def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> 
     _replace(folder_fd, IDENTITY, document, sync=False)
 
 
+def reserve_exit(folder_fd: int) -> None:
+    """Take the room that the record of the end will need: a job that fills the disk is to end, and
+    what it wrote to go. Harmless where that cannot be had."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(f".{EXIT}.new", flags, 0o600, dir_fd=folder_fd)
+        try:
+            os.posix_fallocate(fd, 0, EXIT_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+
+
 def write_exit(folder_fd: int, document: dict[str, object]) -> None:
     """On disk when this returns. Raises OSError (disk full)."""
     _replace(folder_fd, EXIT, document, sync=True)
@@ -60,12 +77,15 @@ def write_exit(folder_fd: int, document: dict[str, object]) -> None:
 
 def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
     temporary = f".{name}.new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    # What has been reserved is written over, and what is left of it given back.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
     try:
         data = json.dumps(document).encode()
+        size = len(data)
         while data:
             data = data[os.write(fd, data) :]
+        os.ftruncate(fd, size)
         if sync:
             os.fsync(fd)
     finally:
@@ -137,6 +157,15 @@ class Logs:
             traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
             message = traceback or message.get("message")
         return message.strip() if isinstance(message, str) else None
+
+    def no_room(self) -> bool:
+        """Whether the disk of the task's folder is full: what a program would have said of that
+        could not be written, either."""
+        try:
+            disk = os.fstatvfs(self._folder_fd)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < _FULL_BYTES
 
     def tail(self, name: str, limit: int) -> str:
         """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it

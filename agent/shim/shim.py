@@ -181,6 +181,7 @@ def _run(
         with Loop() as loop:
             task = Task(name, folder_fd, options, own, bootstrap, loop, ready.cgroup, ready.runner)
             record.write_identity(folder_fd, name, task.mark, task.cgroup_path)
+            record.reserve_exit(folder_fd)
             control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
             task.changed, task.flush = control.changed, control.flush
             _watch_company(loop, control, task, options)

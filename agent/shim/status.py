@@ -83,6 +83,7 @@ class Rank:
 
     __slots__ = (
         "at_s",
+        "disk_full",
         "error",
         "exit",
         "kernel",
@@ -109,6 +110,7 @@ class Rank:
         self.stderr_tail: str | None = None
         self.stopped = False
         self.oom = False
+        self.disk_full = False
         self.kernel: str | None = None
         # The number of the last warning that it was given; nobody else's affair.
         self.warned = 0
@@ -129,6 +131,7 @@ class Rank:
             "stderr_tail": self.stderr_tail,
             "stopped": self.stopped,
             "oom": self.oom,
+            "disk_full": self.disk_full,
             "kernel": self.kernel,
         }
 

@@ -84,6 +84,7 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
     if view.drain is not None:
         facts.append(("drain", _drain(view.drain)))
     facts += [("fault", _fault(fault)) for fault in view.faults]
+    facts += [("hardware", f"{moment(it.at)}: {it.text}") for it in view.hardware]
     if view.hostname and view.hostname != view.name:
         facts.append(("host name", view.hostname))
     facts += [

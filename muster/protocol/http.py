@@ -239,6 +239,15 @@ class FaultView(msgspec.Struct, frozen=True):
     since: int
 
 
+class HardwareView(msgspec.Struct, frozen=True):
+    """Something that a node's hardware has reported. `grade`: shown (no fault of its own), note, or
+    critical, which took the node out of service."""
+
+    at: Timestamp
+    grade: str
+    text: str
+
+
 class RdmaView(msgspec.Struct, frozen=True):
     """Of the `expected` ports of the class `group` jobs can use `ports` now; `why`: why none, in
     words that follow the node's name. Nodes of one `kind` agree in all that a gang needs."""
@@ -256,8 +265,9 @@ class NodeView(msgspec.Struct, frozen=True):
     that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
     jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
-    fault since it was last resumed, and were not made up for. `rdma`: what it has for RDMA as its
-    agent saw it last, None where that is unknown.
+    fault since it was last resumed, and were not made up for. `hardware`: what that has reported
+    since then, the last of it. `rdma`: what it has for RDMA as its agent saw it last, None where
+    that is unknown.
     """
 
     name: str
@@ -286,6 +296,7 @@ class NodeView(msgspec.Struct, frozen=True):
     admin: str = "active"
     drain: DrainView | None = None
     faults: tuple[FaultView, ...] = ()
+    hardware: tuple[HardwareView, ...] = ()
     rdma: RdmaView | None = None
 
 

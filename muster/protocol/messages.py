@@ -16,9 +16,11 @@ from typing import Final
 
 import msgspec
 
+from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import ExitStatus
@@ -136,7 +138,9 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Of one that failed, `error` is what torch recorded, else the tail of its standard error, and
     `stderr` that tail where `error` is not; `at_s` is when it ended, in seconds of its program's
-    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory;
+    run; `stopped`: it ended after we had told it to; `oom`: the kernel killed it for memory, and
+    `oom_said` what the kernel wrote of that, in words. `disk_full`: as it failed, the disk of its
+    task's folder was full.
     `kernel`: the lines of the kernel's log about it.
     """
 
@@ -149,6 +153,8 @@ class RankReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at_s: float | None = None
     stopped: bool = False
     oom: bool = False
+    oom_said: str = ""
+    disk_full: bool = False
     kernel: str = ""
 
 
@@ -170,9 +176,11 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     failed first there. `stopped_by` is set when we ended it: stop, kill, lease or shim_lost.
     `launcher_said` is the end of the log of a launcher that failed.
     `warnings` are sentences for a person, about what was found while the gang was arranged.
-    `traffic` is what carried the gang's, as far as this node knows. `survivors` are processes that
-    SIGKILL does not end: the task is not clean until the kernel lets go of them. `activity` says of
-    each rank whether it moves, as of this report; () where that is not watched.
+    `traffic` is what carried the gang's, as far as this node knows. `silent` are the addresses of
+    neighbours in the gang whose machines answered this node once, and do not any more.
+    `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
+    go of them.
+    `activity` says of each rank whether it moves, as of this report; () where that is not watched.
     """
 
     task: TaskId
@@ -188,6 +196,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     launcher_said: str = ""
     warnings: tuple[str, ...] = ()
     traffic: FabricReport | None = None
+    silent: tuple[str, ...] = ()
     survivors: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
     activity: tuple[RankActivity, ...] = ()
@@ -198,8 +207,9 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
 
     `cluster` and `epoch_seen` are those of the coordinator that it served last. `instance` is this
     life of the agent, `wall_s` what its wall clock says. `ports` are RDMA ports that are not as
-    they were. `protocol_min` and `protocol_max` are its window; a default that moved with the
-    version would be left out by one side and read as its own by the other.
+    they were, `hardware` the last events of this boot, `disks` those that are full or hang.
+    `protocol_min` and `protocol_max` are its window; a default that moved with the version would be
+    left out by one side and read as its own by the other.
     """
 
     node: NodeName
@@ -215,13 +225,15 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
     instance: str = ""
     wall_s: float | None = None
     ports: tuple[PortHealth, ...] = ()
+    hardware: tuple[HardwareEvent, ...] = ()
+    disks: tuple[DiskHealth, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
     """Sent at the agent's own pace; `sent_s` is its clock and comes back in the answer.
 
-    `interfaces`, `devices`, `ports` and `rdma` are there where they have changed since Hello;
-    `wall_s` is its wall clock.
+    `interfaces`, `devices`, `ports`, `rdma` and `disks` are there where they have changed since
+    Hello, `hardware` where something has happened; `wall_s` is its wall clock.
     """
 
     sent_s: float
@@ -230,6 +242,8 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"
     devices: tuple[GpuDevice, ...] | None = None
     ports: tuple[PortHealth, ...] | None = None
     rdma: NodeRdma | None = None
+    hardware: tuple[HardwareEvent, ...] = ()
+    disks: tuple[DiskHealth, ...] | None = None
 
 
 class StacksReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="stacks"):

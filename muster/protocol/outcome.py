@@ -65,6 +65,7 @@ class CauseCode(enum.Enum):
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
     DRAINED = "drained"
+    HARDWARE = "hardware_failed"
     HUNG = "hung"
 
 

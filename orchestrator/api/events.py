@@ -54,6 +54,7 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | sf.NodeBlamed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
+            | sf.HardwareReported()
         ):
             return f"node {fact.node} {service_event(fact)}"
         case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from msgspec import structs
+from msgspec.structs import replace
 
+from muster.protocol.disks import DiskHealth, sound
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.gpus import problem as gpu_problem
@@ -41,6 +43,7 @@ from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
+from orchestrator.core.hardware import hardware_seen, may_be_hardware
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
@@ -54,6 +57,8 @@ from orchestrator.core.timers import decide_timer, restart_timers
 from orchestrator.core.unclean import unclean
 
 VERSION = "0.1.0"
+_SILENT_MAX = 16
+_DISKS_MAX = 8
 REBOOTED: Final = "it was booted anew"
 
 
@@ -191,6 +196,9 @@ def _hello(
         f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
     decision.facts += _ports_seen(state, hello.node, hello.ports)
+    # Before the tasks: a rank may have died of it.
+    decision.facts += _disks_seen(state, hello.node, hello.disks)
+    decision.facts += hardware_seen(state, hello.node, hello.hardware)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     for report in hello.tasks:
@@ -253,11 +261,13 @@ def _report(
     if name is None:
         return Decision([], [a.CloseSession(session, "this connection has been replaced")])
     match report:
-        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma):
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
             until = now.mono + limits.lease_s + limits.lease_margin_s
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma)
             changed += _ports_seen(state, name, ports)
+            changed += hardware_seen(state, name, events)
+            changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():
             task = _task(state, report.task)
@@ -278,6 +288,13 @@ def _report(
 def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
     known = state.nodes[name].ports if name in state.nodes else ()
     return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
+
+
+def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
+    known = state.nodes[name].disks if name in state.nodes else ()
+    if disks is None or disks == known:
+        return []
+    return [f.DisksSeen(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
 
 
 def _changed(
@@ -305,6 +322,9 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     """The news of a report and, where it means the end of the gang, the request to stop it."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
+    if report.silent != task.silent:
+        peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
+        return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     seen = checkpoint_news(attempt, task, report.checkpoint)
     looked = looks.activity_news(report, now)
@@ -319,7 +339,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return found
     if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
-    if is_consequence(cause) and attempt.phase is AttemptPhase.RUNNING:
+    waits = is_consequence(cause) or may_be_hardware(cause)
+    if waits and attempt.phase is AttemptPhase.RUNNING:
         if task.id not in state.suspects:
             ended_at = now.mono - ended_before_s(cause, report)
             found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))

@@ -21,6 +21,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.hardware import hardware_problems
 from orchestrator.core.lack import jobs_named
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import claim_warning, clock_warning
@@ -106,7 +107,8 @@ def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     ]
     gpus = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
     ports = [port.text for port in node.ports if port.down]
-    found = (clock_warning(node), claim_warning(node, now), *left, *gpus, *ports)
+    lost = hardware_problems(node)
+    found = (clock_warning(node), claim_warning(node, now), *left, *gpus, *lost, *ports)
     return tuple(filter(None, found))
 
 
@@ -125,20 +127,23 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def follow_service(state: State, fact: sf.OfService, now: Instant) -> Decision:
+def follow_service(
+    state: State,
+    fact: sf.NodeDrained
+    | sf.DrainTimed
+    | sf.NodeRemoved
+    | sf.NodeResumed
+    | sf.NodeTrusted
+    | sf.QuarantineSpared,
+    now: Instant,
+) -> Decision:
     """What comes of it for the jobs on the node."""
     match fact:
         case sf.NodeDrained() | sf.DrainTimed():
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case (
-            sf.NodeRemoved()
-            | sf.NodeResumed()
-            | sf.NodeBlamed()
-            | sf.NodeTrusted()
-            | sf.QuarantineSpared()
-        ):
+        case sf.NodeRemoved() | sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
             return Decision()
         case _:
             assert_never(fact)

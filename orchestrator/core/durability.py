@@ -48,6 +48,8 @@ _EPHEMERAL: Final = (
     f.FailureSuspected,
     f.NodeHeard,
     f.PortsSeen,
+    f.PeersSeen,
+    f.DisksSeen,
     f.NodeDisconnected,
     f.LeaseExtended,
     f.NodeLeaseExpired,

@@ -55,6 +55,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.FailureSuspected()
             | f.NodeHeard()
             | f.PortsSeen()
+            | f.PeersSeen()
+            | f.DisksSeen()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -67,8 +69,15 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | sf.NodeBlamed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
+            | sf.HardwareReported()
         ):
             apply_service(state.nodes[fact.node], fact, at)
+            if isinstance(fact, sf.HardwareReported):
+                for job_id, number in fact.attempts:
+                    # In a replay it may be of a job that the archive has.
+                    attempt = state.attempt(job_id, number)
+                    if attempt is not None:
+                        attempt.changes.append((at, f"{fact.node}: {fact.event.text}"))
         case sf.NodeRemoved(node):
             del state.nodes[node]
         case (

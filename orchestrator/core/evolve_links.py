@@ -28,6 +28,7 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.claimed, node.ports = "", None, ()
+                node.disks = ()
             state.judged_from, state.brake = 0.0, None
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
@@ -54,6 +55,12 @@ def apply_link(state: State, fact: f.OfLink) -> None:
             state.sessions[session] = name
         case f.PortsSeen(_, ports):
             node.ports = ports
+        case f.DisksSeen(_, disks):
+            node.disks = disks
+        case f.PeersSeen(_, name, silent):
+            task = state.task(name)
+            if task is not None:
+                task.silent = silent
         case f.NameClaimed(_, peer, claimed_at):
             node.claimed = (peer, claimed_at)
         case f.NodeSynced():

@@ -23,7 +23,7 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
     One that died of what happened to another rank may have been quicker to end than that one.
     """
     found = [
-        (rank, judge(rank.exit, rank.error, oom=rank.oom, kernel=rank.kernel))
+        (rank, _judged(rank, rank.exit))
         for rank in report.ranks
         if rank.exit is not None and not rank.exit.ok and not rank.stopped
     ]
@@ -36,6 +36,10 @@ def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
         ),
         default=None,
     )
+
+
+def _judged(rank: RankReport, how: ExitStatus) -> Verdict:
+    return judge(how, rank.error, oom=rank.oom, kernel=rank.kernel, oom_said=rank.oom_said)
 
 
 def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:
@@ -125,16 +129,21 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
     if taken:
         advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"
         verdict = replace(verdict, advice=advice)
+    full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
+    what = f"rank {rank.rank} on {task.node} {told(how)}"
+    if full:
+        # What it had to say may not have been written: its log is on that disk.
+        what = f"disk full on {task.node}, where the folders of tasks are: {what}"
     return Cause(
         CauseCode.RANK_FAILED,
-        Outcome.INFRA if taken or verdict.infra else Outcome.USER,
-        _sentence(f"rank {rank.rank} on {task.node} {told(how)}", verdict),
+        Outcome.INFRA if taken or full or verdict.infra else Outcome.USER,
+        _sentence(what, verdict),
         node=task.node,
+        node_fault=full or verdict.infra,
         rank=rank.rank,
         exit=how,
         refusal=PORT_TAKEN if taken else None,
-        node_fault=verdict.infra,
-        kind=verdict.kind,
+        kind=FailureKind.DISK_FULL if full else verdict.kind,
         tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )
 

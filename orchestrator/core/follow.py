@@ -28,6 +28,7 @@ from orchestrator.core.drains import follow_service, leaves_after_checkpoint
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
+from orchestrator.core.hardware import follow_hardware
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
@@ -42,6 +43,7 @@ from orchestrator.core.silence import released, silent_timer, timers_of_the_sile
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
 from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
+from orchestrator.core.witnesses import accused, witnessed
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -54,6 +56,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NameClaimed()
             | f.NodeHeard()
             | f.PortsSeen()
+            | f.DisksSeen()
             | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()
@@ -83,6 +86,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
+        case sf.HardwareReported():
+            return follow_hardware(state, fact)
         case sf.NodeBlamed(name):
             return Decision(quarantined(state, state.nodes[name], limits))
         case (
@@ -110,7 +115,10 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             away = state.nodes[name].link is LinkState.SUSPECT
             cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
             told: list[f.Fact] = [f.TaskCut(t.job, t.attempt, t.rank) for t in cut]
+            told += witnessed(state, name, now, limits)
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
+        case f.PeersSeen(_, task, _):
+            return Decision(accused(state, task, now, limits))
         case f.NodeConnected():
             return Decision(released(state, now, limits))
         case f.TaskCheckpointed():

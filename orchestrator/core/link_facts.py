@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import Cause
 from muster.protocol.proof import PortHealth
@@ -63,6 +64,21 @@ class PortsSeen(_Fact, frozen=True):
     ports: tuple[PortHealth, ...]
 
 
+class DisksSeen(_Fact, frozen=True):
+    """The disks of a node's agent that are full or hang."""
+
+    node: NodeName
+    disks: tuple[DiskHealth, ...]
+
+
+class PeersSeen(_Fact, frozen=True):
+    """The neighbours of a task, by address, whose machines do not answer its node any more."""
+
+    node: NodeName
+    task: TaskId
+    silent: tuple[str, ...]
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -116,6 +132,8 @@ OfLink = (
     | FailureSuspected
     | NodeHeard
     | PortsSeen
+    | PeersSeen
+    | DisksSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

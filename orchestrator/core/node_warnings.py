@@ -6,6 +6,7 @@ from typing import Final
 
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
+from orchestrator.core.hardware import hardware_warnings
 from orchestrator.core.state import Node
 
 # An agent that was refused dials again twice a minute.
@@ -14,8 +15,9 @@ _CLAIM_SHOWN_S: Final = 90.0
 
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
     """Sentences about a node, as it is known now."""
-    found = (clock_warning(node), claim_warning(node, now), node.spared)
-    return tuple(filter(None, (*found, *(port.text for port in node.ports))))
+    found = (clock_warning(node), claim_warning(node, now), node.spared, *hardware_warnings(node))
+    disks, ports = (disk.text for disk in node.disks), (port.text for port in node.ports)
+    return tuple(filter(None, (*found, *disks, *ports)))
 
 
 def claim_warning(node: Node, now: Instant) -> str:

@@ -54,6 +54,8 @@ def may_place(state: State, fact: f.Fact) -> bool:
         case (
             f.NodeHeard()
             | f.PortsSeen()
+            | f.PeersSeen()
+            | f.DisksSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
             | f.TaskCheckpointed()
@@ -100,6 +102,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | sf.NodeBlamed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
+            | sf.HardwareReported()
         ):
             return False
         case _:

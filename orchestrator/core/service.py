@@ -12,7 +12,8 @@ from orchestrator.core.node import Drain, Fault
 from orchestrator.core.state import Node
 
 ITSELF: Final = "muster"
-"""Who drains a node that is quarantined."""
+"""Who drains a node that is quarantined, or has failed."""
+HARDWARE_KEPT: Final = 16
 
 
 def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
@@ -29,7 +30,7 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         case sf.NodeRemoved():
             pass  # whoever knows all nodes takes it out
         case sf.NodeResumed():
-            node.drain, node.faults, node.spared = None, (), ""
+            node.drain, node.faults, node.spared, node.hardware = None, (), "", ()
         case sf.NodeBlamed(_, job, attempt, text):
             node.faults += (Fault(job, attempt, text),)
             # Judged anew: until that is done, others count it as one that is about to be out.
@@ -41,6 +42,9 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
                 node.spared = ""
         case sf.QuarantineSpared(_, reason):
             node.spared = reason
+        case sf.HardwareReported(_, event):
+            node.hardware = (*node.hardware, (at, event))[-HARDWARE_KEPT:]
+            node.hardware_heard = (event.boot, event.number)
         case _:
             assert_never(fact)
 
@@ -74,6 +78,8 @@ def service_event(fact: sf.OfService) -> str:
             )
         case sf.QuarantineSpared(_, reason):
             return f"is not quarantined: {reason}"
+        case sf.HardwareReported(_, event):
+            return f"reports ({event.grade.value}): {event.text}"
         case _:
             assert_never(fact)
 

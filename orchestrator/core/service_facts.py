@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName
 
 
@@ -74,6 +75,15 @@ class QuarantineSpared(_Fact, frozen=True):
     reason: str
 
 
+class HardwareReported(_Fact, frozen=True):
+    """Something has happened to a node's hardware. `attempts` are those that have the part, or
+    whose memory ran out."""
+
+    node: NodeName
+    event: HardwareEvent
+    attempts: tuple[tuple[JobId, int], ...] = ()
+
+
 OfService = (
     NodeDrained
     | DrainTimed
@@ -82,4 +92,5 @@ OfService = (
     | NodeBlamed
     | NodeTrusted
     | QuarantineSpared
+    | HardwareReported
 )

@@ -22,6 +22,7 @@ from orchestrator.core.leases import gone_at
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Node, State
+from orchestrator.core.witnesses import unknown_at, witnessed
 
 MANY: Final = 0.55
 """More than this share of the agents that were there is most of them."""
@@ -41,7 +42,8 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     if node.link is LinkState.SUSPECT and state.brake is not None:
         due = max(due, state.brake.at + state.brake.lasts_s)
     if now.mono < due:
-        return Decision([], [a.SetTimer(timer, due)])
+        found = witnessed(state, name, now, limits)
+        return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
     if now.mono > due + limits.heartbeat_s:
         # Nobody but a process that was not running is so late.
         until = now.mono + limits.silence_s
@@ -57,7 +59,9 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
 def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Action]:
     """Until something that runs on a node that is cut off can be called lost."""
     due = _due(state, node, limits)
-    return [] if due is None else [a.SetTimer(_timer(node.name), max(now.mono, due))]
+    if due is None:
+        return []
+    return [a.SetTimer(_timer(node.name), max(now.mono, _sooner(node, due, now, limits)))]
 
 
 def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
@@ -122,6 +126,12 @@ def _due(state: State, node: Node, limits: Limits) -> float | None:
             return min(held, default=node.lease_until)
         case LinkState.OFFLINE | LinkState.LOST:
             return None
+
+
+def _sooner(node: Node, due: float, now: Instant, limits: Limits) -> float:
+    """Or when the node has been silent for so long that its neighbours' word counts."""
+    unknown = unknown_at(node, limits)
+    return min(due, unknown) if now.mono < unknown else due
 
 
 def _fell_silent_together(state: State, node: Node, limits: Limits) -> tuple[int, int] | None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.fabric.proof import Proof
+from muster.protocol.disks import DiskHealth
 from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal, StacksReport
@@ -48,6 +50,8 @@ class Node:
     drains: int = 0  # how many there have been
     faults: tuple[Fault, ...] = ()  # one a job, the oldest first; until it is resumed
     spared: str = ""  # why it was not quarantined, when it was to be
+    hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the last, until it is resumed
+    hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the last of all
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
@@ -59,6 +63,7 @@ class Node:
     instance: str = ""
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
+    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
     protocol: int = 1  # that we speak with its agent
 
     @property
@@ -89,6 +94,7 @@ class Task:
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
     traffic: FabricReport | None = None  # volatile until it has ended
+    silent: tuple[str, ...] = ()  # volatile; addresses of neighbours that do not answer it
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0

@@ -14,7 +14,7 @@ from orchestrator.core import looks
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain_timer, drain_timer_fired
-from orchestrator.core.faults import from_record
+from orchestrator.core.faults import from_record, is_consequence
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.proof import not_used, proof_of
@@ -22,6 +22,7 @@ from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.silence import node_timer_fired
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
+from orchestrator.core.witnesses import silent_one
 
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
@@ -180,7 +181,9 @@ def _overdue(
                 return None
             return refusal_cause(attempt)
         case a.TimerKind.BLAME:
-            return _blamed(state, attempt) if attempt.phase is AttemptPhase.RUNNING else None
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return _blamed(state, attempt, now, limits)
         case a.TimerKind.TRAFFIC:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
@@ -206,11 +209,14 @@ def _overdue(
             assert_never(kind)
 
 
-def _blamed(state: State, attempt: Attempt) -> Cause | None:
+def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cause | None:
     """Nobody has said better: the first of those that failed as if another one had."""
     suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
     if suspects:
-        return min(suspects, key=lambda suspect: suspect.ended_at).cause
+        first = min(suspects, key=lambda suspect: suspect.ended_at).cause
+        if is_consequence(first):
+            return silent_one(state, attempt, first, now, limits)
+        return first
     # Those of an earlier process of ours; what it had on disk no node says again.
     causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)

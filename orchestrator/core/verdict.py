@@ -44,16 +44,18 @@ class Verdict:
     infra: bool = False
 
 
-def judge(how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "") -> Verdict:
+def judge(
+    how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "", oom_said: str = ""
+) -> Verdict:
     """Class a failure. `written` is the end of what the process wrote, or the traceback that torch
     recorded; `oom`: its cgroup counted an out-of-memory kill; `kernel` are the lines that the
-    node's kernel wrote about it."""
+    node's kernel wrote about it, `oom_said` is what its agent made of those about memory."""
     seen = read(kernel)
     if isinstance(seen, Xid):
         return Verdict(FailureKind.GPU_FAILED, seen.text, seen.advice, seen.infra)
     said, rest, raised = _last_words(written)
     if oom or (isinstance(seen, OutOfMemory) and how.signal == _SIGKILL):
-        what = "" if seen is None else seen.text
+        what = _cut(oom_said) if seen is None else seen.text
         return Verdict(FailureKind.OOM_KILLED, what, _OUT_OF_MEMORY)
     if isinstance(seen, OutOfMemory):
         # A child of it was killed: a data loader's worker, most often.

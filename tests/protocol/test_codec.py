@@ -22,6 +22,7 @@ from muster.protocol.hangs import (
     Sign,
     ThreadStack,
 )
+from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
@@ -56,6 +57,12 @@ REPORTS: tuple[m.Report, ...] = (
     REPORT,
     m.TaskReport(TASK, TaskState.ASSIGNED, refusal=m.Refusal("no_folder", "no /x", True)),
     m.Heartbeat(12.5),
+    m.Heartbeat(
+        12.5,
+        hardware=(
+            HardwareEvent("b", 7, "xid 79", Grade.CRITICAL, "GPU: Xid 79", task=TASK, pid=3),
+        ),
+    ),
     m.StacksReport(
         TASK,
         3,

@@ -257,7 +257,7 @@ class Node:
                     self.later(0.001, partial(self._refuse_plan, task))
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
-            case a.LetGo():
+            case a.LetGo() | a.WatchPeers():
                 pass
             case a.TakeStacks(task, look):
                 seen = s.StacksSeen(StacksReport(task, look.epoch, look.number))

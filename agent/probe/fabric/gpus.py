@@ -29,6 +29,7 @@ MIG: Final = "is divided by MIG, and Muster gives out whole GPUs"
 EXCLUDED: Final = "is excluded by the NVIDIA driver"
 NO_DRIVER: Final = "is served by no NVIDIA driver"
 UNSEEN: Final = "is not shown by NVML: it has failed, or this agent may not use it"
+REMAP_FAILED: Final = "has a row of its memory that could not be remapped: have it replaced"
 _FIELD: Final = re.compile(r"^([A-Za-z ]+):[ \t]*(\S.*?)\s*$", re.MULTILINE)
 
 _Value = TypeVar("_Value")
@@ -186,7 +187,7 @@ def _card(nvml: Any, handle: Any) -> Seen:
     memory: Any = asked(nvml.nvmlDeviceGetMemoryInfo)
     mode: Any = asked(nvml.nvmlDeviceGetMigMode)
     users: Any = asked(nvml.nvmlDeviceGetComputeRunningProcesses)
-    fault = MIG if mode and mode[0] else ""
+    fault = MIG if mode and mode[0] else ailment(nvml, handle)
     uuid = None
     try:
         uuid = _text(nvml.nvmlDeviceGetUUID(handle))
@@ -199,6 +200,43 @@ def _card(nvml: Any, handle: Any) -> Seen:
         fault,
         tuple(int(process.pid) for process in users or ()),
     )
+
+
+def ailment(nvml: Any, handle: Any) -> str:
+    """What NVML counts that no job should meet, in words that follow the GPU's address; "" where it
+    counts nothing, or cannot be asked: older drivers and cards know less."""
+
+    def asked(call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except (nvml.NVMLError, AttributeError, IndexError):
+            return None
+
+    rows = asked(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+    if rows and rows[3]:
+        return REMAP_FAILED
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", _RECOVERY_ACTION)
+    values = asked(lambda: nvml.nvmlDeviceGetFieldValues(handle, [field]))
+    if values and values[0].nvmlReturn == 0:
+        action = _RECOVERY.get(values[0].value.uiVal)
+        if action:
+            return f"must be recovered, says its driver: {action}"
+    errors = asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE))
+    if errors:
+        many = "s" if errors != 1 else ""
+        return f"counts {errors} uncorrectable ECC error{many} since its last reset: reset it"
+    return ""
+
+
+_RECOVERY_ACTION: Final = 274
+_RECOVERY: Final = {
+    1: "reset it (nvidia-smi --gpu-reset)",
+    2: "reboot the node",
+    4: "drain the node and reset it",
+}
+"""Those after which it serves no job. 3 only wants its peers' traffic drained."""
+_UNCORRECTED: Final = 1
+_VOLATILE: Final = 0
 
 
 def _words(text: str) -> str:

@@ -137,7 +137,7 @@ def test_the_launchers_port_is_let_go_just_before_its_gate_opens() -> None:
     agent.hear(msgspec.structs.replace(GANG, meeting=launcher))
     agent.turn(s.NetworkArranged(TASK))
     opened = agent.hear(m.StartTask(TASK))
-    assert [type(x) for x in opened] == [a.LetGo, a.TellShim]
+    assert [type(x) for x in opened] == [a.WatchPeers, a.LetGo, a.TellShim]
 
 
 def test_a_worker_holds_no_port() -> None:

@@ -195,3 +195,32 @@ def test_a_copied_tree_is_never_asked_of_nvml(node: Node, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([Card(2)]))
     assert read.devices_of(Tree(node.root))[0].uuid == uuid(1)
     assert read.hold_nvml()
+
+
+@pytest.mark.parametrize(
+    ("says", "fault"),
+    [
+        ({}, ""),
+        ({"rows": (0, 1, True, False)}, ""),
+        ({"rows": (0, 1, False, True)}, read.REMAP_FAILED),
+        ({"action": 0}, ""),
+        (
+            {"action": 1},
+            "must be recovered, says its driver: reset it (nvidia-smi --gpu-reset)",
+        ),
+        ({"action": 3}, ""),
+        ({"errors": 0}, ""),
+        ({"errors": 2}, "counts 2 uncorrectable ECC errors since its last reset: reset it"),
+    ],
+)
+def test_a_gpu_that_is_not_sound_is_not_given(
+    node: Node, monkeypatch: pytest.MonkeyPatch, says: dict[str, Any], fault: str
+) -> None:
+    nvml = fake_nvml([Card(1)])
+    unsupported = NVMLError("Not Supported")
+    nvml.nvmlDeviceGetRemappedRows = lambda _: told(says.get("rows", unsupported))
+    nvml.nvmlDeviceGetTotalEccErrors = lambda *_: told(says.get("errors", unsupported))
+    value = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=says.get("action")))
+    nvml.nvmlDeviceGetFieldValues = lambda *_: [value]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert read.devices_of(Live(node.root))[0].fault == fault

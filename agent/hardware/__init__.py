@@ -1,0 +1,1 @@
+"""What the hardware of this node reports of itself, through its kernel."""

@@ -1,0 +1,71 @@
+"""Xids, the error numbers of NVIDIA's driver: what each is, and how grave."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.hardware import Grade
+
+SHOWN: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""Of a program's own making, most often: its rank fails, and the GPU is as good as before."""
+NOTES: Final = frozenset({63, 92})
+"""The GPU has mended its memory, or counts errors that it could correct."""
+RECOVERY: Final = 154
+"""No error: the driver says what would mend one."""
+
+_NAMES: Final = {
+    13: "a graphics engine exception, most often of the program",
+    31: "a memory page fault, most often of the program",
+    32: "an invalid or corrupted push buffer",
+    38: "a firmware error of the driver",
+    43: "the GPU stopped processing, most often by an error of the program",
+    45: "work was removed as its program ended",
+    48: "a double-bit ECC error",
+    61: "an internal micro-controller breakpoint",
+    62: "an internal micro-controller halt",
+    63: "a row of its memory is remapped, or a page retired",
+    64: "a row of its memory could not be remapped, or a page not retired",
+    68: "a video processor exception",
+    69: "a graphics engine class error",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many single-bit ECC errors",
+    94: "a contained ECC error",
+    95: "an uncontained ECC error",
+    109: "a context switch timed out",
+    119: "its system processor (GSP) does not answer",
+    120: "an error of its system processor (GSP)",
+    136: "a link training failed",
+    140: "an unrecovered ECC error",
+    143: "its initialisation failed",
+    144: "an NVLink error (SAW MVB)",
+    145: "an NVLink error (RLW)",
+    146: "an NVLink error (TLW)",
+    147: "an NVLink error (TREX)",
+    148: "an NVLink error (NVLPW)",
+    149: "an NVLink error (NETIR)",
+    150: "an NVLink error (MSE)",
+    154: "the driver asks for a recovery",
+}
+
+
+def name_of(xid: int) -> str:
+    """What it is, in words that follow `Xid 79: `; "" where that is not known."""
+    return _NAMES.get(xid, "")
+
+
+def grade_of(xid: int, said: str) -> Grade:
+    """How grave an Xid is, `said` being the rest of its line. One that is unknown is critical."""
+    if xid in SHOWN:
+        return Grade.SHOWN
+    if xid in NOTES:
+        return Grade.NOTE
+    if xid in _LINKS and "Nonfatal" in said.split():
+        return Grade.NOTE
+    if xid == RECOVERY and said.rstrip(". ").endswith(_HARMLESS):
+        return Grade.NOTE
+    return Grade.CRITICAL
+
+
+_LINKS: Final = range(144, 151)
+_HARMLESS: Final = ("(None)", "(Drain P2P)")

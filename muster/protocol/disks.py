@@ -1,0 +1,44 @@
+"""The disks that an agent needs, where they are not as they should be."""
+
+from __future__ import annotations
+
+import msgspec
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+
+class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The disk of `folder`. `full`: no task can begin there; without that it is nearly so. `hangs`:
+    it has not answered, or not in time; then its figures are of before."""
+
+    folder: str
+    free_bytes: int = 0
+    total_bytes: int = 0
+    full: bool = False
+    inodes: bool = False  # it is files that it has no room for
+    hangs: bool = False
+
+    @property
+    def text(self) -> str:
+        """What a person is told."""
+        if self.hangs:
+            return f"the disk of {self.folder} does not answer: see dmesg on that node"
+        what = "full" if self.full else "nearly full"
+        if self.inodes:
+            return f"the disk of {self.folder} is {what}: it has no inodes for more files"
+        return f"the disk of {self.folder} is {what}: {room(self)} free"
+
+
+def room(disk: DiskHealth) -> str:
+    """`12 MiB of 64 MiB`."""
+    return f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)}"
+
+
+def sound(disk: DiskHealth) -> bool:
+    """Whether a coordinator can show it."""
+    return len(disk.folder) <= 4096 and disk.folder.isprintable()
+
+
+def _size(count: int) -> str:
+    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count // _MIB} MiB"

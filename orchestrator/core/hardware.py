@@ -1,0 +1,126 @@
+"""What a failure of a node's hardware means: for the attempts that have the part, and for the node.
+
+A critical one ends the attempt that has the GPU, with that as its cause, and takes the node out of
+service until somebody resumes it; whoever else is on the node goes on. Others are shown.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.failures import FailureKind
+from muster.protocol.hardware import EVENTS_MAX, OOM, Grade, HardwareEvent, sound
+from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from orchestrator.core import facts as f
+from orchestrator.core import service_facts as sf
+from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.commands import tasks_on
+from orchestrator.core.decision import Decision
+from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.service import ITSELF
+from orchestrator.core.state import Node, Share, State
+
+_MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
+
+
+def may_be_hardware(cause: Cause) -> bool:
+    """Whether a rank may have died of what its node's kernel is about to tell."""
+    return cause.kind in _MAY_BE
+
+
+def hardware_seen(state: State, name: NodeName, events: tuple[HardwareEvent, ...]) -> list[f.Fact]:
+    """Those of the events that are news."""
+    node = state.nodes.get(name)
+    boot, last = ("", -1) if node is None else node.hardware_heard
+    found: list[f.Fact] = []
+    for event in events[-EVENTS_MAX:]:
+        if not sound(event) or (event.boot == boot and event.number <= last):
+            continue
+        boot, last = event.boot, event.number
+        found.append(sf.HardwareReported(name, event, _concerned(node, event)))
+    return found
+
+
+def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
+    """What comes of it."""
+    event, node = fact.event, state.nodes[fact.node]
+    if event.grade is not Grade.CRITICAL:
+        return Decision()
+    cause = Cause(
+        CauseCode.HARDWARE,
+        Outcome.INFRA,
+        f"{node.name}: {event.text}",
+        node=node.name,
+        node_fault=True,
+        kind=FailureKind.GPU_FAILED,
+    )
+    decision = Decision()
+    # First: what else a drain ends is ended for the drain.
+    for task in tasks_on(state, node.name):
+        job = state.jobs[task.job]
+        attempt = job.attempts[task.attempt - 1]
+        over = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
+        if over or not task.present or (job.id, attempt.number) not in fact.attempts:
+            continue
+        if goes_on_without(job, attempt, task, cause):
+            left = f.TaskLeft(job.id, attempt.number, task.rank, cause.text)
+            decision.facts.append(left)
+        else:
+            decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+    if node.in_service:
+        decision.facts.append(sf.NodeDrained(node.name, ITSELF, event.text))
+    return decision
+
+
+def hardware_problems(node: Node) -> tuple[str, ...]:
+    """What is left of failures when a node is to be resumed: a GPU that is not there any more."""
+    there = {gpu.pci for gpu in node.inventory.devices}
+    lost = {
+        event.pci: event.text
+        for _, event in node.hardware
+        if event.grade is Grade.CRITICAL and event.uuid and event.pci not in there
+    }
+    return tuple(f"{text}; it is not there any more" for text in lost.values())
+
+
+def hardware_warnings(node: Node) -> tuple[str, ...]:
+    """The last of each kind that an operator should see to, though nothing ended."""
+    noted = {
+        (event.code, event.pci): event.text
+        for _, event in node.hardware
+        if event.grade is Grade.NOTE
+    }
+    return tuple(noted.values())
+
+
+def _concerned(node: Node | None, event: HardwareEvent) -> tuple[tuple[JobId, int], ...]:
+    if node is None:
+        return ()
+    if event.code == OOM:
+        return _whose_memory(node, event)
+    if not event.code.startswith("xid "):
+        return ()
+    shares = sorted(node.holders.items())
+    return tuple(holder for holder, share in shares if _has(node, share, event))
+
+
+def _whose_memory(node: Node, event: HardwareEvent) -> tuple[tuple[JobId, int], ...]:
+    if event.task is None:
+        return ()
+    try:
+        job, attempt, _ = parse_task_id(event.task)
+    except BadId:
+        return ()
+    return ((job, attempt),) if (job, attempt) in node.holders else ()
+
+
+def _has(node: Node, share: Share, event: HardwareEvent) -> bool:
+    """Whether the GPU is one of the share's. One that nobody can name is of those that are gone."""
+    devices = node.inventory.devices
+    uuid = event.uuid or next((gpu.uuid for gpu in devices if gpu.pci == event.pci), "")
+    if not share.gpus:
+        return share.whole
+    if uuid:
+        return uuid in share.gpus
+    return bool(set(share.gpus) - {gpu.uuid for gpu in devices})

@@ -1,0 +1,76 @@
+"""An agent tells what has happened to its hardware, and says it again on each new connection."""
+
+from __future__ import annotations
+
+from agent.core import actions as a
+from agent.core import stimuli as s
+from agent.core.shim import ShimExit, ShimPhase, ShimRank
+from muster.protocol import messages as m
+from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
+from muster.protocol.ids import SessionId, TaskId
+from tests.agent.core.test_agent_course import Agent, reports
+
+WELCOME = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
+
+
+def event(number: int, code: str = "xid 79") -> HardwareEvent:
+    return HardwareEvent("boot", number, code, Grade.CRITICAL, "GPU 0000:1b:00.0: it is over")
+
+
+def beats(actions: list[a.Action]) -> list[tuple[HardwareEvent, ...]]:
+    sent = [it.report for it in actions if isinstance(it, a.SendReport)]
+    return [it.hardware for it in sent if isinstance(it, m.Heartbeat) and it.hardware]
+
+
+def hello(actions: list[a.Action]) -> m.Hello:
+    return next(
+        it.report
+        for it in actions
+        if isinstance(it, a.SendReport) and isinstance(it.report, m.Hello)
+    )
+
+
+def test_it_is_told_at_once_and_again_on_a_new_connection() -> None:
+    agent = Agent()
+    agent.connect()
+    assert beats(agent.turn(s.HardwareSeen(event(1)))) == [(event(1),)]
+    agent.turn(s.LinkDown())
+    assert beats(agent.turn(s.HardwareSeen(event(2)))) == []
+    assert hello(agent.turn(s.LinkUp())).hardware == (event(1), event(2))
+
+
+def test_what_happens_between_hello_and_welcome_is_told_after_it() -> None:
+    agent = Agent()
+    agent.turn(s.HardwareSeen(event(1), news=False))
+    assert hello(agent.turn(s.LinkUp())).hardware == (event(1),)
+    assert beats(agent.turn(s.HardwareSeen(event(2)))) == []
+    assert beats(agent.hear(WELCOME)) == [(event(2),)]
+
+
+def test_the_last_are_kept() -> None:
+    agent = Agent()
+    for number in range(3 * EVENTS_MAX):
+        agent.turn(s.HardwareSeen(event(number)))
+    kept = [it.number for it in agent.state.hardware]
+    assert kept == list(range(2 * EVENTS_MAX, 3 * EVENTS_MAX))
+
+
+def killed(pid: int, task: str = "1.1.0") -> HardwareEvent:
+    text = f"the memory of the node ran out: the kernel killed python (process {pid})"
+    return HardwareEvent("boot", pid, "oom", Grade.SHOWN, text, task=TaskId(task), pid=pid)
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_with_its_words() -> None:
+    agent = Agent()
+    agent.running()
+    for seen in (killed(11), killed(12, "2.1.0")):
+        agent.turn(s.HardwareSeen(seen))
+    dead = ShimExit(signal=9)
+    ranks = tuple(ShimRank(rank, rank, pid=pid, exit=dead) for rank, pid in enumerate((11, 12, 13)))
+    (said,) = reports(agent.shim(ShimPhase.RUNNING, running_s=1.0, ranks=ranks))
+    assert [(it.oom, it.oom_said) for it in said.ranks] == [
+        (True, killed(11).text),
+        # Of another task, and of nobody.
+        (False, ""),
+        (False, ""),
+    ]
