@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 # In `previous` these do not exist: fields of commands by the protocol that brought them.
-_NEW_FIELDS: Final = {"arrange": {"start"}}
+_NEW_FIELDS: Final = {3: {"arrange": {"start"}}}
 _STATUS_FIELDS: Final = ("signalled", "launcher_said", "oom_kills")
 MESSAGES: Final = "muster.protocol.messages"
 _LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
@@ -51,15 +51,16 @@ def speak(least: int, most: int) -> None:
     muster.protocol.messages = module
 
 
-def forget_new_fields() -> None:
+def forget_new_fields(most: int) -> None:
     """Of what it hears, take nothing in that came with the newest protocol."""
     from muster.protocol import codec
 
     whole = codec.decode_command
+    unknown = _NEW_FIELDS.get(most + 1, {})
 
     def decode(data: bytes | str) -> codec.CommandFrame:
         tree = json.loads(data)
-        for name in _NEW_FIELDS.get(tree["body"]["type"], ()):
+        for name in unknown.get(tree["body"]["type"], ()):
             tree["body"].pop(name, None)
         return whole(json.dumps(tree))
 
@@ -162,7 +163,7 @@ def main(version: str, daemon: str, *arguments: str) -> int:
     match version:
         case "previous":
             speak(1, most - 1)
-            forget_new_fields()
+            forget_new_fields(most - 1)
             if daemon == "agent":
                 old_shims()
         case "next":
