@@ -32,6 +32,8 @@ def test_the_oldest_lines_go_and_are_counted() -> None:
 
 def test_users_who_hold_and_release_a_job_without_end() -> None:
     cluster = Cluster()
+    cluster.join("n0")
+    cluster.drain("n0")
     cluster.submit(spec())
     for number in range(LINES_KEPT + 1):
         cluster.change(1, hold=number % 2 == 0)

@@ -216,7 +216,7 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator never doubts a silent node",
-        _put(timers, "_node", lambda *_: Decision()),
+        _put(timers, "node_timer_fired", lambda *_: Decision()),
         ("I10", "I4"),
         seed=2,
     ),
