@@ -1,5 +1,6 @@
 """Bugs of the coordinator's core that show only where two rare things meet: nodes that are at fault
-at once, and gangs that leave several nodes at once."""
+at once, gangs that leave several nodes at once, and long leases on nodes that are cut off for long.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import Any
 
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.outcome import CauseCode
-from orchestrator.core import evolve, turn
+from orchestrator.core import evolve, silence, turn
 from orchestrator.core import service_facts as sf
 from orchestrator.core.limits import Limits, Quarantine
-from orchestrator.core.state import Node
+from orchestrator.core.state import Node, State, Task
 from tests.orchestrator.core.playbook import Cluster, spec, task
 from tests.planted import Bug, put, wrap
 
@@ -54,6 +55,24 @@ def a_gang_leaves_its_nodes_once(_: Path) -> None:
     assert cause.code is CauseCode.DRAINED
 
 
+def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
+    """On a node that is cut off for longer than others may be."""
+    cluster = Cluster(limits=Limits(lease_s=30.0, lease_margin_s=10.0, brake_s=0.0))
+    cluster.join("a", "b")
+    cluster.submit(spec(lease_s=200.0))
+    cluster.run_gang(1)
+    cluster.leave("a")
+    cluster.beat(150)
+    assert cluster.job(1).attempts[0].cause is None, "it may run there, and is given up"
+    cluster.beat(200)
+    assert cluster.job(1).attempts[0].cause is not None, "it cannot run there, and is waited for"
+
+
+def _the_nodes_lease(state: State, node: Node, task: Task, limits: Limits) -> float:
+    """Whatever the job has said."""
+    return node.lease_until
+
+
 def _spared_for_good(real: Any) -> Any:
     def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         before = node.spared
@@ -69,6 +88,12 @@ class _NoFact:
 
 
 BUGS = (
+    Bug(
+        "a job's own lease is nothing to the coordinator",
+        "I3",
+        put(silence, "gone_at", _the_nodes_lease),
+        a_job_goes_on_for_as_long_as_it_has_said,
+    ),
     Bug(
         "a node that was spared once counts for nothing when it is to be out after all",
         "quarantine",

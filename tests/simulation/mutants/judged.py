@@ -10,14 +10,14 @@ import msgspec
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.messages import Hello, Refused
-from orchestrator.core import admission, decide, follow, policy, silence, timers
+from orchestrator.core import admission, decide, follow, launch, policy, silence, timers
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Job, Node, State, Task
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.books import _both, _put, _wrap
 
 
 def _never_together(*_: Any) -> None:
@@ -36,11 +36,6 @@ def _let_go_by_itself(real: Any) -> Any:
         return decision
 
     return fired
-
-
-def _the_nodes_lease(state: State, node: Node, task: Task, limits: Limits) -> float:
-    """Whatever the job has said."""
-    return node.lease_until
 
 
 def _its_own_from_nowhere(state: State, node: Node, task: Task, limits: Limits) -> float:
@@ -97,31 +92,28 @@ MUTANTS = (
         "there is no brake",
         _put(silence, "_fell_silent_together", _never_together),
         ("brake",),
-        seed=421,
+        seed=423,
     ),
     Mutant(
         "the brake does not hold",
         _wrap(timers, "node_timer_fired", _let_go_by_itself),
         ("brake",),
-        seed=421,
-    ),
-    Mutant(
-        "a job's own lease is nothing to the coordinator",
-        _put(silence, "gone_at", _the_nodes_lease),
-        ("I3", "I4", "I5"),
-        seed=421,
+        seed=423,
     ),
     Mutant(
         "a job's own lease counts without a margin",
         _put(silence, "gone_at", _its_own_from_nowhere),
         ("I3", "I4", "I5"),
-        seed=421,
+        seed=429,
     ),
     Mutant(
         "agents are not told of the leases of jobs",
-        _put(decide, "leases_told", lambda *_: {}),
+        _both(
+            _put(decide, "leases_told", lambda *_: {}),
+            _put(launch, "own_lease_s", lambda *_: None),
+        ),
         ("I3", "I4", "I5"),
-        seed=421,
+        seed=445,
     ),
     Mutant(
         "a node that has rebooted may not come back",
@@ -133,7 +125,7 @@ MUTANTS = (
         "a job that writes no checkpoints is tried for ever",
         _put(policy, "without_progress", _tried_for_ever),
         ("progress",),
-        seed=421,
+        seed=517,
     ),
     Mutant(
         "hardware that has failed takes no node out of service",
