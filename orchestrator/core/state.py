@@ -23,6 +23,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
+from orchestrator.core.lines import Lines
 from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
@@ -48,7 +49,8 @@ class Node:
     holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
     drain: Drain | None = None  # while it is out of service
     drains: int = 0  # how many there have been
-    faults: tuple[Fault, ...] = ()  # one a job, the oldest first; until it is resumed
+    faults: tuple[Fault, ...] = ()  # one a job, the last of them; until it is resumed
+    faults_gone: int = 0  # how many there were before those, and are not forgiven
     spared: str = ""  # why it was not quarantined, when it was to be
     hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the last, until it is resumed
     hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the last of all
@@ -197,7 +199,7 @@ class Attempt:
     grace_s: float = 0.0  # of the stop that has begun
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
-    changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
+    changes: Lines = field(default_factory=Lines)  # while it ran
     cuts: list[Cut] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
@@ -251,7 +253,7 @@ class Job:
     released: bool = False  # it was held before
     asked: JobSpec | None = None  # as it was submitted, where that was changed
     rerun_of: JobId | None = None
-    notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
+    notes: Lines = field(default_factory=Lines)  # what its users did to it
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
     key: str = ""  # the idempotency key of its submit
