@@ -142,6 +142,12 @@ class ActivityKnown:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleKnown:
+    task: TaskId
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShimSeen:
     task: TaskId
     status: ShimStatus
@@ -231,6 +237,7 @@ TaskFact = (
     | PeersKnown
     | CheckpointKnown
     | ActivityKnown
+    | IdleKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -148,6 +148,15 @@ class ActivitySeen:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleSeen:
+    """Since when the task's GPUs have been idle, for long enough to be told, in monotonic seconds;
+    None: they are not, or nobody knows."""
+
+    task: TaskId
+    since: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StacksSeen:
     """The answer to TakeStacks."""
 
@@ -255,6 +264,7 @@ Stimulus = (
     | PeersSeen
     | CheckpointSeen
     | ActivitySeen
+    | IdleSeen
     | StacksSeen
     | NetworkSeen
     | PortsSeen

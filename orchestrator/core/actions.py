@@ -28,6 +28,7 @@ class TimerKind(enum.Enum):
     DRAIN = "drain"
     HANG = "hang"
     LOOK = "look"
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)

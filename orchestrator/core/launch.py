@@ -31,6 +31,7 @@ from muster.spec.types import (
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
+from orchestrator.core.idle import asked_of_nodes
 from orchestrator.core.leases import own_lease_s
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
@@ -72,6 +73,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         preflight=spec.preflight is not None,
         lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
+        idle=asked_of_nodes(spec),
     )
 
 

@@ -100,6 +100,7 @@ class Task:
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
+    idle_since: float | None = None  # volatile; its GPUs, monotonic
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     cut_at: float | None = None  # since when its node cannot be reached
@@ -207,6 +208,7 @@ class Attempt:
     checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
     hang: HangVerdict | None = None  # as long as it is so
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
+    idle: str = ""  # what was told of its GPUs, as long as it is so
 
     @property
     def present(self) -> list[Task]:
@@ -295,6 +297,7 @@ class State:
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
+    idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     looks: dict[tuple[JobId, int], Look] = field(default_factory=dict)  # volatile; by attempt
     watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt
