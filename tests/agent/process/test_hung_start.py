@@ -49,7 +49,7 @@ def hang(task: Spoken) -> int:
     ids=["folder", "directory service"],
 )
 def test_what_hangs_is_refused_in_time_and_the_shim_answers_meanwhile(
-    stage: Stage, user: ShimUser | None, words: list[str]
+    any_stage: Stage, user: ShimUser | None, words: list[str]
 ) -> None:
     if user is not None and os.geteuid() != 0:
         pytest.skip("not root")
@@ -74,4 +74,4 @@ def test_what_hangs_is_refused_in_time_and_the_shim_answers_meanwhile(
             assert word in status.refusal.text
         assert runner not in children(task.pid)
 
-    stage.play(story)
+    any_stage.play(story)
