@@ -50,7 +50,8 @@ class Inbox:
 
     def pick(self, wanted: Callable[[Stimulus], bool]) -> list[Received]:
         """Take what is wanted, in order, from among the others, which stay."""
-        waiting, picked = list(self._items), []
+        waiting = list(self._items)
+        picked: list[Received] = []
         self._items.clear()
         for received in waiting:
             (picked if wanted(received.stimulus) else self._items).append(received)

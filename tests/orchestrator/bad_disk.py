@@ -46,7 +46,7 @@ def spoil(disk: Path) -> None:
         opened(self, *given)
         self._database = Database(self._database, disk)  # type: ignore[assignment]
 
-    Journal.__init__ = on_that_disk  # type: ignore[method-assign]
+    Journal.__init__ = on_that_disk  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

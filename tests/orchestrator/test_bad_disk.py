@@ -34,7 +34,7 @@ def is_well(disk: Path) -> None:
 
 async def beats_until(done: asyncio.Future[int], agent: FakeAgent) -> list[float]:
     """Send heartbeats as an agent does; which of them were answered before that was done."""
-    number, answered = 0.0, []
+    number, answered = 0.0, list[float]()
     while True:
         number += 1.0
         await agent.say(Heartbeat(number))
