@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _KILLED: Final = re.compile(
     r"(Memory cgroup out|Out) of memory: Killed process (\d+) \(([^)]*)\)(.*)"
@@ -38,8 +39,7 @@ _ADVICE_MACHINE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(msgspec.Struct, frozen=True):
     """A process was killed. `of_cgroup`: the limit of its cgroup was met, else the node's."""
 
     pid: int
@@ -58,8 +58,7 @@ class OutOfMemory:
         return f"the kernel killed process {self.pid} ({self.name}){had}, as {where}"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(msgspec.Struct, frozen=True):
     """An error that the NVIDIA driver wrote down; 0 for a GPU that is gone without a number."""
 
     number: int

@@ -7,8 +7,10 @@ happened and not what a program thought of it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
 from muster.protocol.outcome import ExitStatus
@@ -33,8 +35,7 @@ CONSEQUENCES: Final = frozenset(
 """What a rank dies of when something has happened to another one: it is seldom the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """`said` is the line that tells most of what the process wrote, "" if there is none; `advice`
     what to do, "" where only the program's author can know. `infra`: the machine failed."""
 
