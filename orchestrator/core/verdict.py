@@ -64,7 +64,7 @@ def judge(
     if how.signal in _BY_SIGNAL and how.signal != _SIGABRT:
         return replace(_BY_SIGNAL[how.signal], said=said if raised else "")
     for rule in RULES:
-        if found := rule.pattern.search(rest):
+        if found := rule.search(rest):
             advice = rule.advice.format(*found.groups("?"))
             return Verdict(rule.kind, said, advice, rule.infra)
     if how.signal == _SIGABRT:
