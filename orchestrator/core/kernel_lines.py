@@ -18,7 +18,7 @@ _OFF_THE_BUS: Final = re.compile(
 _WORDS_CHARS_MAX: Final = 160
 
 # The numbers that a program can cause, or that need nothing done; the others are of the machine.
-_OF_THE_PROGRAM: Final = {
+OF_THE_PROGRAM: Final = {
     13: "a kernel of the program did what it may not (an index out of range, most often)",
     31: "the program used an address of the GPU's memory that is not its own",
     43: "the program's GPU channel was stopped after an error of the program",
@@ -67,7 +67,7 @@ class Xid(msgspec.Struct, frozen=True):
 
     @property
     def infra(self) -> bool:
-        return self.number not in _OF_THE_PROGRAM
+        return self.number not in OF_THE_PROGRAM
 
     @property
     def text(self) -> str:
@@ -77,7 +77,7 @@ class Xid(msgspec.Struct, frozen=True):
 
     @property
     def advice(self) -> str:
-        meaning = _OF_THE_PROGRAM.get(self.number)
+        meaning = OF_THE_PROGRAM.get(self.number)
         return _ADVICE_MACHINE if meaning is None else _ADVICE_PROGRAM.format(meaning)
 
 
