@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from muster.fabric.proof import Proof
 from muster.protocol.disks import DiskHealth
 from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
@@ -113,8 +115,7 @@ class Task:
         return self.left is None
 
 
-@dataclass(frozen=True, slots=True)
-class LastCheckpoint:
+class LastCheckpoint(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown; `rank` is the node's."""
 
     at: float
@@ -123,16 +124,14 @@ class LastCheckpoint:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
     """A failure that may be the consequence of another one; `ended_at` in monotonic seconds."""
 
     cause: Cause
     ended_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """To the ranks on `node`, or on all nodes; to `rank` only where that is given.
 
     `late`: ranks that begin after it get it, too.
@@ -216,8 +215,7 @@ class Attempt:
         return [task for task in self.tasks if task.present]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown."""
 
     user: str
