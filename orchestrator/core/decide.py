@@ -44,6 +44,7 @@ from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.hardware import hardware_seen, may_be_hardware
+from orchestrator.core.idle import idle_news
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
@@ -328,7 +329,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     seen = checkpoint_news(attempt, task, report.checkpoint)
     looked = looks.activity_news(report, now)
-    found = [*measured, *news(task, report), *seen, *looked]
+    idle = idle_news(job, attempt, task, report, now)
+    found = [*measured, *news(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

@@ -283,6 +283,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
             progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            progress += _and(attempt.idle)
             return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"

@@ -7,11 +7,12 @@ from typing import Final, assert_never, get_args
 
 from msgspec import UNSET, structs
 
-from muster.protocol.ids import NodeName, task_id
+from muster.protocol.ids import JobId, NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import idle_facts as idf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -19,6 +20,7 @@ from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.hang_course import apply_hang
+from orchestrator.core.idle import apply_idle
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
@@ -40,7 +42,13 @@ SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 
-_OF_NO_REVISION: Final = (f.RunTimed, f.JobForgotten, nf.NoticeFailed, *get_args(hf.Looking))
+_OF_NO_REVISION: Final = (
+    f.RunTimed,
+    f.JobForgotten,
+    nf.NoticeFailed,
+    idf.IdleTimed,
+    *get_args(hf.Looking),
+)
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
@@ -95,11 +103,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
             apply_judgement(state, fact)
         case f.JobForgotten(number):
-            gone = state.jobs.pop(number)
-            state.telling.discard(number)
-            if gone.key:
-                del state.keys[gone.user, gone.key]
-            state.forgotten += 1
+            _forget(state, number)
         case f.RunTimed(job, number, since):
             attempt = state.jobs[job].attempts[number - 1]
             if attempt.phase is AttemptPhase.RUNNING:
@@ -133,6 +137,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | hf.HangOver()
         ):
             apply_hang(state, fact, at)
+        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            apply_idle(state, fact, at)
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -152,6 +158,14 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
     name = getattr(fact, "job", None)
     if name is not None and not isinstance(fact, _OF_NO_REVISION):
         state.jobs[name].revision += 1
+
+
+def _forget(state: State, number: JobId) -> None:
+    gone = state.jobs.pop(number)
+    state.telling.discard(number)
+    if gone.key:
+        del state.keys[gone.user, gone.key]
+    state.forgotten += 1
 
 
 def _apply_job(
@@ -270,6 +284,7 @@ def _apply_attempt(
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
             state.running.pop(job.id, None)
+            state.idle_told.pop(job.id, None)
             attempt.cause, attempt.stopping_at = cause, at
             asked = job.cancel[2] if job.cancel is not None else None
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked

@@ -15,6 +15,7 @@ _WORDS = {
     nf.Told.STARTED: "that attempt {} has started",
     nf.Told.RETRYING: "that attempt {} failed and another follows",
     nf.Told.ENDED: "of the end",
+    nf.Told.IDLE: "that attempt {} is idle",
 }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from muster.fabric.proof import Proof
 from muster.protocol.disks import DiskHealth
 from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
@@ -100,6 +102,7 @@ class Task:
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
+    idle_since: float | None = None  # volatile; its GPUs, monotonic
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     cut_at: float | None = None  # since when its node cannot be reached
@@ -112,8 +115,7 @@ class Task:
         return self.left is None
 
 
-@dataclass(frozen=True, slots=True)
-class LastCheckpoint:
+class LastCheckpoint(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown; `rank` is the node's."""
 
     at: float
@@ -122,16 +124,14 @@ class LastCheckpoint:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
     """A failure that may be the consequence of another one; `ended_at` in monotonic seconds."""
 
     cause: Cause
     ended_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """To the ranks on `node`, or on all nodes; to `rank` only where that is given.
 
     `late`: ranks that begin after it get it, too.
@@ -207,6 +207,7 @@ class Attempt:
     checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
     hang: HangVerdict | None = None  # as long as it is so
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
+    idle: str = ""  # what was told of its GPUs, as long as it is so
 
     @property
     def present(self) -> list[Task]:
@@ -214,8 +215,7 @@ class Attempt:
         return [task for task in self.tasks if task.present]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown."""
 
     user: str
@@ -295,6 +295,7 @@ class State:
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
+    idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     looks: dict[tuple[JobId, int], Look] = field(default_factory=dict)  # volatile; by attempt
     watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,7 +107,8 @@ def stumbles_as_it_asks(_: Any) -> Any:
 def _wall_timers(real: Any) -> Any:
     def phase_timers(attempt: Any, now: Instant, limits: Limits) -> list[a.Action]:
         late = now.wall % 60.0
-        return [replace(action, at=action.at + late) for action in real(attempt, now, limits)]
+        found = real(attempt, now, limits)
+        return [msgspec.structs.replace(action, at=action.at + late) for action in found]
 
     return phase_timers
 
