@@ -45,6 +45,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.AttemptClosed()
             | f.TaskLeft()
             | sf.NodeDrained()
+            | sf.NodeRemoved()
             | sf.NodeResumed()
         ):
             return True
@@ -102,7 +103,6 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
-            | sf.NodeRemoved()
             | sf.DrainTimed()
             | sf.NodeBlamed()
             | sf.NodeTrusted()

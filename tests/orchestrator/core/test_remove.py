@@ -97,6 +97,20 @@ def test_a_gang_that_goes_on_without_it_runs_and_ends_as_ever() -> None:
     assert set(replayed(cluster).nodes) == {"n0", "n1"}
 
 
+def test_a_job_that_waited_for_it_takes_what_there_is() -> None:
+    """It had better avoid the other one, as long as there is a choice."""
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec())
+    cluster.leave("b")
+    cluster.refuse(task(1, 1, 0), "disk_broken", node_fault=True)
+    cluster.clean(task(1, 1, 0))
+    cluster.beat(60)
+    assert len(cluster.job(1).attempts) == 1
+    cluster.remove("b")
+    assert len(cluster.job(1).attempts) == 2
+
+
 def test_what_it_was_at_fault_for_goes_with_it() -> None:
     cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=1.0)))
     cluster.join("a", "b")
