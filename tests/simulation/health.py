@@ -40,6 +40,7 @@ class Health:
         self.rng = random.Random(f"health {node.world.seed} {node.name}")
         self.events = 0
         self.low = False
+        self.idle: set[TaskId] = set()  # told of
         self.expected = 2
         if self.on:
             self._later()
@@ -86,7 +87,17 @@ class Health:
             return
         if folder.shim is not None and folder.shim.running:
             self.node.feed(s.ActivitySeen(task, self._activity(folder.shim), self.node.mono))
+            self._look_at_gpus(task, folder.shim)
         self.node.later(_EVERY_S, partial(self._look, task))
+
+    def _look_at_gpus(self, task: TaskId, shim: Shim) -> None:
+        """GPUs of ranks that hang are idle; of the others nothing is told but the end of that."""
+        still_s = self._still_s(shim)
+        since = None if still_s is None else self.node.mono - still_s
+        if since is not None or task in self.idle:
+            self.world.met["gpu_idle"] += since is not None
+            self.node.feed(s.IdleSeen(task, since))
+        self.idle.discard(task) if since is None else self.idle.add(task)
 
     def _activity(self, shim: Shim) -> tuple[RankActivity, ...]:
         still_s = self._still_s(shim)

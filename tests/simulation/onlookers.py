@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec
+from muster.spec.types import Idle, IdleAction, JobSpec
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from tests.simulation.checkers import Checkers
@@ -30,6 +30,15 @@ def with_webhook(world: World, number: int, spec: JobSpec) -> JobSpec:
     if world.seed < FIRST_SEEN or own.random() < 0.5:
         return spec
     return msgspec.structs.replace(spec, notify=("https://ci.example/hook",))
+
+
+def with_idle(world: World, number: int, spec: JobSpec) -> JobSpec:
+    """Perhaps a job that wants to be told, or stopped, when its GPUs do nothing."""
+    own = random.Random(f"idle {world.seed} {number}")
+    if world.seed < FIRST_SEEN or own.random() < 0.5:
+        return spec
+    action = own.choice((IdleAction.NOTIFY, IdleAction.STOP))
+    return msgspec.structs.replace(spec, idle=Idle(for_s=60.0, action=action))
 
 
 class Onlookers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ def _let_go_by_itself(real: Any) -> Any:
     def fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
         brake = state.brake
         if brake is not None:
-            state.brake = replace(brake, at=-brake.lasts_s)
+            state.brake = msgspec.structs.replace(brake, at=-brake.lasts_s)
         decision: Decision = real(state, name, now, limits)
         state.brake = brake
         return decision
