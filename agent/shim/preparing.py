@@ -22,6 +22,10 @@ from agent.shim.status import Exit, RefusalCode
 SETUP_LOG: Final = "setup.log"
 LAUNCHER_LOG: Final = "launcher.log"
 _DEADLINE: Final = "prepare"
+_ANSWER: Final = "answer"
+# A directory server or a file system that takes longer is taken to hang; that of a folder that an
+# automounter has to mount first takes its seconds.
+ANSWER_S: Final = 120.0
 TAIL_BYTES: Final = 4096
 
 
@@ -85,12 +89,20 @@ class Preparation:
                 )
 
         # A child asks: a directory server that hangs must not hang the shim.
-        child.look_up(name, told)
+        child.look_up(
+            name,
+            self._in_time(
+                f"Looking up user {name} had no answer",
+                "do the directory services of this node (getent passwd) answer?",
+                told,
+            ),
+        )
 
     def abandon(self) -> None:
         """Tell nothing more: the task is being ended."""
         self._over = True
         self._loop.cancel(_DEADLINE)
+        self._loop.cancel(_ANSWER)
 
     def environment(self, more: dict[str, str]) -> dict[str, str]:
         """The job's: a small base, then what the job was given, then what makes it ours."""
@@ -153,7 +165,31 @@ class Preparation:
 
     def _enter(self, child: Child, told: Told) -> None:
         cwd = self._command.cwd or self.identity.home
-        child.enter(self.identity, cwd, self._command.no_new_privileges, self._command.hosts, told)
+        answered = self._in_time(
+            f"User {self.identity.name} could not enter the folder {cwd}: no answer",
+            "its file system hangs on this node; see to its mount, or name another `workdir`.",
+            told,
+        )
+        child.enter(
+            self.identity, cwd, self._command.no_new_privileges, self._command.hosts, answered
+        )
+
+    def _in_time(self, what: str, hint: str, told: Told) -> Told:
+        """Tell as `told` does, or refuse where the child does not answer: whatever hangs it may
+        hang it for ever.
+        """
+        limit = min(ANSWER_S, self._command.setup_timeout_s)
+
+        def late() -> None:
+            self._refuse(RefusalCode.SPAWN_FAILED, f"{what} within {limit:g} s; {hint}")
+
+        def answered(report: Report) -> None:
+            self._loop.cancel(_ANSWER)
+            told(report)
+
+        if not self._over:
+            self._loop.at(_ANSWER, now() + limit, late)
+        return answered
 
     def _as_user(self, identity: Identity, child: Child) -> None:
         if identity.uid == 0 and not self._command.allow_root:

@@ -7,6 +7,7 @@ from muster.protocol.http import NodeList, VersionView
 from muster.protocol.ids import NodeName
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.access import TOKEN
+from orchestrator.api.guard import no_descriptors
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import shown
 from orchestrator.api.responses import reply
@@ -15,6 +16,7 @@ from orchestrator.core.decide import VERSION
 from orchestrator.core.display import node_view
 from orchestrator.core.silence import brake_text
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.descriptors import shortage
 
 
 def unknown_node(name: str) -> ApiError:
@@ -69,4 +71,6 @@ class ClusterApi:
         """The state is there and requests are taken."""
         if self._coordinator.changes.closed:
             raise ApiError(503, "stopping", "the coordinator is stopping")
+        if shortage():
+            raise no_descriptors()
         return web.Response(text="ready\n")

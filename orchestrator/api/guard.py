@@ -3,7 +3,8 @@
 aiohttp reads a request's head as slowly as it comes. Here a head has HEAD_S from the connection, or
 from its first byte on a kept connection, and an answer WRITE_S to be taken. Who has not shown a
 good token yet is pending; of those, when there are too many, the oldest goes: whoever means it has
-shown his token long before.
+shown his token long before. Where descriptors are few, streams of users are refused, and the
+connection of a user is closed with its answer; what would take the very last ones is dropped.
 """
 
 import asyncio
@@ -21,12 +22,14 @@ from orchestrator.api.problems import (
     problem_response,
     unreadable,
 )
+from orchestrator.shell.descriptors import HINT, is_last, is_short, shortage
 
 HEAD_S: Final = 5.0
 WRITE_S: Final = 60.0
 KEEPALIVE_S: Final = 75.0
 HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
+_TELL_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
 
@@ -41,6 +44,7 @@ class Connections:
         self._per_token_max = per_token_max
         self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
         self._by_token: dict[str, dict[GuardedConnection, None]] = {}
+        self._told_short_at = float("-inf")
 
     def came(self, connection: "GuardedConnection") -> None:
         pending = self._pending.setdefault(connection.address, {})
@@ -49,6 +53,16 @@ class Connections:
             oldest = next(iter(pending))
             _log.debug("connection_shed", address=connection.address, pending=len(pending))
             oldest.drop()
+        if connection.short:
+            self._tell_short()
+        if is_last(connection.number):
+            connection.drop()
+
+    def _tell_short(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told_short_at >= _TELL_EVERY_S:
+            self._told_short_at = now
+            _log.error("descriptors_short", why=shortage(), hint=HINT)
 
     def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
         """Its owner is known now; False where that one has too many connections already. Agents
@@ -78,6 +92,16 @@ def _discard(
             del groups[name]
 
 
+def no_descriptors() -> ApiError:
+    return ApiError(
+        503,
+        "no_descriptors",
+        shortage() or "the coordinator was short of file descriptors a moment ago",
+        HINT,
+        headers={"Retry-After": "5", "Connection": "close"},
+    )
+
+
 class GuardedConnection(web.RequestHandler):
     """One connection of a client. The middleware says when a request begins and ends."""
 
@@ -88,7 +112,9 @@ class GuardedConnection(web.RequestHandler):
         "_heard",
         "_served",
         "address",
+        "number",
         "patient",
+        "short",
         "token",
     )
 
@@ -111,11 +137,16 @@ class GuardedConnection(web.RequestHandler):
         self.patient = False  # a stream: its reader may take what time it likes
         self.address = ""
         self.token = ""
+        self.number = -1
+        self.short = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        sock = transport.get_extra_info("socket")
+        self.number = -1 if sock is None else sock.fileno()
+        self.short = is_short(self.number)
         self._arm(self._connections.head_s, self._head_is_late)
         self._connections.came(self)
 
@@ -157,6 +188,11 @@ class GuardedConnection(web.RequestHandler):
                 "close some, or use one connection for several requests",
                 headers={"Retry-After": "5", "Connection": "close"},
             )
+
+    def refuse_stream(self) -> None:
+        """Raises ApiError (503) where descriptors are too few for something that lasts."""
+        if self.short:
+            raise no_descriptors()
 
     def drop(self) -> None:
         """End it now, without a word."""

@@ -8,7 +8,8 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from muster.daemon.errors import DaemonError
-from orchestrator.api.about import ABOUT, QUERY
+from muster.protocol.tokens import TokenClass
+from orchestrator.api.about import ABOUT, QUERY, STREAM
 from orchestrator.api.access import TOKEN, AccessTable, Handler
 from orchestrator.api.guard import GuardedConnection
 from orchestrator.api.origins import Origins
@@ -65,6 +66,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     response.headers.update(common_headers(request.get(_REQUEST_ID, "")))
     if isinstance(request.protocol, GuardedConnection):
         request.protocol.patient = not isinstance(response, web.Response)
+        if request.protocol.short and not _of_agent(request):
+            response.headers["Connection"] = "close"
+            response.force_close()
 
 
 async def _answer(
@@ -84,6 +88,8 @@ async def _answer(
         if route is not None:
             request[ABOUT] = route.about
             request[QUERY] = parse_query(request, route.about.query)
+            if connection is not None and _lasts(request):
+                connection.refuse_stream()
         await _go_on(request)
         return await handler(request)
     except ApiError as error:
@@ -102,6 +108,18 @@ async def _answer(
         _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
         problem = internal_error()
     return problem_response(problem, request[_REQUEST_ID])
+
+
+def _of_agent(request: web.Request) -> bool:
+    return TOKEN in request and request[TOKEN].class_ is TokenClass.JOIN
+
+
+def _lasts(request: web.Request) -> bool:
+    """Whether a user asks for a stream that goes on until something ends."""
+    if not request[ABOUT].items:
+        return False
+    follow = getattr(request[QUERY], "follow", False)
+    return follow or STREAM in request.headers.get("Accept", "")
 
 
 async def _go_on(request: web.Request) -> None:

@@ -143,6 +143,7 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
         admin=node.admin.value,
         drain=None if node.drain is None else _drain_view(node.drain),
         faults=tuple(h.FaultView(it.job, it.attempt, it.text, it.since) for it in node.faults),
+        faults_before=node.faults_gone,
         hardware=tuple(
             h.HardwareView(timestamp(at), event.grade.value, event.text)
             for at, event in node.hardware

@@ -85,7 +85,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
                     # In a replay it may be of a job that the archive has.
                     attempt = state.attempt(job_id, number)
                     if attempt is not None:
-                        attempt.changes.append((at, f"{fact.node}: {fact.event.text}"))
+                        attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
         case sf.NodeRemoved(node):
             del state.nodes[node]
         case (
@@ -215,13 +215,13 @@ def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, 
             _job_to(job, JobPhase.HELD)
             state.held.add(job.id)
             job.hold = Hold(user, reason, at)
-            job.notes.append((at, f"held by {user}" + (f": {reason}" if reason else "")))
+            job.notes.add(at, f"held by {user}" + (f": {reason}" if reason else ""))
         case f.JobReleased(_, user):
             _leave_line(state, job)
             _job_to(job, JobPhase.QUEUED)
             _enqueue(state, job)
             job.released = True
-            job.notes.append((at, f"released by {user}"))
+            job.notes.add(at, f"released by {user}")
         case f.JobChanged(_, user, priority, time_limit_s, name):
             waits = job.phase is JobPhase.QUEUED
             if waits:
@@ -233,7 +233,7 @@ def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, 
             job.spec = structs.replace(job.spec, **told)
             if waits:
                 _enqueue(state, job)
-            job.notes.append((at, f"changed by {user}: {fact.text}"))
+            job.notes.add(at, f"changed by {user}: {fact.text}")
         case _:
             assert_never(fact)
 
@@ -278,7 +278,7 @@ def _apply_attempt(
             task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
             task.joined, task.endpoint, task.gpus = True, endpoint, gpus
             attempt.tasks.append(task)
-            attempt.changes.append((at, f"{node} joins"))
+            attempt.changes.add(at, f"{node} joins")
             _take(state, job, task)
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
@@ -295,7 +295,7 @@ def _apply_attempt(
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):
             attempt.shortened = at, grace_s
-            job.notes.append((at, f"grace cut to {duration_text(grace_s)} by {user}"))
+            job.notes.add(at, f"grace cut to {duration_text(grace_s)} by {user}")
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at
@@ -359,7 +359,7 @@ def _apply_task(
             task.left, task.left_force = reason, force
             here = len(attempt.present)
             nodes = "1 node goes" if here == 1 else f"{here} nodes go"
-            attempt.changes.append((at, f"{reason}; {nodes} on"))
+            attempt.changes.add(at, f"{reason}; {nodes} on")
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
@@ -379,7 +379,7 @@ def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: 
         case f.TrafficJudged(job, number, proof):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.proof = proof
-            attempt.changes.append((at, proof.text))
+            attempt.changes.add(at, proof.text)
         case _:
             assert_never(fact)
 
@@ -395,7 +395,7 @@ def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: f
                 _signal(attempt, warn.signal, late=True)
         case f.SignalRequested():
             _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)
-            job.notes.append((at, f"{fact.text} by {fact.user}"))
+            job.notes.add(at, f"{fact.text} by {fact.user}")
         case _:
             assert_never(fact)
 

@@ -69,7 +69,10 @@ def apply_link(state: State, fact: f.OfLink) -> None:
         case f.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
         case f.NodeHeard(_, heard_at, lease_until, ahead_s):
-            node.heard_at, node.lease_until, node.ahead_s = heard_at, lease_until, ahead_s
+            # A heartbeat may be judged after one that came later, which has been answered.
+            node.heard_at = max(node.heard_at, heard_at)
+            node.lease_until = max(node.lease_until, lease_until)
+            node.ahead_s = ahead_s
         case f.NodeDisconnected(_, session):
             state.sessions.pop(session, None)
             if node.session == session:

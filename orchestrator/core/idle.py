@@ -116,11 +116,11 @@ def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
         case idf.IdleJudged(job, number, text):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.idle = text
-            attempt.changes.append((at, text))
+            attempt.changes.add(at, text)
         case idf.IdleOver(job, number):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.idle = ""
-            attempt.changes.append((at, OVER_TEXT))
+            attempt.changes.add(at, OVER_TEXT)
             state.idle_told.pop(job, None)
         case _:
             assert_never(fact)

@@ -6,8 +6,9 @@ import ipaddress
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
 
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
@@ -77,8 +78,7 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
+class Gang(msgspec.Struct, frozen=True):
     """What all nodes of a gang are told alike. It grows with the gang, hence is made once and not
     for each node."""
 

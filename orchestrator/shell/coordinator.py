@@ -8,11 +8,11 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
@@ -24,6 +24,7 @@ from orchestrator.core import facts as f
 from orchestrator.core.decide import submitted_before
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
+from orchestrator.core.heartbeats import is_answer, is_bare
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job, State
 from orchestrator.core.stimuli import (
@@ -43,6 +44,7 @@ from orchestrator.shell.archive import ROOM_AGAIN_S, Archive
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.inbox import Inbox, Received
 from orchestrator.shell.job_index import JobIndex
+from orchestrator.shell.meanwhile import Meanwhile
 from orchestrator.shell.meters import Meters
 from orchestrator.shell.timers import Timers
 
@@ -288,7 +290,7 @@ class Coordinator:
         if due is not None:
             self._flush_due = False
             if self._staged:
-                await self._commit()
+                await self._commit(facts, actions)
         elif self._staged and self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
         for action in actions:
@@ -343,7 +345,7 @@ class Coordinator:
         except TimeoutError:
             pass
 
-    async def _commit(self) -> None:
+    async def _commit(self, facts: list[f.Fact], actions: list[a.Action]) -> None:
         staged, self._staged = self._staged, []
         if self._flush is not None:
             self._flush.cancel()
@@ -351,12 +353,20 @@ class Coordinator:
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
         began = time.perf_counter()
-        await self._journal.append(staged)
+        with Meanwhile(self._limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
+            await self._journal.append(staged)
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)
         self._committing = False
         self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
         self._committed.add(events_key(None))
+
+    def _hear_on(self, facts: list[f.Fact], held: list[a.Action]) -> None:
+        """A commit lasts: answer the heartbeats that came with it, or since."""
+        self._judge(self._inbox.pick(partial(is_bare, self.state)), facts, held)
+        for answer in [action for action in held if is_answer(action)]:
+            self._perform(answer)
+        held[:] = [action for action in held if not is_answer(action)]
 
     def _flush_now(self) -> None:
         self._flush, self._flush_due = None, True

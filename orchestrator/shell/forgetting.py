@@ -8,6 +8,7 @@ from typing import Final, Never
 
 import structlog
 
+from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.shell.coordinator import Coordinator
 
 SWEEP_EVERY_S: Final = 60.0
@@ -37,7 +38,13 @@ class Forgetting:
     async def run(self) -> Never:
         """Sweep from time to time, until cancelled. Raises JournalWriteError."""
         while True:
-            await self.sweep()
+            try:
+                await self.sweep()
+            except JournalWriteError:
+                raise
+            except JournalError as error:
+                # It cannot be read now: for want of a descriptor, say.
+                _log.error("forgetting_failed", why=str(error), again_in_s=SWEEP_EVERY_S)
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def sweep(self) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,8 +48,19 @@ class Inbox:
         """Let `take` return, if need be with nothing."""
         self._filled.set()
 
+    def pick(self, wanted: Callable[[Stimulus], bool]) -> list[Received]:
+        """Take what is wanted, in order, from among the others, which stay."""
+        waiting = list(self._items)
+        picked: list[Received] = []
+        self._items.clear()
+        for received in waiting:
+            (picked if wanted(received.stimulus) else self._items).append(received)
+        self._room.set()
+        return picked
+
     async def take(self) -> list[Received]:
-        """Wait for something, and take what there is, up to BATCH_MAX; empty only after `wake`."""
+        """Wait for something, and take what there is, up to BATCH_MAX; empty only after `wake`
+        or `pick`."""
         await self._filled.wait()
         items = self._items
         batch = [items.popleft() for _ in range(min(len(items), BATCH_MAX))]

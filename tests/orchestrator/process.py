@@ -40,8 +40,11 @@ def token_file(path: Path) -> dict[TokenClass, str]:
 class CoordinatorProcess:
     """`python -m orchestrator` over one state folder; may be killed and started again."""
 
-    def __init__(self, folder: Path, names: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str] = (), module: str = "orchestrator", **settings: Any
+    ) -> None:
         self.folder = folder
+        self.module = module
         self.names = list(names)
         self.state_dir = folder / "state"
         tokens = token_file(folder / "tokens")
@@ -61,6 +64,11 @@ class CoordinatorProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
     def headers(self, token: str | None = None) -> dict[str, str]:
         return {"Authorization": f"Bearer {token or self.admin}"}
 
@@ -68,7 +76,7 @@ class CoordinatorProcess:
         """Start it and wait until it serves; the same port again after the first time."""
         listen = {"host": "127.0.0.1", "port": self.port, "names": self.names}
         self.config.write_text(json.dumps({**self.settings, "listen": listen}))
-        self._process = run(self.config)
+        self._process = run(self.config, self.module)
         serving = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(self._process, serving))
         self._reader.start()
@@ -94,10 +102,15 @@ class CoordinatorProcess:
         if self._process is not None:
             self.kill()
 
-    def _end(self, number: signal.Signals) -> int:
+    def wait(self) -> int:
+        """Wait for an end that comes by itself; returns the exit code."""
+        return self._end(None)
+
+    def _end(self, number: signal.Signals | None) -> int:
         process, self._process = self._process, None
         assert process is not None
-        process.send_signal(number)
+        if number is not None:
+            process.send_signal(number)
         code = process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
         assert process.stderr is not None
@@ -118,11 +131,11 @@ class CoordinatorProcess:
         serving.set()
 
 
-def run(config: Path) -> subprocess.Popen[str]:
+def run(config: Path, module: str = "orchestrator") -> subprocess.Popen[str]:
     """Start `python -m orchestrator` on a configuration; its standard error is a pipe."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "--config", str(config)],
+        [sys.executable, "-m", module, "--config", str(config)],
         cwd=TREE,
         env={**environ, "PYTHONPATH": str(TREE)},
         stderr=subprocess.PIPE,

@@ -28,6 +28,7 @@ NEVER: Final = Quarantine(jobs=0)
 WINDOWS: Final[tuple[type[f.Durable], ...]] = (sf.NodeDrained, sf.NodeResumed, sf.DrainTimed)
 
 _DEADLINES_S: Final = (None, None, 0.0, 2.0, 30.0, 300.0)
+_DECLINED: Final = frozenset({"check_failed", "unknown_node"})
 _SLACK_S: Final = 900.0
 """Of a deadline in peace: the coordinator may be down for twice a lease, more than once."""
 
@@ -79,6 +80,11 @@ class Draining:
             if name not in known:
                 self.world.at(0.0, partial(self._in_peace, name, 0))
 
+    def forget(self, name: NodeName) -> None:
+        """It is about to be removed, and its drain with it."""
+        self._asked[name] = self._asked.get(name, 0) + 1
+        self._acked.discard(name)
+
     def _later(self) -> None:
         self.world.at(self.rng.expovariate(1 / 40.0), self._act)
 
@@ -122,10 +128,10 @@ class Draining:
             if drained and number == self._asked[name]:
                 self._acked.add(name)
                 self._kept(self.checkers.durable)
-        elif not isinstance(result, a.Declined) or result.code != "check_failed":
+        elif not isinstance(result, a.Declined) or result.code not in _DECLINED:
             self.checkers.fail(f"drain: answered with {result}")
         else:
-            self.world.met["resume_refused"] += 1
+            self.world.met["resume_refused"] += result.code == "check_failed"
 
     def _in_peace(self, name: NodeName, number: int) -> None:
         """Until it is heard: the coordinator may be restarting."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from muster.daemon.clock import SystemClock
+from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.messages import Command, Heartbeat, Hello, Inventory, Refused, TaskReport
 from muster.protocol.outcome import ExitStatus, Outcome
@@ -73,7 +74,7 @@ class Recorder(JournalWriter):
 class Rig:
     """An owner with a real journal; commands to agents are written down in `happened`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Limits) -> None:
         self.happened = Happened()
         journal = Journal.open(folder)
         self.journal = Recorder(journal, self.happened)
@@ -81,7 +82,7 @@ class Rig:
             state=replay(journal.replay()),
             journal=self.journal,
             clock=SystemClock(),
-            limits=Limits(),
+            limits=limits,
             sessions=self,
             changes=Changes(),
         )
@@ -105,9 +106,13 @@ class Rig:
         await self.happened.until("Welcome")
 
 
-def with_owner(folder: Path, main: Callable[[Rig], Coroutine[Any, Any, None]]) -> Rig:
+def with_owner(
+    folder: Path,
+    main: Callable[[Rig], Coroutine[Any, Any, None]],
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+) -> Rig:
     async def run() -> Rig:
-        rig = Rig(folder)
+        rig = Rig(folder, limits)
         owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
         try:
             async with asyncio.timeout(30):
@@ -189,9 +194,66 @@ def test_what_is_only_about_connections_is_never_written(tmp_path: Path) -> None
     with_owner(tmp_path, main)
 
 
+# A commit that takes longer than a quarter of a heartbeat is a slow one.
+QUICK = Limits(heartbeat_s=0.1, silence_s=60.0)
+
+
+def test_a_slow_disk_keeps_no_agent_waiting_for_its_answer(tmp_path: Path) -> None:
+    """Neither one that was heard before the commit began nor those that are heard meanwhile."""
+
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.coordinator.put(ReportReceived(S1, Heartbeat(0.0)))
+        await rig.happened.until("commit begins")
+        node = rig.coordinator.state.nodes[NodeName("n1")]
+        for number in range(1, 5):
+            before = rig.coordinator.now().mono
+            await rig.coordinator.put(ReportReceived(S1, Heartbeat(float(number))))
+            await rig.happened.until("HeartbeatAck", 1 + number)
+            assert node.heard_at >= before, "no timer will find it silent"
+            assert node.lease_until >= before + QUICK.lease_s + QUICK.lease_margin_s
+        assert "commit ends" not in rig.happened
+        assert "PrepareTask" not in rig.happened
+        assert not submitting.done()
+        rig.journal.gate.set()
+        await submitting
+        await rig.happened.until("PrepareTask")
+        assert rig.happened.count("HeartbeatAck") == 5
+
+    with_owner(tmp_path, main, QUICK)
+
+
+def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    """A heartbeat with news stays in its place, and one that is answered before it counts."""
+
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.happened.until("commit begins")
+        news = Heartbeat(1.0, disks=(DiskHealth("/", 1 << 30, 1 << 20),))
+        await rig.coordinator.put(ReportReceived(S1, news))
+        await rig.coordinator.put(ReportReceived(S1, Heartbeat(2.0)))
+        await rig.happened.until("HeartbeatAck")
+        node = rig.coordinator.state.nodes[NodeName("n1")]
+        heard_at, lease_until = node.heard_at, node.lease_until
+        assert node.disks == ()
+        rig.journal.gate.set()
+        await submitting
+        await rig.happened.until("HeartbeatAck", 2)
+        assert node.disks == news.disks
+        assert (node.heard_at, node.lease_until) == (heard_at, lease_until)
+
+    with_owner(tmp_path, main, QUICK)
+
+
 def test_after_a_failed_commit_nothing_is_acted_on_and_nobody_is_answered(tmp_path: Path) -> None:
     async def main() -> None:
-        rig = Rig(tmp_path)
+        rig = Rig(tmp_path, Limits())
         owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
         await rig.coordinator.started.wait()
         await rig.join()

@@ -124,13 +124,13 @@ MUTANTS = (
         "a deadline is forgotten in a restart",
         _wrap(timers, "drain_timer", _never),
         ("drain",),
-        seed=385,
+        seed=386,
     ),
     Mutant(
         "a whole pool is quarantined",
         _wrap(follow, "quarantined", _no_brake),
         ("quarantine",),
-        seed=385,
+        seed=384,
     ),
     Mutant(
         "a node is quarantined for what programs do",

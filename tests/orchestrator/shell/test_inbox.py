@@ -1,0 +1,63 @@
+"""The owner's queue: bounded for whoever can wait, in order, and some may be picked from it."""
+
+import asyncio
+
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import SessionId
+from orchestrator.core.stimuli import SessionEnded, SpaceSeen, Stimulus
+from orchestrator.shell.inbox import BATCH_MAX, Inbox
+
+A, B, C = SpaceSeen("a"), SpaceSeen("b"), SpaceSeen("c")
+
+
+def stimuli(taken: object) -> list[Stimulus]:
+    assert isinstance(taken, list)
+    return [received.stimulus for received in taken]
+
+
+def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -> None:
+    async def main() -> None:
+        inbox = Inbox(SystemClock(), waiting_max=2)
+        await inbox.put(A)
+        await inbox.put(B)
+        third = asyncio.create_task(inbox.put(C))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not third.done()
+        ended = SessionEnded(SessionId(1))
+        inbox.put_now(ended)
+        assert stimuli(await inbox.take()) == [A, B, ended]
+        await third
+        assert stimuli(await inbox.take()) == [C]
+
+    asyncio.run(main())
+
+
+def test_a_burst_is_taken_in_pieces() -> None:
+    async def main() -> None:
+        inbox = Inbox(SystemClock())
+        for number in range(BATCH_MAX + 1):
+            inbox.put_now(SpaceSeen(str(number)))
+        assert len(await inbox.take()) == BATCH_MAX
+        assert stimuli(await inbox.take()) == [SpaceSeen(str(BATCH_MAX))]
+
+    asyncio.run(main())
+
+
+def test_what_is_picked_is_gone_and_the_others_keep_their_order_and_moments() -> None:
+    async def main() -> None:
+        inbox = Inbox(SystemClock(), waiting_max=3)
+        for stimulus in (A, B, C):
+            await inbox.put(stimulus)
+        waiting = asyncio.create_task(inbox.put(A))
+        await asyncio.sleep(0)
+        (picked,) = inbox.pick(lambda stimulus: stimulus == B)
+        assert picked.stimulus == B
+        await waiting  # there is room again
+        taken = await inbox.take()
+        assert stimuli(taken) == [A, C, A]
+        moments = [received.at.mono for received in taken]
+        assert moments == sorted(moments)
+        assert moments[0] <= picked.at.mono <= moments[1]
+
+    asyncio.run(main())
