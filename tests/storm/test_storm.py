@@ -12,7 +12,7 @@ from tests.storm.storm import Storm
 
 SECONDS = 600.0
 SEED = 11
-"""Which faults, and when: a run that failed is begun again as it was. `./dev storm` takes others."""
+"""Which faults, and when: what failed can be begun again. `./dev storm` takes others."""
 
 
 @pytest.mark.root
