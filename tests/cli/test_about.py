@@ -81,6 +81,16 @@ def test_a_node_is_shown_with_all_that_is_known(run: Run, fake: FakeCoordinator)
     assert found["interfaces"][0]["rdma"] is True
 
 
+def test_faults_that_are_not_shown_are_counted(run: Run, fake: FakeCoordinator) -> None:
+    fault = api.FaultView(9, 1, "gpu-01 was lost", 0)
+    node = msgspec.structs.replace(NODE, faults=(fault,), faults_before=4)
+    fake.script.nodes = (node,)
+    fake.put(job_view())
+    lines = run("node", "show", "gpu-01").stdout.decode().splitlines()
+    at = lines.index("  fault     in 4 jobs before these")
+    assert lines[at + 1] == "  fault     job 9, attempt 1: gpu-01 was lost"
+
+
 def test_an_unknown_node_is_refused_with_the_nearest(run: Run, fake: FakeCoordinator) -> None:
     fake.script.nodes = (NODE,)
     done = run("node", "show", "gpu-1")
