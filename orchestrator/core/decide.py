@@ -202,8 +202,9 @@ def _hello(
     decision.facts += hardware_seen(state, hello.node, hello.hardware)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
+    drained: list[f.Fact] = []
     for report in hello.tasks:
-        decision.facts += unclean(node, hello.node, report)
+        drained += unclean(node, hello.node, report)
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -219,6 +220,8 @@ def _hello(
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
+    # After the tasks: what ended them is the cause of that, and the drain of the others.
+    decision.facts += drained
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
@@ -281,7 +284,7 @@ def _report(
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision(drained, [a.Send(name, session, command) for command in commands])
-            return Decision([*drained, *_take_report(state, task, report, now)])
+            return Decision([*_take_report(state, task, report, now), *drained])
         case _:
             assert_never(report)
 
