@@ -49,6 +49,7 @@ from agent.hangs.looks import Looks
 from agent.hangs.watch import HangWatch
 from agent.hardware.watch import HardwareWatch
 from agent.hosts.hosts import Hosts, mode_of
+from agent.idle import IdleWatch
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from agent.logs.shipper import LogShipper
@@ -57,6 +58,8 @@ from agent.network import Network
 from agent.ports import check_range
 from agent.probe import host
 from agent.probe.changes import watch
+from agent.probe.fabric.gpus import use_of
+from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
 from agent.process.remains import end, remains, words
 from agent.process.template import ShimOptions, Template
@@ -70,6 +73,7 @@ from muster.daemon.files import lock_directory, write_atomic
 from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
+from muster.protocol.gpus import usable
 from muster.protocol.ids import check_node_name
 from muster.protocol.messages import Refused, Welcome
 
@@ -110,6 +114,10 @@ class Agent:
         self._template = Template(ShimOptions(unkillable_s=config.unkillable_s))
         self._probe = network
         self._config = config
+        self._disks = Disks(config.state_dir, self._inbox.post)
+        self._idle = IdleWatch(
+            lambda: use_of(Tree(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
+        )
 
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
         """Serve until `stop`; jobs run on. Raises DaemonError."""
@@ -146,6 +154,7 @@ class Agent:
                     self._inbox.post,
                     asyncio.get_running_loop().call_soon_threadsafe,
                 ),
+                self._idle,
                 self._inbox.post,
                 owner,
             )
@@ -155,8 +164,7 @@ class Agent:
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
-            disks = Disks(config.state_dir, self._inbox.post)
-            owner.spawn(disks.watch(), name="disks", eternal=True)
+            owner.spawn(self._disks.watch(), name="disks", eternal=True)
             hardware = HardwareWatch(
                 config.hardware.kmsg,
                 config.state_dir,
@@ -187,6 +195,7 @@ class Agent:
                 owner.spawn(fabric.watch(), name="fabric", eternal=True)
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 owner.spawn(gpus.watch(), name="gpus", eternal=True)
+                owner.spawn(self._idle.watch(), name="idle", eternal=True)
                 owner.spawn(hangs.run(), name="hangs", eternal=True)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
@@ -202,6 +211,9 @@ class Agent:
                 await owner.close()
                 hosts.close()
                 await self._template.close()
+
+    def _gpus_of_node(self) -> list[str]:
+        return [gpu.uuid for gpu in usable(self._state.identity.inventory.devices)]
 
     # --- the owner of the state -------------------------------------------------------------------
 

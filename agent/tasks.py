@@ -25,6 +25,7 @@ from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
 from agent.gpus import GpuGoneError, Gpus
 from agent.hangs.watch import HangWatch
+from agent.idle import IdleWatch
 from agent.keeper import Hostfile, Keeper
 from agent.logs.shipper import LogShipper
 from agent.ports import NoPortsError, free_ports
@@ -59,6 +60,7 @@ class Tasks:
         hangs: HangWatch,
         gpus: Gpus,
         checkpoints: Checkpoints,
+        idle: IdleWatch,
         post: Callable[[Stimulus], None],
         owner: TaskOwner,
     ) -> None:
@@ -72,6 +74,7 @@ class Tasks:
         self._hangs = hangs
         self._gpus = gpus
         self._checkpoints = checkpoints
+        self._idle = idle
         self._post = post
         self._owner = owner
         self._keepers: dict[TaskId, Keeper] = {}
@@ -132,6 +135,7 @@ class Tasks:
                 await work()
             finally:
                 self._checkpoints.end(keeper.task)
+                self._idle.end(keeper.task)
             self._keepers.pop(keeper.task, None)
 
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
@@ -149,6 +153,7 @@ class Tasks:
         gpus = () if manifest is None else manifest.prepare.gpus
         if manifest is not None:
             self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
+            self._idle.begin(task, manifest.prepare.idle, gpus)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
         return Keeper(
@@ -165,6 +170,7 @@ class Tasks:
             keeper.ports = placed.ports
             self._post(placed)
             self._checkpoints.begin(task, prepare.checkpoint_dir)
+            self._idle.begin(task, prepare.idle, prepare.gpus)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
             await self._template.spawn(self._folders.path(task))

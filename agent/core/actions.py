@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.core.shim import ShimCommand
 from muster.protocol.ids import TaskId
@@ -16,30 +17,26 @@ class Timer(enum.Enum):
     HEARTBEAT = "heartbeat"
 
 
-@dataclass(frozen=True, slots=True)
-class SendReport:
+class SendReport(msgspec.Struct, frozen=True):
     """On the connection that is open; where there is none, it is dropped: Hello says everything."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLink:
+class CloseLink(msgspec.Struct, frozen=True):
     """End the connection; the shell dials again, at once or, after a refusal, later."""
 
     why: str
     refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeepCluster:
+class KeepCluster(msgspec.Struct, frozen=True):
     """Write down whose tasks this node runs from now on."""
 
     cluster: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTask:
+class CreateTask(msgspec.Struct, frozen=True):
     """Make the task's folders, find free ports, start its shim (answered by TaskPlaced, then
     ShimReported, or by ShimFailed)."""
 
@@ -47,24 +44,21 @@ class CreateTask:
     prepare: PrepareTask
 
 
-@dataclass(frozen=True, slots=True)
-class TellShim:
+class TellShim(msgspec.Struct, frozen=True):
     """In order. A shim that has gone needs no telling."""
 
     task: TaskId
     command: ShimCommand
 
 
-@dataclass(frozen=True, slots=True)
-class WriteHostfile:
+class WriteHostfile(msgspec.Struct, frozen=True):
     """Before the start: `text` into the task's host file."""
 
     task: TaskId
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArrangeNetwork:
+class ArrangeNetwork(msgspec.Struct, frozen=True):
     """Make the gang of `plan` reachable from this node, and prove it: write its host table, resolve
     every name (answered by NetworkArranged or NetworkRefused)."""
 
@@ -72,15 +66,13 @@ class ArrangeNetwork:
     plan: ArrangeTask
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(msgspec.Struct, frozen=True):
     """Before the gate opens: the port that ArrangeNetwork holds is the program's to listen on."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class WatchTraffic:
+class WatchTraffic(msgspec.Struct, frozen=True):
     """Before the gate opens: from now on see what carries the traffic of the gang of `plan`
     (answered by TrafficSeen, again and again, where there is something to see)."""
 
@@ -88,8 +80,7 @@ class WatchTraffic:
     plan: ArrangeTask
 
 
-@dataclass(frozen=True, slots=True)
-class WatchPeers:
+class WatchPeers(msgspec.Struct, frozen=True):
     """As the gate opens: from now on see whether the machines of the gang's neighbours answer
     (answered by PeersSeen whenever that changes), until the network is restored."""
 
@@ -97,31 +88,27 @@ class WatchPeers:
     plan: ArrangeTask
 
 
-@dataclass(frozen=True, slots=True)
-class TakeStacks:
+class TakeStacks(msgspec.Struct, frozen=True):
     """See where the task's ranks stand (answered by StacksSeen)."""
 
     task: TaskId
     look: LookTask
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreNetwork:
+class RestoreNetwork(msgspec.Struct, frozen=True):
     """Take back all that ArrangeNetwork did, be it by an earlier life of the agent, be it under way
     (answered by NetworkRestored)."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveTask:
+class RemoveTask(msgspec.Struct, frozen=True):
     """Remove the task's folder, never following a link (answered by TaskRemoved)."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(msgspec.Struct, frozen=True):
     """Fire once at `at` (monotonic seconds); setting it again moves it."""
 
     timer: Timer

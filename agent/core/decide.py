@@ -79,6 +79,8 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             return Decision([known] if task in state.tasks else [])
         case s.ActivitySeen(task, ranks, at):
             return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
+        case s.IdleSeen(task, since):
+            return Decision([f.IdleKnown(task, since)] if task in state.tasks else [])
         case s.StacksSeen(report):
             # For another life of the coordinator it is no answer.
             asked = state.welcomed and report.epoch == state.epoch
@@ -109,10 +111,7 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
         case s.PlanRefused(task, refusal):
             return Decision([f.PlanDenied(task, refusal)] if task in state.tasks else [])
         case s.NetworkRestored(task):
-            held = state.tasks.get(task)
-            if held is None or held.network is NetworkPhase.NONE:
-                return Decision()
-            return Decision([f.NetworkFreed(task)])
+            return _network_restored(state, task)
         case s.LogsStored(task):
             return Decision([f.LogsKept(task)] if task in state.tasks else [])
         case s.TaskRemoved(task):
@@ -202,6 +201,13 @@ def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied)
     if held is None or held.network is not NetworkPhase.ARRANGING:
         return Decision()
     return Decision([fact])
+
+
+def _network_restored(state: State, task: TaskId) -> Decision:
+    held = state.tasks.get(task)
+    if held is None or held.network is NetworkPhase.NONE:
+        return Decision()
+    return Decision([f.NetworkFreed(task)])
 
 
 def _heartbeat(state: State, now: Instant) -> Decision:

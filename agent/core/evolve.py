@@ -93,6 +93,7 @@ def _apply_held(
     | f.PeersKnown
     | f.CheckpointKnown
     | f.ActivityKnown
+    | f.IdleKnown
     | f.ShimSeen
     | f.TaskFailed
     | f.PlanTaken
@@ -119,6 +120,8 @@ def _apply_held(
             held.checkpoint = before + 1, name, at
         case f.ActivityKnown(_, ranks, at):
             held.activity, held.activity_at = ranks, at
+        case f.IdleKnown(_, since):
+            held.idle_since = since
         case f.ShimSeen(_, status, at):
             held.status, held.status_at = status, at
         case f.TaskFailed(_, refusal):

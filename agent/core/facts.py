@@ -7,7 +7,8 @@ agent that starts learns it from there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from agent.core.shim import ShimStatus
 from agent.core.stimuli import TaskPaths
@@ -22,81 +23,67 @@ from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
 from muster.protocol.proof import FabricReport, PortHealth
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOpened:
+class LinkOpened(msgspec.Struct, frozen=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinkClosed:
+class LinkClosed(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Welcomed:
+class Welcomed(msgspec.Struct, frozen=True):
     epoch: int
     cluster: str
     lease_s: float
     heartbeat_s: float
-    leases: Mapping[TaskId, float] = field(default_factory=dict)
+    leases: Mapping[TaskId, float] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(msgspec.Struct, frozen=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(msgspec.Struct, frozen=True):
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkChanged:
+class NetworkChanged(msgspec.Struct, frozen=True):
     interfaces: tuple[Interface, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PortsChanged:
+class PortsChanged(msgspec.Struct, frozen=True):
     ports: tuple[PortHealth, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaChanged:
+class RdmaChanged(msgspec.Struct, frozen=True):
     """What the node has for RDMA is not what it had."""
 
     rdma: NodeRdma | None
 
 
-@dataclass(frozen=True, slots=True)
-class GpusChanged:
+class GpusChanged(msgspec.Struct, frozen=True):
     devices: tuple[GpuDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PeersKnown:
+class PeersKnown(msgspec.Struct, frozen=True):
     task: TaskId
     silent: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DisksChanged:
+class DisksChanged(msgspec.Struct, frozen=True):
     disks: tuple[DiskHealth, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareKnown:
+class HardwareKnown(msgspec.Struct, frozen=True):
     event: HardwareEvent
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAccepted:
+class TaskAccepted(msgspec.Struct, frozen=True):
     task: TaskId
     prepare: PrepareTask
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAdopted:
+class TaskAdopted(msgspec.Struct, frozen=True):
     """Of an earlier life of the agent."""
 
     task: TaskId
@@ -108,115 +95,102 @@ class TaskAdopted:
     gpus: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TaskHoused:
+class TaskHoused(msgspec.Struct, frozen=True):
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FabricKnown:
+class FabricKnown(msgspec.Struct, frozen=True):
     task: TaskId
     fabric: NodeFabric
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficKnown:
+class TrafficKnown(msgspec.Struct, frozen=True):
     task: TaskId
     report: FabricReport
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointKnown:
+class CheckpointKnown(msgspec.Struct, frozen=True):
     task: TaskId
     name: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class ActivityKnown:
+class ActivityKnown(msgspec.Struct, frozen=True):
     task: TaskId
     ranks: tuple[RankActivity, ...]
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class ShimSeen:
+class IdleKnown(msgspec.Struct, frozen=True):
+    task: TaskId
+    since: float | None
+
+
+class ShimSeen(msgspec.Struct, frozen=True):
     task: TaskId
     status: ShimStatus
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(msgspec.Struct, frozen=True):
     """It never had a shim, and nothing of it runs."""
 
     task: TaskId
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class PlanTaken:
+class PlanTaken(msgspec.Struct, frozen=True):
     task: TaskId
     arrange: ArrangeTask
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkReady:
+class NetworkReady(msgspec.Struct, frozen=True):
     task: TaskId
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkDenied:
+class NetworkDenied(msgspec.Struct, frozen=True):
     task: TaskId
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDenied:
+class PlanDenied(msgspec.Struct, frozen=True):
     task: TaskId
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkFreed:
+class NetworkFreed(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class GateOpened:
+class GateOpened(msgspec.Struct, frozen=True):
     """The coordinator has said so; where the network is still being arranged, it opens then."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class StopTaken:
+class StopTaken(msgspec.Struct, frozen=True):
     task: TaskId
     stop: StopTask
 
 
-@dataclass(frozen=True, slots=True)
-class Buried:
+class Buried(msgspec.Struct, frozen=True):
     """The task was stopped before it was ever seen: it is never to be prepared."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class LogsKept:
+class LogsKept(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGone:
+class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
 
@@ -231,6 +205,7 @@ TaskFact = (
     | PeersKnown
     | CheckpointKnown
     | ActivityKnown
+    | IdleKnown
     | ShimSeen
     | TaskFailed
     | PlanTaken

@@ -92,6 +92,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.PeersKnown(task)
             | f.CheckpointKnown(task)
             | f.ActivityKnown(task)
+            | f.IdleKnown(task)
         ):
             return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):

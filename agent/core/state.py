@@ -52,6 +52,7 @@ class HeldTask:
     checkpoint: tuple[int, str, float] | None = None  # how many, the last one's name, since when
     activity: tuple[RankActivity, ...] = ()  # as of activity_at
     activity_at: float = 0.0
+    idle_since: float | None = None  # its GPUs, monotonic
     failure: Refusal | None = None  # no shim could be made
     arrange: ArrangeTask | None = None
     network: NetworkPhase = NetworkPhase.NONE

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from agent.core.actions import Timer
 from agent.core.shim import ShimStatus
@@ -21,31 +22,26 @@ NO_FABRIC: Final = NodeFabric()
 """Of a node without RDMA devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkUp:
+class LinkUp(msgspec.Struct, frozen=True):
     """A connection to the coordinator is open; nothing has been said on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkDown:
+class LinkDown(msgspec.Struct, frozen=True):
     """The connection is gone, or its peer has said something that cannot be understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandReceived:
+class CommandReceived(msgspec.Struct, frozen=True):
     command: Command
 
 
-@dataclass(frozen=True, slots=True)
-class ShimReported:
+class ShimReported(msgspec.Struct, frozen=True):
     """The status of a task's shim; of a shim that has gone, its exit record."""
 
     task: TaskId
     status: ShimStatus
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPaths:
+class TaskPaths(msgspec.Struct, frozen=True):
     """Absolute paths of a task's folders on this node, made before its shim starts.
 
     `workdir` is where the program runs. `hosts` is the hosts file that the job alone sees, in the
@@ -61,8 +57,7 @@ class TaskPaths:
     nccl: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFound:
+class TaskFound(msgspec.Struct, frozen=True):
     """At the agent's start: an earlier life left this task, and this is its shim's status or
     record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
 
@@ -74,8 +69,7 @@ class TaskFound:
     gpus: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShimFailed:
+class ShimFailed(msgspec.Struct, frozen=True):
     """No shim could be made for the task; `text` says why, in a class of NODE_FAULTS."""
 
     task: TaskId
@@ -83,8 +77,7 @@ class ShimFailed:
     code: str = "spawn_failed"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlaced:
+class TaskPlaced(msgspec.Struct, frozen=True):
     """The folders of the task exist, and these ports were free.
 
     `interfaces` are the node's as they are now; None where they were not looked at. `fabric` is
@@ -98,39 +91,34 @@ class TaskPlaced:
     fabric: NodeFabric | None = NO_FABRIC
 
 
-@dataclass(frozen=True, slots=True)
-class FabricSeen:
+class FabricSeen(msgspec.Struct, frozen=True):
     """The node's fabric has been probed for the task."""
 
     task: TaskId
     fabric: NodeFabric
 
 
-@dataclass(frozen=True, slots=True)
-class RdmaSeen:
+class RdmaSeen(msgspec.Struct, frozen=True):
     """What the node has for RDMA, whoever asked; None where it is not known."""
 
     rdma: NodeRdma | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficSeen:
+class TrafficSeen(msgspec.Struct, frozen=True):
     """What is known of the task's traffic; it has changed enough to be told."""
 
     task: TaskId
     report: FabricReport
 
 
-@dataclass(frozen=True, slots=True)
-class PeersSeen:
+class PeersSeen(msgspec.Struct, frozen=True):
     """The addresses of the gang's neighbours that answered once, and do not any more."""
 
     task: TaskId
     silent: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSeen:
+class CheckpointSeen(msgspec.Struct, frozen=True):
     """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
     newest file there."""
 
@@ -138,8 +126,7 @@ class CheckpointSeen:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActivitySeen:
+class ActivitySeen(msgspec.Struct, frozen=True):
     """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
 
     task: TaskId
@@ -147,43 +134,45 @@ class ActivitySeen:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class StacksSeen:
+class IdleSeen(msgspec.Struct, frozen=True):
+    """Since when the task's GPUs have been idle, for long enough to be told, in monotonic seconds;
+    None: they are not, or nobody knows."""
+
+    task: TaskId
+    since: float | None
+
+
+class StacksSeen(msgspec.Struct, frozen=True):
     """The answer to TakeStacks."""
 
     report: StacksReport
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkSeen:
+class NetworkSeen(msgspec.Struct, frozen=True):
     """The node's interfaces, read again because something of them has changed."""
 
     interfaces: tuple[Interface, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PortsSeen:
+class PortsSeen(msgspec.Struct, frozen=True):
     """The RDMA ports that are not as they should be."""
 
     ports: tuple[PortHealth, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpusSeen:
+class GpusSeen(msgspec.Struct, frozen=True):
     """The node's GPUs, looked at again."""
 
     devices: tuple[GpuDevice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DisksSeen:
+class DisksSeen(msgspec.Struct, frozen=True):
     """The disks that are full, or nearly so, or hang."""
 
     disks: tuple[DiskHealth, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareSeen:
+class HardwareSeen(msgspec.Struct, frozen=True):
     """Something has happened to the node's hardware; where that is no `news`, an earlier life of
     the agent has seen it."""
 
@@ -191,24 +180,21 @@ class HardwareSeen:
     news: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkArranged:
+class NetworkArranged(msgspec.Struct, frozen=True):
     """The task's peers can be reached by name; `warnings` are sentences for a person."""
 
     task: TaskId
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkRefused:
+class NetworkRefused(msgspec.Struct, frozen=True):
     """They cannot."""
 
     task: TaskId
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRefused:
+class PlanRefused(msgspec.Struct, frozen=True):
     """What the plan wants of this node, beside its network, cannot be had: its host file cannot be
     written. The task's shim is told to end."""
 
@@ -216,29 +202,25 @@ class PlanRefused:
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkRestored:
+class NetworkRestored(msgspec.Struct, frozen=True):
     """Nothing of the task is left in this node's network."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class LogsStored:
+class LogsStored(msgspec.Struct, frozen=True):
     """The coordinator has every log byte of the task on disk."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRemoved:
+class TaskRemoved(msgspec.Struct, frozen=True):
     """The task's folder is gone."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(msgspec.Struct, frozen=True):
     timer: Timer
 
 
@@ -255,6 +237,7 @@ Stimulus = (
     | PeersSeen
     | CheckpointSeen
     | ActivitySeen
+    | IdleSeen
     | StacksSeen
     | NetworkSeen
     | PortsSeen

@@ -146,6 +146,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         checkpoint=_checkpoint(held, now),
+        idle_s=_idle_s(held, now),
     )
 
 
@@ -170,6 +171,12 @@ def _checkpoint(held: HeldTask, now: Instant) -> Checkpoint | None:
         return None
     fresh, name, at = held.checkpoint
     return Checkpoint(fresh, name, max(0.0, now.mono - at))
+
+
+def _idle_s(held: HeldTask, now: Instant) -> float | None:
+    if held.idle_since is None or task_state(held) is not TaskState.STARTED:
+        return None
+    return max(0.0, now.mono - held.idle_since)
 
 
 def _activity(held: HeldTask, now: Instant) -> tuple[RankActivity, ...]:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from muster.cli.text import safe
-from muster.protocol.outcome import EXIT_CLIENT, EXIT_DETACHED
+from muster.protocol.outcome import EXIT_CLIENT, EXIT_DETACHED, EXIT_NEVER_STARTED
 
 if TYPE_CHECKING:
     from muster.client.errors import ApiError
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_WARNED = 1
 """Of a benchmark or a check that ran and found something; faults that it finds are 2, as usage."""
+_UNSATISFIABLE = "unsatisfiable"
+"""The code of a problem: a job that the nodes that are known can never run."""
 # The coordinator hints at a command and, for other clients, at its request.
 _OF_THE_API = re.compile(r" \((?:GET|POST|PATCH|PUT|DELETE) /[^)]*\)")
 
@@ -63,6 +65,8 @@ def _refused_by_server(error: ApiError) -> Complaint:
         text += "\n  " + _with_hint(said, field.hint, indent="      ")
     if problem.status >= 500 and problem.request_id:
         text += f"\n  request {safe(problem.request_id)} in the coordinator's log"
+    if problem.code == _UNSATISFIABLE:
+        return Complaint(text, EXIT_NEVER_STARTED)
     return Complaint(text, EXIT_USAGE if problem.status == 422 else EXIT_CLIENT)
 
 

@@ -17,7 +17,7 @@ EXIT_CODES: Final = (
     ("2", "usage, or a job that was refused; check and doctor: faults"),
     ("121", "the job was cancelled"),
     ("122", "infrastructure: a node was lost, a check failed"),
-    ("123", "the job never started"),
+    ("123", "the job never started: no nodes could run it, or none was made ready for it"),
     ("124", "the job's time limit"),
     ("125", "client or coordinator error; the time of wait --timeout has passed"),
     ("130", "detached by Ctrl-C"),

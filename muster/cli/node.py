@@ -83,6 +83,9 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
     facts = [("link", _link(view)), ("agent", view.version)]
     if view.drain is not None:
         facts.append(("drain", _drain(view.drain)))
+    if view.faults_before:
+        jobs = "1 job" if view.faults_before == 1 else f"{view.faults_before} jobs"
+        facts.append(("fault", f"in {jobs} before these"))
     facts += [("fault", _fault(fault)) for fault in view.faults]
     facts += [("hardware", f"{moment(it.at)}: {it.text}") for it in view.hardware]
     if view.hostname and view.hostname != view.name:

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from muster.cli.arguments import IDEMPOTENCY_KEY
-from muster.cli.complaints import EXIT_USAGE, DetachedError
+from muster.cli.complaints import DetachedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
 from muster.cli.json_output import print_json
@@ -18,7 +18,7 @@ from muster.cli.text import note, safe
 from muster.cli.wait import wait_for_all
 from muster.client import ApiError, Client, ClientError, LogQuery
 from muster.protocol.http import JobSummary
-from muster.protocol.outcome import EXIT_CLIENT
+from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.render import to_mapping
 
 # Answers that are about the job, and not about the coordinator or the way to it.
@@ -179,7 +179,7 @@ def _check_only(job: Job, *, as_json: bool) -> int:
         note(safe(warning))
     if not found.fits:
         note(f"it does not fit the nodes that are known: {safe(found.unfit or 'no word why')}")
-        return EXIT_USAGE
+        return EXIT_NEVER_STARTED
     note("it fits the nodes that are known")
     return 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from muster.fabric.affinity import NEAR, card_of, rank
@@ -37,8 +38,7 @@ from muster.fabric.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The ports with what was decided of each, in the order given.
 
     `family` is that of the addresses of RoCE, `within` the network in which they are to be.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from muster.fabric.choice import Choice
 from muster.fabric.gids import Family, fit_index, fit_indexes, is_sparse
@@ -22,8 +23,7 @@ _UCX_AUTO: Final = (1, 5)
 _UCX_SIXTH: Final = (1, 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(msgspec.Struct, frozen=True):
     """A port that jobs use, as far as the environment depends on it.
 
     Of a RoCE port: `index` is the GID that NCCL is to use, None where it is unknown; `fit` are all
@@ -45,8 +45,7 @@ class Port:
         return f"{self.name}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """`values` for the jobs. `index` is the one forced on all HCAs, if one is. `apart`: this NCCL
     needs one index for all HCAs, and none is known that fits; a sentence that says so."""
 

@@ -158,8 +158,7 @@ class Comms:
         comm.word, comm.at = network, self._words
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
+class Between(msgspec.Struct, frozen=True):
     """What one process has between hosts: channels, the last word of a network, whether it is on
     sockets. `local`: it speaks of communicators, and all of them are on this host."""
 

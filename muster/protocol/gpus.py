@@ -33,6 +33,14 @@ class GpuDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     busy: str = ""
 
 
+class IdleGpus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node is to tell of a task's GPUs: that all of them have been used less than
+    `util_below` percent of the time, once that has been so for `after_s`."""
+
+    util_below: int
+    after_s: float
+
+
 def usable(devices: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
     """Those that jobs are given."""
     return tuple(device for device in devices if not device.fault)

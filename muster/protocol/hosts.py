@@ -11,8 +11,9 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 Table = Sequence[tuple[str, str]]
 """Pairs of a name and an IP address, in node-rank order. An address may have several names."""
@@ -110,8 +111,7 @@ def table_problems(table: Table) -> list[str]:
     return problems
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True):
     """A hosts file taken apart: `foreign` is all that is not ours, `entries` what each lease has,
     in the order of the file."""
 
@@ -177,8 +177,7 @@ def merge(base: bytes, theirs: bytes, mine: bytes) -> bytes:
     return _render(Parts(b"".join([*kept, *fresh]), parts.entries))
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(msgspec.Struct, frozen=True):
     """A name of a table that leads elsewhere: in line `line` (from 1) of the file, or, where
     `lease` is set, in the block of another attempt."""
 

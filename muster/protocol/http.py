@@ -265,9 +265,9 @@ class NodeView(msgspec.Struct, frozen=True):
     that have the node or a part of it, `job` and `attempt` the first of them. `gpus` is how many
     jobs may have, `gpus_used` how many they do; `devices` are all, where the agent can tell them.
     `admin`: active, draining (jobs are still there) or drained. `faults`: jobs that failed by its
-    fault since it was last resumed, and were not made up for. `hardware`: what that has reported
-    since then, the last of it. `rdma`: what it has for RDMA as its agent saw it last, None where
-    that is unknown.
+    fault since it was last resumed, and were not made up for; the last of them, after
+    `faults_before` others. `hardware`: what that has reported since then, the last of it. `rdma`:
+    what it has for RDMA as its agent saw it last, None where that is unknown.
     """
 
     name: str
@@ -298,6 +298,7 @@ class NodeView(msgspec.Struct, frozen=True):
     faults: tuple[FaultView, ...] = ()
     hardware: tuple[HardwareView, ...] = ()
     rdma: RdmaView | None = None
+    faults_before: int = 0
 
 
 class NodeList(msgspec.Struct, frozen=True):

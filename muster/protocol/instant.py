@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(msgspec.Struct, frozen=True):
     """One reading of both clocks.
 
     `mono` (seconds, of this process's life) decides; `wall` (seconds since 1970, UTC) is only

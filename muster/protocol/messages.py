@@ -18,7 +18,7 @@ import msgspec
 
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma, TaskFabric
-from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
@@ -181,6 +181,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
     go of them.
     `activity` says of each rank whether it moves, as of this report; () where that is not watched.
+    `idle_s`: for so long its GPUs have been idle, as PrepareTask has it; None where they have not,
+    or not that long, or cannot be read.
     """
 
     task: TaskId
@@ -200,6 +202,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     survivors: tuple[int, ...] = ()
     checkpoint: Checkpoint | None = None
     activity: tuple[RankActivity, ...] = ()
+    idle_s: float | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):
@@ -303,7 +306,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     has, all of them there and nobody else's; empty: all of the node, whatever it has. `lease_s` is
     the task's own lease, None where it is that of the welcome. Changes of files in
     `checkpoint_dir` are to be reported. `preflight`: look at disks and mounts, too, and refuse
-    where one is nearly full or does not answer.
+    where one is nearly full or does not answer. `idle`: when its GPUs are to be called idle.
     """
 
     task: TaskId
@@ -318,6 +321,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     lease_s: float | None = None
     checkpoint_dir: str | None = None
     preflight: bool = False
+    idle: IdleGpus | None = None
 
 
 class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -67,6 +67,7 @@ class CauseCode(enum.Enum):
     DRAINED = "drained"
     HARDWARE = "hardware_failed"
     HUNG = "hung"
+    IDLE = "idle"
 
 
 class Cause(msgspec.Struct, frozen=True, omit_defaults=True):

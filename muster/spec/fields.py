@@ -19,6 +19,7 @@ from muster.spec.section import seconds, whole_number
 from muster.spec.types import (
     SAME,
     SCHEMA_VERSION,
+    IdleAction,
     Launcher,
     NumaBinding,
     Preflight,
@@ -223,6 +224,20 @@ def hang(text: str) -> Hang:
         hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
         raise RefusedError("is neither notify, dump nor restart", hint)
     return Hang(name)
+
+
+LEAST_IDLE_S: Final = 60.0
+
+
+def idle_action(text: str) -> IdleAction:
+    """What is done when the job's GPUs are idle."""
+    name = text.strip()
+    known = [known.value for known in IdleAction]
+    if name not in known:
+        meant = nearest(name.lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither notify nor stop", hint)
+    return IdleAction(name)
 
 
 def time_limit(text: str) -> float | None:

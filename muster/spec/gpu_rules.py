@@ -25,6 +25,9 @@ def check_gpus(spec: JobSpec, problems: Problems) -> None:
                     "is set by Muster where `resources.gpu` is given: the job's GPUs, by UUID",
                     "leave it out; without `resources.gpu` the job has whole nodes and may set it",
                 )
+    if spec.idle is not None and spec.resources.gpu == 0:
+        hint = "leave it out, or ask for GPUs"
+        problems.add("idle", None, "is about the job's GPUs, and `gpu` is 0", hint)
     if spec.resources.numa_binding is None:
         return
     where, shown = "resources.numa_binding", spec.resources.numa_binding.value

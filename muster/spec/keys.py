@@ -211,6 +211,19 @@ KEYS: Final[dict[str, About]] = {
         "ends, to be tried again on the `infra` budget.",
         "hang: restart",
     ),
+    "idle.gpu_util_below": About(
+        "Percent of the time in which a GPU computes. All GPUs of the job below it, all through "
+        "`idle.for`: the job is idle. Without `idle` nobody looks.",
+        "idle: {gpu_util_below: 10}",
+    ),
+    "idle.for": About(
+        "For how long, without a break.", "idle: {for: 30m}", "a duration from 1m to 30 days"
+    ),
+    "idle.action": About(
+        "`notify`: it is told; `stop`: it is told after half of that time, and the job cancelled "
+        "after the other half.",
+        "idle: {for: 2h, action: stop}",
+    ),
     "nccl_debug": About(
         "NCCL says what it chooses and why (`NCCL_DEBUG=INFO`), as with `muster submit "
         "--nccl-debug`.",

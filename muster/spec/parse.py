@@ -27,6 +27,7 @@ from muster.spec.types import (
     SCHEMA_VERSION,
     Argv,
     Command,
+    Idle,
     JobSpec,
     Launcher,
     Placement,
@@ -123,6 +124,7 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         preflight=job.read("preflight", fields.preflight, None),
         nccl_debug=job.read("nccl_debug", fields.boolean, False),
         hang=job.read("hang", fields.hang, Hang.NOTIFY),
+        idle=_idle(job),
     )
     job.finish()
     check_gpus(spec, problems)
@@ -330,6 +332,20 @@ def _stop(job: Section, time_limit_s: float | None) -> Stop:
         return stop
     job.problems.add(f"{part.path}.warn", shown(part.raw["warn"]), said, hint)
     return stop
+
+
+def _idle(job: Section) -> Idle | None:
+    part = _part(job, "idle", "`idle: {gpu_util_below: 5, for: 1h, action: notify}`")
+    if part is None:
+        return None
+    default = Idle()
+    found = Idle(
+        gpu_util_below=part.read("gpu_util_below", whole_number(1, 100), default.gpu_util_below),
+        for_s=part.read("for", seconds(fields.LEAST_IDLE_S, 30 * fields.DAY), default.for_s),
+        action=part.read("action", fields.idle_action, default.action),
+    )
+    part.finish()
+    return found
 
 
 def _has_time_limit(job: Section) -> bool:

@@ -91,6 +91,12 @@ def _endurance(spec: JobSpec) -> dict[str, object]:
         made["lease"] = duration_text(spec.lease_s)
     if spec.checkpoint_dir is not None:
         made["checkpoint_dir"] = spec.checkpoint_dir
+    if spec.idle is not None:
+        made["idle"] = {
+            "gpu_util_below": spec.idle.gpu_util_below,
+            "for": duration_text(spec.idle.for_s),
+            "action": spec.idle.action.value,
+        }
     if spec.hang is not Hang.NOTIFY:
         made["hang"] = spec.hang.value
     return made

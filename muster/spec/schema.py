@@ -21,6 +21,7 @@ from muster.spec.types import (
     DEFAULT_PRIORITY,
     MAX_PRIORITY,
     SCHEMA_VERSION,
+    IdleAction,
     Launcher,
     NumaBinding,
     Preflight,
@@ -161,6 +162,16 @@ def _properties() -> dict[str, Schema]:
             "default": Rdma.PREFERRED.value,
         },
         "hang": {"enum": [hang.value for hang in Hang], "default": Hang.NOTIFY.value},
+        "idle": _map(
+            {
+                "gpu_util_below": _number(1, 100, default=5),
+                "for": _duration(default="1h"),
+                "action": {
+                    "enum": [action.value for action in IdleAction],
+                    "default": IdleAction.NOTIFY.value,
+                },
+            }
+        ),
         "nccl_debug": {
             "enum": [True, False, "true", "false"],
             "default": False,

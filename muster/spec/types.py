@@ -138,6 +138,22 @@ class Retry(msgspec.Struct, frozen=True):
     backoff_s: float = 30.0
 
 
+class IdleAction(Enum):
+    """What is done about a job whose GPUs are idle. `STOP`: it is told of first, then cancelled."""
+
+    NOTIFY = "notify"
+    STOP = "stop"
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """When a job is idle: all its GPUs are used less than `gpu_util_below` percent of the time, for
+    `for_s` without a break."""
+
+    gpu_util_below: int = 5
+    for_s: float = 3600.0
+    action: IdleAction = IdleAction.NOTIFY
+
+
 class Placement(msgspec.Struct, frozen=True):
     """Node names a job may run on (empty: any) and must not run on, and labels that nodes have.
     `spread`: how near to each other the nodes of a gang are, `same-` and the name of a label; None:
@@ -188,7 +204,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nodes on which it finds something are refused before the start. `lease_s` is how long a node
     that is cut off from the coordinator may go on with the job; None leaves it to the cluster.
     `checkpoint_dir` is an absolute path of a folder on the nodes: files that change there are the
-    job's progress. Times are seconds.
+    job's progress. `idle`: None where nobody minds whether its GPUs are used. Times are seconds.
     """
 
     name: str
@@ -218,6 +234,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     hang: Hang = Hang.NOTIFY
     notify: tuple[str, ...] = ()
     preflight: Preflight | None = None
+    idle: Idle | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

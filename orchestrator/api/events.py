@@ -14,6 +14,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.display import host_port
+from orchestrator.core.idle import OVER_TEXT
 from orchestrator.core.notices import host_of
 from orchestrator.core.service import service_event
 from orchestrator.core.state import Job
@@ -92,6 +93,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TrafficJudged()
             | f.HangJudged()
             | f.HangOver()
+            | f.IdleJudged()
+            | f.IdleOver()
             | f.AttemptClosed()
         ):
             return f"attempt {fact.attempt}: {_attempt_text(fact)}"
@@ -130,6 +133,8 @@ def _attempt_text(
     | f.TrafficJudged
     | f.HangJudged
     | f.HangOver
+    | f.IdleJudged
+    | f.IdleOver
     | f.AttemptClosed,
 ) -> str:
     match fact:
@@ -154,6 +159,10 @@ def _attempt_text(
             return verdict.text
         case f.HangOver():
             return "it moves again"
+        case f.IdleJudged(_, _, text):
+            return text
+        case f.IdleOver():
+            return OVER_TEXT
         case f.StopForced():
             return "grace is over, killing"
         case f.AttemptClosed():

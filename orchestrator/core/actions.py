@@ -4,8 +4,9 @@ disk."""
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final, NewType
+
+import msgspec
 
 from muster.protocol.hangs import StacksView
 from muster.protocol.ids import JobId, NodeName, SessionId
@@ -28,10 +29,10 @@ class TimerKind(enum.Enum):
     DRAIN = "drain"
     HANG = "hang"
     LOOK = "look"
+    IDLE = "idle"
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
+class Timer(msgspec.Struct, frozen=True):
     """A name for a moment. Firing is a stimulus; a stale one is recognised, never cancelled."""
 
     kind: TimerKind
@@ -40,8 +41,7 @@ class Timer:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """To the node's current connection, if it has one."""
 
     node: NodeName
@@ -49,38 +49,33 @@ class Send:
     command: Command
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseSession:
+class RefuseSession(msgspec.Struct, frozen=True):
     """Say why, then close."""
 
     session: SessionId
     refused: Refused
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSession:
+class CloseSession(msgspec.Struct, frozen=True):
     session: SessionId
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(msgspec.Struct, frozen=True):
     """Fire once at `at` (monotonic seconds); setting it again moves it."""
 
     timer: Timer
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """`created` is false where the idempotency key had made this job before."""
 
     job: JobId
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """`note`: what became of the grace asked for, where the job was being stopped already."""
 
     job: JobId
@@ -102,16 +97,14 @@ UNKNOWN_JOB: Final = "unknown_job"
 """Code of a Declined: it is not among the jobs of the state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """`anything` is false where all was so already."""
 
     job: JobId
     anything: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(msgspec.Struct, frozen=True):
     """`away` are nodes that get it when they are back."""
 
     job: JobId
@@ -119,16 +112,14 @@ class Signalled:
     away: tuple[NodeName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Serviced:
+class Serviced(msgspec.Struct, frozen=True):
     """A node is out of service, or in it again; `anything` is false where all was so already."""
 
     node: NodeName
     anything: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Declined:
+class Declined(msgspec.Struct, frozen=True):
     """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
 
     code: str
@@ -136,8 +127,7 @@ class Declined:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
+class Stacks(msgspec.Struct, frozen=True):
     """Where the ranks of a job stand."""
 
     view: StacksView
@@ -146,8 +136,7 @@ class Stacks:
 Result = Submitted | Cancelled | Changed | Signalled | Serviced | Stacks | Declined
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Resolve a request; what it promises is on disk."""
 
     request: RequestId

@@ -44,6 +44,7 @@ from orchestrator.core.drains import drain, remove, resume
 from orchestrator.core.elastic import goes_on_without, is_news, was_killed
 from orchestrator.core.faults import ended_before_s, from_report, is_consequence
 from orchestrator.core.hardware import hardware_seen, may_be_hardware
+from orchestrator.core.idle import idle_news
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
@@ -201,8 +202,9 @@ def _hello(
     decision.facts += hardware_seen(state, hello.node, hello.hardware)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
+    drained: list[f.Fact] = []
     for report in hello.tasks:
-        decision.facts += unclean(node, hello.node, report)
+        drained += unclean(node, hello.node, report)
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -218,6 +220,8 @@ def _hello(
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
+    # After the tasks: what ended them is the cause of that, and the drain of the others.
+    decision.facts += drained
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
         epoch=state.epoch,
@@ -280,7 +284,7 @@ def _report(
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision(drained, [a.Send(name, session, command) for command in commands])
-            return Decision([*drained, *_take_report(state, task, report, now)])
+            return Decision([*_take_report(state, task, report, now), *drained])
         case _:
             assert_never(report)
 
@@ -328,7 +332,8 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     measured, by_tcp = proof.news(job, attempt, task, report.traffic)
     seen = checkpoint_news(attempt, task, report.checkpoint)
     looked = looks.activity_news(report, now)
-    found = [*measured, *news(task, report), *seen, *looked]
+    idle = idle_news(job, attempt, task, report, now)
+    found = [*measured, *news(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port

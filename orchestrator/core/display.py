@@ -143,6 +143,7 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
         admin=node.admin.value,
         drain=None if node.drain is None else _drain_view(node.drain),
         faults=tuple(h.FaultView(it.job, it.attempt, it.text, it.since) for it in node.faults),
+        faults_before=node.faults_gone,
         hardware=tuple(
             h.HardwareView(timestamp(at), event.grade.value, event.text)
             for at, event in node.hardware
@@ -282,6 +283,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
             progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            progress += _and(attempt.idle)
             return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"

@@ -7,6 +7,7 @@ from typing import Final, get_args
 
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import idle_facts as idf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 
@@ -36,6 +37,7 @@ _LAZY: Final = (
     f.TrafficJudged,
     f.TaskCheckpointed,
     hf.HangOver,
+    idf.IdleOver,
     f.JobRequeued,
     nf.NoticeSettled,
     sf.DrainTimed,
@@ -60,6 +62,7 @@ _EPHEMERAL: Final = (
     f.SpaceChanged,
     f.TrafficMeasured,
     *get_args(hf.Looking),
+    *get_args(idf.IdleWatching),
     nf.NoticeFailed,
     f.JobForgotten,
 )

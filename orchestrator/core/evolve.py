@@ -7,11 +7,12 @@ from typing import Final, assert_never, get_args
 
 from msgspec import UNSET, structs
 
-from muster.protocol.ids import NodeName, task_id
+from muster.protocol.ids import JobId, NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import idle_facts as idf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
@@ -19,6 +20,7 @@ from orchestrator.core.checkpoints import apply_checkpoint
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.hang_course import apply_hang
+from orchestrator.core.idle import apply_idle
 from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
@@ -40,7 +42,13 @@ SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 
-_OF_NO_REVISION: Final = (f.RunTimed, f.JobForgotten, nf.NoticeFailed, *get_args(hf.Looking))
+_OF_NO_REVISION: Final = (
+    f.RunTimed,
+    f.JobForgotten,
+    nf.NoticeFailed,
+    idf.IdleTimed,
+    *get_args(hf.Looking),
+)
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
@@ -77,7 +85,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
                     # In a replay it may be of a job that the archive has.
                     attempt = state.attempt(job_id, number)
                     if attempt is not None:
-                        attempt.changes.append((at, f"{fact.node}: {fact.event.text}"))
+                        attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
         case sf.NodeRemoved(node):
             del state.nodes[node]
         case (
@@ -95,11 +103,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
             apply_judgement(state, fact)
         case f.JobForgotten(number):
-            gone = state.jobs.pop(number)
-            state.telling.discard(number)
-            if gone.key:
-                del state.keys[gone.user, gone.key]
-            state.forgotten += 1
+            _forget(state, number)
         case f.RunTimed(job, number, since):
             attempt = state.jobs[job].attempts[number - 1]
             if attempt.phase is AttemptPhase.RUNNING:
@@ -133,6 +137,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | hf.HangOver()
         ):
             apply_hang(state, fact, at)
+        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            apply_idle(state, fact, at)
         case (
             f.TaskPrepared()
             | f.TaskRefused()
@@ -152,6 +158,14 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
     name = getattr(fact, "job", None)
     if name is not None and not isinstance(fact, _OF_NO_REVISION):
         state.jobs[name].revision += 1
+
+
+def _forget(state: State, number: JobId) -> None:
+    gone = state.jobs.pop(number)
+    state.telling.discard(number)
+    if gone.key:
+        del state.keys[gone.user, gone.key]
+    state.forgotten += 1
 
 
 def _apply_job(
@@ -201,13 +215,13 @@ def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, 
             _job_to(job, JobPhase.HELD)
             state.held.add(job.id)
             job.hold = Hold(user, reason, at)
-            job.notes.append((at, f"held by {user}" + (f": {reason}" if reason else "")))
+            job.notes.add(at, f"held by {user}" + (f": {reason}" if reason else ""))
         case f.JobReleased(_, user):
             _leave_line(state, job)
             _job_to(job, JobPhase.QUEUED)
             _enqueue(state, job)
             job.released = True
-            job.notes.append((at, f"released by {user}"))
+            job.notes.add(at, f"released by {user}")
         case f.JobChanged(_, user, priority, time_limit_s, name):
             waits = job.phase is JobPhase.QUEUED
             if waits:
@@ -219,7 +233,7 @@ def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, 
             job.spec = structs.replace(job.spec, **told)
             if waits:
                 _enqueue(state, job)
-            job.notes.append((at, f"changed by {user}: {fact.text}"))
+            job.notes.add(at, f"changed by {user}: {fact.text}")
         case _:
             assert_never(fact)
 
@@ -264,12 +278,13 @@ def _apply_attempt(
             task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
             task.joined, task.endpoint, task.gpus = True, endpoint, gpus
             attempt.tasks.append(task)
-            attempt.changes.append((at, f"{node} joins"))
+            attempt.changes.add(at, f"{node} joins")
             _take(state, job, task)
         case f.StopRequested(_, _, cause):
             _attempt_to(attempt, AttemptPhase.STOPPING)
             state.elastic.discard(job.id)
             state.running.pop(job.id, None)
+            state.idle_told.pop(job.id, None)
             attempt.cause, attempt.stopping_at = cause, at
             asked = job.cancel[2] if job.cancel is not None else None
             attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
@@ -280,7 +295,7 @@ def _apply_attempt(
             attempt.forced = True
         case f.GraceShortened(_, _, user, grace_s):
             attempt.shortened = at, grace_s
-            job.notes.append((at, f"grace cut to {duration_text(grace_s)} by {user}"))
+            job.notes.add(at, f"grace cut to {duration_text(grace_s)} by {user}")
         case f.AttemptClosed():
             _attempt_to(attempt, AttemptPhase.CLOSED)
             attempt.closed_at = at
@@ -344,7 +359,7 @@ def _apply_task(
             task.left, task.left_force = reason, force
             here = len(attempt.present)
             nodes = "1 node goes" if here == 1 else f"{here} nodes go"
-            attempt.changes.append((at, f"{reason}; {nodes} on"))
+            attempt.changes.add(at, f"{reason}; {nodes} on")
         case _:
             assert_never(fact)
     del attempt.cuts[:-CUTS_KEPT]
@@ -364,7 +379,7 @@ def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: 
         case f.TrafficJudged(job, number, proof):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.proof = proof
-            attempt.changes.append((at, proof.text))
+            attempt.changes.add(at, proof.text)
         case _:
             assert_never(fact)
 
@@ -380,7 +395,7 @@ def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: f
                 _signal(attempt, warn.signal, late=True)
         case f.SignalRequested():
             _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)
-            job.notes.append((at, f"{fact.text} by {fact.user}"))
+            job.notes.add(at, f"{fact.text} by {fact.user}")
         case _:
             assert_never(fact)
 

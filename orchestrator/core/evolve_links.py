@@ -21,6 +21,7 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
             state.sessions.clear()
             state.suspects.clear()
             state.running.clear()
+            state.idle_told.clear()
             state.looks.clear()
             state.watches.clear()
             state.look_number = 0

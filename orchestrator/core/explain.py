@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, assert_never
 
-from msgspec import structs
+import msgspec
 
 from muster.protocol import http as h
 from muster.protocol.instant import Instant
@@ -39,8 +39,7 @@ AHEAD_MAX: Final = 20
 """So many of those before a job are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chance:
+class Chance(msgspec.Struct, frozen=True):
     """Of a job that waits: who is before it, and what the scheduler says of each node."""
 
     line: list[Job]
@@ -238,7 +237,7 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     together = max(gangs, key=len, default=()) if most else ()
     # Fewer are wanted, so more may be left out for what they did to it before.
     for nodes in range(len(together), 0, -1)[:TRIES]:
-        smaller = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
+        smaller = replace(job, spec=msgspec.structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
             return nodes
     return 0

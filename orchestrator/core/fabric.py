@@ -7,12 +7,11 @@ nodes that differ.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from muster.fabric import environment as env
@@ -49,8 +48,7 @@ _NOTES_MAX: Final = 8
 _ALONE: Final = "one node: nothing goes between nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The gang does not get what it requires: for each node that is to blame what is wrong there,
     the first of them foremost."""
 
@@ -64,8 +62,7 @@ class Refused:
         return f"rdma: required, but {self.differences[0].text}{also}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
     whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
     of them, `sockets` the one that turns RDMA off on some, "" where there is none."""
@@ -126,7 +123,7 @@ def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
     made = _fitted(plan, member, wish)
     if isinstance(made, str) and len(member.ports) < len(member.fabric.ports):
         # A gang of parts of nodes may use all ports of these.
-        whole = _fitted(plan, dataclasses.replace(member, ports=member.fabric.ports), wish)
+        whole = _fitted(plan, replace(member, ports=member.fabric.ports), wish)
         return made if isinstance(whole, str) else whole
     return made
 

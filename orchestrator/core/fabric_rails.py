@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
-from msgspec import structs
+import msgspec
+from msgspec.structs import replace
 
 from muster.fabric.gids import Family
 from muster.fabric.nccl import Version
@@ -28,8 +29,7 @@ _VOWELS: Final = frozenset("AEFHILMNORSX8")
 _WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A node of a gang: its fresh probe, those of its ports that are for the job, how many GPUs the
     job has there, and the NCCL that it runs."""
 
@@ -40,8 +40,7 @@ class Member:
     nccl: Version | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True):
     """A sentence that names the node, the port where it is about one, and what differs."""
 
     node: str
@@ -70,8 +69,7 @@ class Rails:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where a node has a port for jobs: its slot (the PCI address, "" if unknown, and the port's
     number), the port where the job can use it, and what is wrong where nobody can."""
 
@@ -117,7 +115,7 @@ def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rai
 
 def _alone(member: Member) -> Member:
     """With the ports near its GPUs, as if there were no others."""
-    return replace(member, fabric=structs.replace(member.fabric, ports=member.ports, missing=()))
+    return replace(member, fabric=replace(member.fabric, ports=member.ports, missing=()))
 
 
 def _in_one_subnet(members: Sequence[Member]) -> bool:

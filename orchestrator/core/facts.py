@@ -21,6 +21,7 @@ from muster.protocol.proof import FabricReport
 from muster.spec.types import JobSpec
 from muster.spec.units import duration_text
 from orchestrator.core import hang_facts as of_hang
+from orchestrator.core import idle_facts as of_idle
 from orchestrator.core import link_facts as of_link
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
@@ -402,11 +403,14 @@ OfJudgement = of_link.OfJudgement
 HangJudged = of_hang.HangJudged
 HangOver = of_hang.HangOver
 Looking = of_hang.Looking
+IdleJudged = of_idle.IdleJudged
+IdleOver = of_idle.IdleOver
 
 Ephemeral = (
     OfLink
     | OfJudgement
     | Looking
+    | of_idle.IdleWatching
     | RunTimed
     | SpaceChanged
     | JobForgotten
@@ -449,6 +453,8 @@ Durable = (
     | TaskCheckpointed
     | HangJudged
     | HangOver
+    | IdleJudged
+    | IdleOver
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
 from muster.protocol.hosts import BadHost, check_address

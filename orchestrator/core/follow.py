@@ -17,6 +17,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import idle_facts as idf
 from orchestrator.core import looks
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
@@ -29,6 +30,7 @@ from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.fabric import Refused
 from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
 from orchestrator.core.hardware import follow_hardware
+from orchestrator.core.idle import follow_idle, look_soon
 from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
@@ -83,6 +85,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision(due(state.jobs[job_id], nf.Told.ENDED))
         case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
             return looks.follow_look(state, fact, now, limits)
+        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            return follow_idle(state, fact, now)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
@@ -106,9 +110,13 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return decision
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
-        case f.RunTimed() | f.JobChanged():
+        case f.JobChanged():
             # A limit that has moved takes its timers along.
             return Decision([], limit_timers(state, state.jobs[fact.job], now))
+        case f.RunTimed(job_id, number):
+            job = state.jobs[job_id]
+            soon = look_soon(job, job.attempts[number - 1], now)
+            return Decision([], [*limit_timers(state, job, now), *soon])
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):

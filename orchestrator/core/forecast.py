@@ -5,8 +5,10 @@ The scheduler's own placement, on a copy of the nodes from which jobs go as thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from muster.protocol.instant import Instant
 from orchestrator.core.attempt import AttemptPhase
@@ -20,8 +22,7 @@ VERDICTS_MAX: Final = 30_000
 less far."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(msgspec.Struct, frozen=True):
     """`in_s`: seconds from now, at the latest; None is unknown, of which `text` says why."""
 
     in_s: float | None

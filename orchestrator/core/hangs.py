@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, assert_never
+
+import msgspec
 
 from muster.protocol.hangs import (
     Doing,
@@ -38,8 +39,7 @@ _GROUPS_KEPT: Final = 8
 _THREADS_KEPT: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class HangLimits:
+class HangLimits(msgspec.Struct, frozen=True):
     """`quiet_s` at the least, and `gaps` times the longest gap, before anything is suspected;
     `slow_s` before a gang that computes, or waits for a disk, is told of. `again_s` is between two
     looks, `look_s` how long an answer is waited for."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _KILLED: Final = re.compile(
     r"(Memory cgroup out|Out) of memory: Killed process (\d+) \(([^)]*)\)(.*)"
@@ -17,7 +18,7 @@ _OFF_THE_BUS: Final = re.compile(
 _WORDS_CHARS_MAX: Final = 160
 
 # The numbers that a program can cause, or that need nothing done; the others are of the machine.
-_OF_THE_PROGRAM: Final = {
+OF_THE_PROGRAM: Final = {
     13: "a kernel of the program did what it may not (an index out of range, most often)",
     31: "the program used an address of the GPU's memory that is not its own",
     43: "the program's GPU channel was stopped after an error of the program",
@@ -38,8 +39,7 @@ _ADVICE_MACHINE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(msgspec.Struct, frozen=True):
     """A process was killed. `of_cgroup`: the limit of its cgroup was met, else the node's."""
 
     pid: int
@@ -58,8 +58,7 @@ class OutOfMemory:
         return f"the kernel killed process {self.pid} ({self.name}){had}, as {where}"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(msgspec.Struct, frozen=True):
     """An error that the NVIDIA driver wrote down; 0 for a GPU that is gone without a number."""
 
     number: int
@@ -68,7 +67,7 @@ class Xid:
 
     @property
     def infra(self) -> bool:
-        return self.number not in _OF_THE_PROGRAM
+        return self.number not in OF_THE_PROGRAM
 
     @property
     def text(self) -> str:
@@ -78,7 +77,7 @@ class Xid:
 
     @property
     def advice(self) -> str:
-        meaning = _OF_THE_PROGRAM.get(self.number)
+        meaning = OF_THE_PROGRAM.get(self.number)
         return _ADVICE_MACHINE if meaning is None else _ADVICE_PROGRAM.format(meaning)
 
 

@@ -6,8 +6,9 @@ import ipaddress
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
 
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.hosts import usable_address, usable_name
@@ -31,6 +32,7 @@ from muster.spec.types import (
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
+from orchestrator.core.idle import asked_of_nodes
 from orchestrator.core.leases import own_lease_s
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
@@ -72,11 +74,11 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         preflight=spec.preflight is not None,
         lease_s=None if spec.lease_s is None else own_lease_s(job, limits),
         checkpoint_dir=spec.checkpoint_dir,
+        idle=asked_of_nodes(spec),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
+class Gang(msgspec.Struct, frozen=True):
     """What all nodes of a gang are told alike. It grows with the gang, hence is made once and not
     for each node."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from orchestrator.core.hangs import HangLimits
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantine:
+class Quarantine(msgspec.Struct, frozen=True):
     """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
     never), none of which is forgotten. A fault is once `forgiven_after` attempts have ended well on
     the node. Never more than `pool_share` of the nodes of a pool are.
@@ -19,8 +18,7 @@ class Quarantine:
     pool_share: float = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a
     node lost:
     the time a shim takes to end its task when the lease is over, and what two clocks may drift
@@ -45,4 +43,4 @@ class Limits:
     arrange_timeout_s: float = 60.0
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
-    hangs: HangLimits = field(default_factory=HangLimits)
+    hangs: HangLimits = msgspec.field(default_factory=HangLimits)

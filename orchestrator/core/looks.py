@@ -94,7 +94,9 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Lim
     if suspected is None:
         facts: list[f.Fact] = [] if watch is None else [hf.HangDismissed(job.id, attempt.number)]
         due = due_in_s(ranks, limits.hangs)
-        return Decision(facts, [] if due is None else [_timer(job, attempt, now.mono + due)])
+        return Decision(
+            facts, [] if due is None else [_timer(job, attempt, now.mono + max(due, ROUNDING_S))]
+        )
     if watch is not None and now.mono < watch.again_at - ROUNDING_S:
         return Decision([], [_timer(job, attempt, watch.again_at)])
     return _begin(state, job, attempt, now, limits)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from muster.protocol.ids import NodeName
 from muster.protocol.interfaces import (
@@ -35,24 +36,21 @@ _NODES_TOLD: Final = 4
 _ADDRESSES_TOLD: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Common:
+class Common(msgspec.Struct, frozen=True):
     """The network of a gang: an endpoint a node, in node-rank order, and a line that says why."""
 
     endpoints: tuple[Endpoint, ...]
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Apart:
+class Apart(msgspec.Struct, frozen=True):
     """There is none. `odd` is the one node without which there were, if it is only one."""
 
     text: str
     odd: NodeName | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(msgspec.Struct, frozen=True):
     """One address of one node; the lower `rank`, the better the network. `order`: of several of one
     node the least is taken."""
 
@@ -137,8 +135,7 @@ def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tup
     return tuple(nodes[:good]) if good >= least else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(msgspec.Struct, frozen=True):
     """The network of a gang that runs, as who wants to join needs to know it."""
 
     entries: tuple[str | None, ...]  # of the operator's list; None where there is no list

@@ -4,8 +4,9 @@ operator or a quarantine has taken it out is true whether it is connected or not
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from muster.protocol.ids import JobId
 
@@ -36,8 +37,7 @@ class AdminState(enum.Enum):
     DRAINED = "drained"
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(msgspec.Struct, frozen=True):
     """Out of service, by `user`, since `at` (UTC seconds, only ever shown).
 
     Of a deadline `left_s` seconds were left when that was last written down, at `left_at`; None:
@@ -57,8 +57,7 @@ class Drain:
     after_checkpoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Brake:
+class Brake(msgspec.Struct, frozen=True):
     """Since `at` (monotonic) and for `lasts_s` nothing is called lost: of the agents that were
     there, `gone` of `of` fell silent at once."""
 
@@ -68,8 +67,7 @@ class Brake:
     of: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True):
     """A job of which an attempt failed by this node's fault. Since then `since` attempts ended well
     there."""
 

@@ -15,6 +15,7 @@ class Told(enum.Enum):
     STARTED = "started"
     RETRYING = "retrying"
     ENDED = "ended"
+    IDLE = "idle"
 
 
 class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):

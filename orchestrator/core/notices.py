@@ -15,6 +15,7 @@ _WORDS = {
     nf.Told.STARTED: "that attempt {} has started",
     nf.Told.RETRYING: "that attempt {} failed and another follows",
     nf.Told.ENDED: "of the end",
+    nf.Told.IDLE: "that attempt {} is idle",
 }
 
 
@@ -37,7 +38,7 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
             notice = job.notices.pop((number, hook), None)
             if notice is not None and problem:
                 told = f"webhook {host_of(job, hook)} was not told {words(notice)}: {problem}"
-                job.notes.append((at, told))
+                job.notes.add(at, told)
             if not job.notices:
                 state.telling.discard(job.id)
         case nf.NoticeFailed(_, number, hook, problem):

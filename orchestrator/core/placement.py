@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from muster.protocol.ids import NodeName
 from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
@@ -37,8 +38,7 @@ class Verdict(NamedTuple):
     lack: Lack | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """No gang of so many nodes now. `lacking` holds, for each node that could not be taken, the
     reason.
     """
@@ -64,8 +64,7 @@ class Waiting:
         return f"needs {wanted}, {self.free} free" + (f": {told}" if told else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Considered:
+class Considered(msgspec.Struct, frozen=True):
     """A verdict on every node that is known, and the gang that comes of them, in node-rank order;
     empty where there is none."""
 

@@ -58,13 +58,14 @@ def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
 def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
     """After a node was blamed: it is drained, where that is enough and its pool can bear it."""
     policy, jobs = limits.quarantine, tuple(fault.job for fault in node.faults)
-    if not node.in_service or not policy.jobs or len(jobs) < policy.jobs:
+    number = _number(node)
+    if not node.in_service or not policy.jobs or number < policy.jobs:
         return []
     pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
     out = sum(_is_out(n, limits) for n in pool if n is not node)
     named = ", ".join(str(job) for job in jobs[-_NAMED:])
     last = node.faults[-1]
-    why = f"at fault in {len(jobs)} jobs ({named}); the last: {last.text}"
+    why = f"at fault in {number} jobs ({named}); the last: {last.text}"
     if out + 1 > policy.pool_share * len(pool):
         reason = (
             f"{why}; it was not quarantined, as {out} of the {len(pool)} nodes of pool "
@@ -78,7 +79,12 @@ def _is_out(node: Node, limits: Limits) -> bool:
     """Quarantined, or about to be: of the nodes that one attempt blames, one after another is."""
     if node.drain is not None:
         return bool(node.drain.jobs)
-    return len(node.faults) >= limits.quarantine.jobs and not node.spared
+    return _number(node) >= limits.quarantine.jobs and not node.spared
+
+
+def _number(node: Node) -> int:
+    """In how many jobs it was at fault: of many only the last are kept one by one."""
+    return len(node.faults) + node.faults_gone
 
 
 def _proved(attempt: Attempt, cause: Cause) -> bool:

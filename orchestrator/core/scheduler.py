@@ -11,6 +11,7 @@ from typing import assert_never
 from muster.spec.types import JobSpec
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
+from orchestrator.core import idle_facts as idf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
@@ -68,6 +69,10 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | hf.HangDismissed()
             | hf.HangJudged()
             | hf.HangOver()
+            | idf.IdleSeen()
+            | idf.IdleTimed()
+            | idf.IdleJudged()
+            | idf.IdleOver()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.JudgementPut()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final, assert_never
+
+from msgspec.structs import replace
 
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
@@ -14,6 +15,7 @@ from orchestrator.core.state import Node
 ITSELF: Final = "muster"
 """Who drains a node that is quarantined, or has failed."""
 HARDWARE_KEPT: Final = 16
+FAULTS_KEPT: Final = 16
 
 
 def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
@@ -30,16 +32,20 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         case sf.NodeRemoved():
             pass  # whoever knows all nodes takes it out
         case sf.NodeResumed():
-            node.drain, node.faults, node.spared, node.hardware = None, (), "", ()
+            node.drain, node.spared, node.hardware = None, "", ()
+            node.faults, node.faults_gone = (), 0
         case sf.NodeBlamed(_, job, attempt, text):
-            node.faults += (Fault(job, attempt, text),)
+            faults = (*node.faults, Fault(job, attempt, text))
+            node.faults_gone += len(faults[:-FAULTS_KEPT])
+            node.faults = faults[-FAULTS_KEPT:]
             # Judged anew: until that is done, others count it as one that is about to be out.
             node.spared = ""
         case sf.NodeTrusted(_, forgets):
             kept = node.faults[forgets:]
             node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
             if forgets:
-                node.spared = ""
+                # Those that are not kept are older still.
+                node.spared, node.faults_gone = "", 0
         case sf.QuarantineSpared(_, reason):
             node.spared = reason
         case sf.HardwareReported(_, event):

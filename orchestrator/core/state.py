@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from muster.fabric.proof import Proof
 from muster.protocol.disks import DiskHealth
 from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
@@ -23,6 +25,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan
 from orchestrator.core.job import JobPhase
+from orchestrator.core.lines import Lines
 from orchestrator.core.node import AdminState, Brake, Drain, Fault, LinkState
 
 
@@ -48,7 +51,8 @@ class Node:
     holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
     drain: Drain | None = None  # while it is out of service
     drains: int = 0  # how many there have been
-    faults: tuple[Fault, ...] = ()  # one a job, the oldest first; until it is resumed
+    faults: tuple[Fault, ...] = ()  # one a job, the last of them; until it is resumed
+    faults_gone: int = 0  # how many there were before those, and are not forgiven
     spared: str = ""  # why it was not quarantined, when it was to be
     hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the last, until it is resumed
     hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the last of all
@@ -98,6 +102,7 @@ class Task:
     checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
+    idle_since: float | None = None  # volatile; its GPUs, monotonic
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     cut_at: float | None = None  # since when its node cannot be reached
@@ -110,8 +115,7 @@ class Task:
         return self.left is None
 
 
-@dataclass(frozen=True, slots=True)
-class LastCheckpoint:
+class LastCheckpoint(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown; `rank` is the node's."""
 
     at: float
@@ -120,16 +124,14 @@ class LastCheckpoint:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
     """A failure that may be the consequence of another one; `ended_at` in monotonic seconds."""
 
     cause: Cause
     ended_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True):
     """To the ranks on `node`, or on all nodes; to `rank` only where that is given.
 
     `late`: ranks that begin after it get it, too.
@@ -197,7 +199,7 @@ class Attempt:
     grace_s: float = 0.0  # of the stop that has begun
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
-    changes: list[tuple[float, str]] = field(default_factory=list)  # while it ran
+    changes: Lines = field(default_factory=Lines)  # while it ran
     cuts: list[Cut] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
@@ -205,6 +207,7 @@ class Attempt:
     checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
     hang: HangVerdict | None = None  # as long as it is so
     hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
+    idle: str = ""  # what was told of its GPUs, as long as it is so
 
     @property
     def present(self) -> list[Task]:
@@ -212,8 +215,7 @@ class Attempt:
         return [task for task in self.tasks if task.present]
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """`at` is UTC seconds, only ever shown."""
 
     user: str
@@ -251,7 +253,7 @@ class Job:
     released: bool = False  # it was held before
     asked: JobSpec | None = None  # as it was submitted, where that was changed
     rerun_of: JobId | None = None
-    notes: list[tuple[float, str]] = field(default_factory=list)  # what its users did to it
+    notes: Lines = field(default_factory=Lines)  # what its users did to it
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
     key: str = ""  # the idempotency key of its submit
@@ -293,6 +295,7 @@ class State:
     elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
+    idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
     looks: dict[tuple[JobId, int], Look] = field(default_factory=dict)  # volatile; by attempt
     watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from muster.protocol.ids import JobId, NodeName, SessionId
@@ -12,8 +11,7 @@ from muster.spec.types import JobSpec
 from orchestrator.core.actions import RequestId, Timer
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorStarted:
+class CoordinatorStarted(msgspec.Struct, frozen=True):
     """The journal has been replayed; this process is its `epoch`-th owner.
 
     `cluster` is the name it gives to a journal that has none yet, `networks` what its
@@ -26,8 +24,7 @@ class CoordinatorStarted:
     first_job: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitReceived:
+class SubmitReceived(msgspec.Struct, frozen=True):
     """A checked job. `digest` identifies the body that came with the idempotency key `key`.
 
     `searched`: the archive was searched for the key, when so many jobs had been forgotten.
@@ -42,8 +39,7 @@ class SubmitReceived:
     searched: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReceived:
+class CancelReceived(msgspec.Struct, frozen=True):
     request: RequestId
     job: JobId
     user: str
@@ -52,8 +48,7 @@ class CancelReceived:
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeReceived:
+class ChangeReceived(msgspec.Struct, frozen=True):
     """What is UNSET stays as it is. With `revisions`, only a job of one of them is changed."""
 
     request: RequestId
@@ -67,8 +62,7 @@ class ChangeReceived:
     revisions: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SignalReceived:
+class SignalReceived(msgspec.Struct, frozen=True):
     """`signal` is a canonical name; to one node only, or one rank, where that is given."""
 
     request: RequestId
@@ -79,16 +73,14 @@ class SignalReceived:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StacksReceived:
+class StacksReceived(msgspec.Struct, frozen=True):
     """Somebody wants to see where the ranks of a job stand."""
 
     request: RequestId
     job: JobId
 
 
-@dataclass(frozen=True, slots=True)
-class DrainReceived:
+class DrainReceived(msgspec.Struct, frozen=True):
     """`deadline_s` and `after_checkpoint` as in NodeDrained."""
 
     request: RequestId
@@ -99,8 +91,7 @@ class DrainReceived:
     after_checkpoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeReceived:
+class ResumeReceived(msgspec.Struct, frozen=True):
     """`check`: only if nothing is found that speaks against it."""
 
     request: RequestId
@@ -109,8 +100,7 @@ class ResumeReceived:
     check: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveReceived:
+class RemoveReceived(msgspec.Struct, frozen=True):
     """Forget a node that is gone."""
 
     request: RequestId
@@ -118,8 +108,7 @@ class RemoveReceived:
     user: str
 
 
-@dataclass(frozen=True, slots=True)
-class HelloReceived:
+class HelloReceived(msgspec.Struct, frozen=True):
     """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
 
     session: SessionId
@@ -127,33 +116,28 @@ class HelloReceived:
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReportReceived:
+class ReportReceived(msgspec.Struct, frozen=True):
     session: SessionId
     report: TaskReport | Heartbeat | StacksReport
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(msgspec.Struct, frozen=True):
     session: SessionId
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceSeen:
+class SpaceSeen(msgspec.Struct, frozen=True):
     """Somebody looked at the journal's disk: a sentence where it is full, "" where it is not."""
 
     problem: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobsArchived:
+class JobsArchived(msgspec.Struct, frozen=True):
     """Jobs that have ended are in the archive now, on disk."""
 
     jobs: tuple[JobId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeTried:
+class NoticeTried(msgspec.Struct, frozen=True):
     """A job's webhook was told, or could not be (`problem`); `over`: it will not be tried again."""
 
     job: JobId
@@ -163,8 +147,7 @@ class NoticeTried:
     over: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(msgspec.Struct, frozen=True):
     timer: Timer
 
 

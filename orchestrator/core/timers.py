@@ -10,7 +10,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
-from orchestrator.core import looks
+from orchestrator.core import idle, looks
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import drain_timer, drain_timer_fired
@@ -57,6 +57,11 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
         case a.TimerKind.HANG | a.TimerKind.LOOK:
             return looks.timer_fired(state, timer, now, limits)
+        case a.TimerKind.IDLE:
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None:
+                return Decision()
+            return idle.consider(state, state.jobs[timer.job], attempt, now)
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -203,6 +208,7 @@ def _overdue(
             | a.TimerKind.DRAIN
             | a.TimerKind.HANG
             | a.TimerKind.LOOK
+            | a.TimerKind.IDLE
         ):
             raise AssertionError(f"{kind} is no timer of an attempt")
         case _:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, Fact
+from orchestrator.core.facts import AttemptArranged, Fact, StopRequested
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
@@ -48,6 +49,8 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
+        if _is_void(state, fact):
+            continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
@@ -59,3 +62,12 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         else:
             pending.extend(followed.facts)
         done.actions += followed.actions
+
+
+def _is_void(state: State, fact: Fact) -> bool:
+    """Two things that are heard at once may each end a gang, a rank that failed and a GPU that fell
+    off the bus: the first is the cause, and there is nothing left to stop for the other."""
+    if not isinstance(fact, StopRequested):
+        return False
+    phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
+    return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -7,8 +7,10 @@ happened and not what a program thought of it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
 from muster.protocol.outcome import ExitStatus
@@ -33,8 +35,7 @@ CONSEQUENCES: Final = frozenset(
 """What a rank dies of when something has happened to another one: it is seldom the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """`said` is the line that tells most of what the process wrote, "" if there is none; `advice`
     what to do, "" where only the program's author can know. `infra`: the machine failed."""
 
@@ -56,18 +57,18 @@ def judge(
     said, rest, raised = _last_words(written)
     if oom or (isinstance(seen, OutOfMemory) and how.signal == _SIGKILL):
         what = _cut(oom_said) if seen is None else seen.text
-        return Verdict(FailureKind.OOM_KILLED, what, _OUT_OF_MEMORY)
+        return Verdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
     if isinstance(seen, OutOfMemory):
         # A child of it was killed: a data loader's worker, most often.
-        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, _OUT_OF_MEMORY)
-    if how.signal in _BY_SIGNAL and how.signal != _SIGABRT:
-        return replace(_BY_SIGNAL[how.signal], said=said if raised else "")
+        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
+    if how.signal in BY_SIGNAL and how.signal != _SIGABRT:
+        return replace(BY_SIGNAL[how.signal], said=said if raised else "")
     for rule in RULES:
-        if found := rule.pattern.search(rest):
+        if found := rule.search(rest):
             advice = rule.advice.format(*found.groups("?"))
             return Verdict(rule.kind, said, advice, rule.infra)
     if how.signal == _SIGABRT:
-        return replace(_BY_SIGNAL[_SIGABRT], said=said)
+        return replace(BY_SIGNAL[_SIGABRT], said=said)
     return Verdict(FailureKind.EXCEPTION if raised else FailureKind.EXITED, said, "")
 
 
@@ -78,13 +79,13 @@ def says_in_use(written: str, port: int) -> bool:
     return any(IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())
 
 
-_OUT_OF_MEMORY: Final = (
+OUT_OF_MEMORY: Final = (
     "the kernel killed it because the memory of its node or its cgroup was used up: use fewer data "
     "loader workers or a smaller batch, or ask for nodes with more memory"
 )
 _SIGKILL: Final = 9
 _SIGABRT: Final = 6
-_BY_SIGNAL: Final = {
+BY_SIGNAL: Final = {
     4: Verdict(
         FailureKind.ILLEGAL_INSTRUCTION,
         "",

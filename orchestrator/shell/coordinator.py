@@ -8,11 +8,11 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Never, Protocol, assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError

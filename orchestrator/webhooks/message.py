@@ -36,7 +36,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 def message(state: State, job: Job, number: int, notice: Notice, now: Instant) -> Message:
     attempt = job.attempts[notice.attempt - 1] if notice.attempt else None
-    cause = None if attempt is None or notice.event == "started" else attempt.cause
+    goes_on = notice.event in ("started", "idle")
+    cause = None if attempt is None or goes_on else attempt.cause
     return Message(
         id=f"{state.cluster}-{job.id}-{number}",
         event=notice.event,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pwd
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,13 +100,27 @@ def test_names_are_shown_as_they_can_be() -> None:
     assert len(printable("x" * 1000)) == 200
 
 
-def test_a_thread_of_its_own_tells_the_agent(tmp_path: Path) -> None:
+def test_a_thread_of_its_own_tells_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    class Begun(Watch):
+        """What is there before it is made is no news."""
+
+        def __init__(self, folder: str, seen: Callable[[str], None]) -> None:
+            super().__init__(folder, seen)
+            begun.set()
+
+    monkeypatch.setattr(checkpoints, "Watch", Begun)
+
     async def main() -> list[Stimulus]:
         told: asyncio.Queue[Stimulus] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         watched = Checkpoints(None, told.put_nowait, loop.call_soon_threadsafe, every_s=0.01)
         watched.begin(TASK, str(tmp_path / "ckpt"))
         watched.begin(TaskId("2.1.0"), None)
+        assert await asyncio.to_thread(begun.wait, 60)
         write(tmp_path / "ckpt" / "step-1")
         async with asyncio.timeout(60):
             first = await told.get()

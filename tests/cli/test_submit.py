@@ -103,6 +103,15 @@ def test_what_only_the_coordinator_knows_is_refused_by_field(
     assert b"pool: `nowhere`: there is no such pool\n      try default" in done.stderr
 
 
+@pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
+def test_a_job_that_can_never_start_is_no_mistake_of_usage(
+    run: Run, fake: FakeCoordinator, more: tuple[str, ...]
+) -> None:
+    done = run("submit", "--nodes", "4096", *more, "--", "python", "train.py")
+    assert (done.returncode, done.stdout) == (123, b"")
+    assert done.stderr.endswith(b"muster: job 'train' cannot start: it needs 4096 nodes\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -158,7 +167,7 @@ def test_a_dry_run_says_whether_the_job_fits(
     assert b"by its defaults: time_limit\n" in fits.stderr
     fake.script.validation = api.Validation(spec, (), fits=False, unfit="it needs 9 nodes")
     unfit = run("submit", "-f", "job.yaml", "--dry-run", "--json")
-    assert (unfit.returncode, json.loads(unfit.stdout)) == (2, spec)
+    assert (unfit.returncode, json.loads(unfit.stdout)) == (123, spec)
     assert b"does not fit the nodes that are known: it needs 9 nodes" in unfit.stderr
     assert not fake.script.submitted
 

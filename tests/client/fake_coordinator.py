@@ -257,6 +257,9 @@ class _Handler(BaseHTTPRequestHandler):
         script = self.server.script
         key = self.headers["Idempotency-Key"]
         mapping = json.loads(self.body)
+        if mapping.get("nodes") == "4096":
+            self._refuse(422, "unsatisfiable", "job 'train' cannot start: it needs 4096 nodes")
+            return
         if mapping.get("pool") == "nowhere":
             problem = api.FieldProblem("pool", "nowhere", "there is no such pool", "try default")
             self._refuse(422, "bad_job", "the job is bad", (problem,))

@@ -14,10 +14,12 @@ from muster.fabric.rules import Rules
 from muster.fabric.types import Affinity, AffinityClass, Gid, Hca
 
 LEFT_ALONE = {
+    "NCCL_IB_CUDA_SUPPORT",
     "NCCL_IB_TIMEOUT",
     "NCCL_IB_RETRY_CNT",
     "NCCL_IB_PCI_RELAXED_ORDERING",
     "NCCL_NET_GDR_LEVEL",
+    "PYTORCH_TCP_SOCKET_IFNAME",
     "NCCL_IB_QPS_PER_CONNECTION",
     "NCCL_ALGO",
     "NCCL_PROTO",

@@ -18,10 +18,12 @@ from tests.simulation.disk import Disk
 from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
+from tests.simulation.judging import Judging
 from tests.simulation.leases import brake_of
 from tests.simulation.machine import Machine
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
+from tests.simulation.onlookers import Onlookers
 from tests.simulation.programs import Programs
 from tests.simulation.steering import FIRST_STEERED, Steering
 from tests.simulation.world import Violation, World
@@ -70,6 +72,7 @@ class Cluster:
             self.world, self.network, self.disk, self.limits, self.checkers
         )
         self.coordinator.crashed = self._restart_coordinator
+        self.judging = Judging(self.coordinator, self.checkers)
         self.nodes: list[Node] = []
         self._peace_at = 0.0
         self.gone: Node | None = None
@@ -87,6 +90,14 @@ class Cluster:
             else None
         )
         self.cards = Cards(self.world, self.nodes)
+        self.onlookers = Onlookers(
+            self.world,
+            self.coordinator,
+            self.checkers,
+            self.clients,
+            self.draining,
+            removes="impostor" not in self.swarm.chosen,
+        )
 
     def run(self) -> World:
         """Live through it all. Raises Violation, or what a core raised."""
@@ -183,6 +194,7 @@ class Cluster:
         self.cards.make_peace()
         for node in self.nodes:
             node.traffic.make_peace()
+            node.health.make_peace()
         self.coordinator.thaw()
         self._choose_gone()
         for node in self.nodes:
@@ -194,6 +206,7 @@ class Cluster:
             self.steering.make_peace(self.clients)
         if self.draining is not None:
             self.draining.make_peace()
+        self.onlookers.make_peace()
         for client in self.clients:
             client.peace = True
             program = self.programs.by_name[client.spec.name]
@@ -269,6 +282,9 @@ class Cluster:
                 return f"{name} is held by {known.holders}, {known.link.value}"
         if any(self.coordinator.state.ports.values()):
             return f"ports are leased: {self.coordinator.state.ports}"
+        if self.coordinator.state.telling or self.coordinator.state.looks:
+            told = sorted(self.coordinator.state.telling)
+            return f"webhooks of {told} are not told, or {self.coordinator.state.looks} go on"
         if self.disk.staged:
             return "facts are not on disk"
         return None
@@ -278,7 +294,7 @@ class Cluster:
         self.checkers.replay.check(state, self.disk)
         self.checkers.restarted(state)
         self.world.judged.update(("I7", "I8", "I10"))
-        for name in ("suspects", "running", "elastic", "held", "sessions"):
+        for name in ("suspects", "running", "elastic", "held", "watches", "sessions"):
             known = len(getattr(state, name))
             if known > (len(self.nodes) if name == "sessions" else 0):
                 raise Violation(f"I8: {known} {name} are kept after the end of all jobs")

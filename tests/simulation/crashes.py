@@ -68,6 +68,8 @@ IN_MEMORY: Final = (
     agent_actions.TellShim,
     agent_actions.LetGo,
     agent_actions.WatchTraffic,
+    agent_actions.WatchPeers,
+    agent_actions.TakeStacks,
     agent_actions.SetTimer,
 )
 """And what leaves nothing there: messages have points of their own. A new action is in one of the

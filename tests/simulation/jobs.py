@@ -22,6 +22,7 @@ from muster.spec.types import (
 )
 from tests.simulation.cards import with_part
 from tests.simulation.leases import with_checkpoints, with_lease
+from tests.simulation.onlookers import with_webhook
 from tests.simulation.programs import Program, Programs
 from tests.simulation.rails import with_wish
 from tests.simulation.world import World
@@ -91,6 +92,7 @@ def make_job(
     )
     spec = with_wish(world, number, with_part(world, number, _varied(world, number, spec)))
     spec = with_checkpoints(world, number, with_lease(world, number, spec))
+    spec = with_webhook(world, number, spec)
     # A gang fails within itself: one that may be smaller than it was meant to be has no other node,
     # and goes on without the one that was to fail, should that leave before.
     programs.by_name[name] = replace(

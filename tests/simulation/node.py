@@ -18,10 +18,11 @@ from agent.core.turn import turn
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, PrepareTask, Refusal, StacksReport
+from muster.protocol.messages import Command, PrepareTask, Refusal
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.ground import Ground
+from tests.simulation.health import Health
 from tests.simulation.machine import Machine
 from tests.simulation.names import Names
 from tests.simulation.network import Connection, Network
@@ -78,6 +79,7 @@ class Node:
         self._busy_shims: dict[TaskId, float] = {}
         self.traffic = Traffic(self)
         self.progress = Progress(self)
+        self.health = Health(self)
         self.names = Names(self)
 
     # --- its life -------------------------------------------------------------------------
@@ -111,6 +113,7 @@ class Node:
             self.feed(found)
             self._ship_if_over(found.task, found.status)
             self.progress.watch(found.task)
+            self.health.watch(found.task)
         self._dial_after(self.world.rng.uniform(0.0, 0.2))
 
     def crash(self, *, power: bool = False) -> None:
@@ -205,8 +208,12 @@ class Node:
         return True
 
     def _now(self) -> Instant:
-        mono = self.world.now * self.machine.rate + self._clock_offset
-        return Instant(mono, self.world.wall())
+        return Instant(self.mono, self.world.wall())
+
+    @property
+    def mono(self) -> float:
+        """Seconds of the clock that the daemon goes by."""
+        return self.world.now * self.machine.rate + self._clock_offset
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """In this life of the daemon, and not while it is stopped."""
@@ -257,10 +264,12 @@ class Node:
                     self.later(0.001, partial(self._refuse_plan, task))
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
-            case a.LetGo() | a.WatchPeers():
+            case a.LetGo():
                 pass
+            case a.WatchPeers(task, _):
+                self.health.watch_peers(task)
             case a.TakeStacks(task, look):
-                seen = s.StacksSeen(StacksReport(task, look.epoch, look.number))
+                seen = s.StacksSeen(self.health.stacks(task, look))
                 self.later(self.pause(0.01), partial(self.feed, seen))
             case a.WatchTraffic(task, _):
                 self.traffic.watch(task)
@@ -310,6 +319,7 @@ class Node:
             self.later(self.pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
         self.later(self.pause(0.01), partial(self._start_shim, task))
         self.progress.watch(task)
+        self.health.watch(task)
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:

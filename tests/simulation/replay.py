@@ -37,7 +37,7 @@ class Replay:
         histories = disk.histories(over - self.retraced)
         self.retraced |= over
         for name, facts in histories.items():
-            wanted, found = deepcopy(state.jobs[name]), retrace(facts)
+            wanted, found = _without_the_seen(deepcopy(state.jobs[name])), retrace(facts)
             for attempt in wanted.attempts:
                 attempt.machine_id = ""  # that port is free again
             if found != wanted:
@@ -60,16 +60,28 @@ class Replay:
 
 
 def _settled(jobs: object) -> object:
-    """Without what is known of the traffic of tasks that have not ended: that is not on disk."""
+    """Without what is seen of tasks that have not ended: that is not on disk."""
     if not isinstance(jobs, dict):
         return jobs
     jobs = deepcopy(jobs)
     for job in jobs.values():
-        for attempt in job.attempts if isinstance(job, Job) else ():
+        if not isinstance(job, Job):
+            continue
+        for attempt in _without_the_seen(job).attempts:
             for task in attempt.tasks:
                 if task.exit is None:
                     task.traffic = None
     return jobs
+
+
+def _without_the_seen(job: Job) -> Job:
+    """Without what a process knows of it for itself."""
+    for place, notice in job.notices.items():
+        job.notices[place] = notice._replace(problem="")
+    for attempt in job.attempts:
+        for task in attempt.tasks:
+            task.activity, task.activity_at, task.silent = (), 0.0, ()
+    return job
 
 
 def _filled(table: dict[_Key, _Value]) -> dict[_Key, _Value]:

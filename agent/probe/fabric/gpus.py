@@ -98,6 +98,28 @@ def hold_nvml() -> bool:
     return _nvml() is not None
 
 
+def use_of(tree: Tree) -> dict[str, int]:
+    """In how many percent of the last moment each GPU computed, by UUID; without those that NVML
+    says nothing of."""
+    nvml = _nvml() if tree.live else None
+    if nvml is None:
+        return {}
+    found = {}
+    try:
+        for at in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(at)
+                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                found[uuid] = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+            except nvml.NVMLError:
+                continue
+    except Exception:  # noqa: BLE001 - whatever it raises, what was read is all there is
+        return found
+    finally:
+        nvml.nvmlShutdown()
+    return found
+
+
 def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:
     """By address, and whether NVML says so: what that does not show jobs cannot use."""
     nvml = _nvml() if tree.live else None

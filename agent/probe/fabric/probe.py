@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from agent.hangs import py_spy
 from agent.probe.fabric import problems, surroundings
@@ -119,7 +119,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         networks=networks.networks,
         env=values,
         problems=tuple(found),
-        fabric=msgspec.structs.replace(choice.fabric, unread=devices.unread),
+        fabric=replace(choice.fabric, unread=devices.unread),
         limits=limits,
         software=software,
         fingerprint=_fingerprint(hcas, gpus),
@@ -174,7 +174,7 @@ def _near_paths(
 def _forced(hca: Hca, index: int | None) -> Hca:
     if index is None or not hca.use or hca.gid_index is None:
         return hca
-    return msgspec.structs.replace(hca, gid_index=index)
+    return replace(hca, gid_index=index)
 
 
 def _is_virtual(tree: Tree) -> bool | None:

@@ -3,6 +3,7 @@ done."""
 
 from __future__ import annotations
 
+from math import nextafter
 from typing import Any
 
 from muster.protocol.hangs import (
@@ -123,6 +124,18 @@ def test_it_is_over_when_it_moves() -> None:
     says(cluster, 1, active(1))
     assert cluster.job(1).attempts[0].hang is None
     assert any(isinstance(fact, f.HangOver) for fact in cluster.facts)
+
+
+def test_who_is_to_be_looked_at_in_a_hair_is_not_looked_for_at_this_very_moment() -> None:
+    """A timer that is due at once would be set again and again, as long as no time passes."""
+    cluster = gang()
+    for rank in (0, 1):
+        says(cluster, rank, idle(rank, nextafter(60.0, 0.0)))
+    assert not looks(cluster, 0)
+    timer = a.Timer(a.TimerKind.HANG, job=JobId(1), attempt=1)
+    assert cluster.timers[timer] > cluster.mono
+    cluster.pass_time(0.1)
+    assert looks(cluster, 0)
 
 
 def test_restart_ends_the_attempt_on_the_infra_budget() -> None:

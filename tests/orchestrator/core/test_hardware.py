@@ -10,7 +10,7 @@ import pytest
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.messages import Heartbeat, Hello, RankReport
+from muster.protocol.messages import Heartbeat, Hello, RankReport, TaskReport
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
@@ -150,6 +150,18 @@ def test_a_rank_that_dies_of_it_first_is_not_to_blame(cluster: Cluster) -> None:
     assert cause(cluster, 1).code is CauseCode.HARDWARE
 
 
+def test_an_agent_that_is_back_may_tell_of_both_at_once(cluster: Cluster) -> None:
+    """Either ends the job, which is ended once."""
+    how = ExitStatus(1)
+    ranks = (RankReport(0, exit=how, error="ValueError: no such split"),)
+    first = TaskReport(task(1, 1, 0), TaskState.EXITED, prepared=prepared(), exit=how, ranks=ranks)
+    second = TaskReport(task(2, 1, 0), TaskState.STARTED, prepared=prepared(), listening=True)
+    devices = cluster.node("a").inventory.devices
+    hello(cluster, "a", devices, event(), tasks=(first, second))
+    assert cause(cluster, 1).code is CauseCode.RANK_FAILED
+    assert not cluster.node("a").in_service
+
+
 def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
     how = ExitStatus(1)
     ranks = (RankReport(0, exit=how, error="RuntimeError: CUDA error: unspecified launch failure"),)
@@ -196,7 +208,11 @@ def test_another_boot_counts_anew(cluster: Cluster) -> None:
 
 
 def hello(
-    cluster: Cluster, name: str, devices: tuple[GpuDevice, ...], *events: HardwareEvent
+    cluster: Cluster,
+    name: str,
+    devices: tuple[GpuDevice, ...],
+    *events: HardwareEvent,
+    tasks: tuple[TaskReport, ...] = (),
 ) -> None:
     cluster.sessions += 100
     node = cluster.node(name)
@@ -206,6 +222,7 @@ def hello(
         node.boot_id,
         "0.1.0",
         msgspec.structs.replace(node.inventory, devices=devices),
+        tasks,
         hardware=events,
     )
     cluster.turn(s.HelloReceived(type(cluster.sessions)(cluster.sessions), said, "127.0.0.1"))  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import AdminState
 from orchestrator.core.policy import guilty_nodes
+from orchestrator.core.service import FAULTS_KEPT
 from tests.orchestrator.core.fabrics import full
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -259,3 +260,36 @@ def test_each_nodes_reason_names_that_node() -> None:
     cluster.beat(2)
     texts = {name: cluster.node(name).faults[0].text for name in ("a", "b")}
     assert texts == {"a": "a refused: no_folder here", "b": "b refused: no_python here"}
+
+
+def test_of_many_faults_the_last_are_kept_and_all_are_counted() -> None:
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(forgiven_after=2, pool_share=0)))
+    cluster.join("a", "b")
+    for _ in range(FAULTS_KEPT + 4):
+        fail_at(cluster, "a")
+    view = node_view(cluster.node("a"), cluster.now)
+    assert [fault.job for fault in view.faults] == list(range(5, FAULTS_KEPT + 5))
+    assert view.faults_before == 4
+    (warning,) = view.warnings
+    assert warning.startswith(f"at fault in {FAULTS_KEPT + 4} jobs (")
+    for _ in range(2):
+        cluster.submit(spec(placement={"include": ["a"]}))
+        (running,) = cluster.run_gang(max(cluster.state.jobs))
+        cluster.finish(running)
+    view = node_view(cluster.node("a"), cluster.now)
+    assert (view.faults, view.faults_before, view.warnings) == ((), 0, ())
+
+
+def test_a_node_is_drained_for_more_faults_than_are_kept() -> None:
+    many = FAULTS_KEPT + 2
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=many, pool_share=0.5)))
+    cluster.join("a", "b")
+    for _ in range(many - 1):
+        fail_at(cluster, "a")
+    assert cluster.node("a").in_service
+    fail_at(cluster, "a")
+    view = node_view(cluster.node("a"), cluster.now)
+    assert view.drain is not None
+    assert f"at fault in {many} jobs (" in view.drain.reason
+    cluster.resume("a")
+    assert node_view(cluster.node("a"), cluster.now).faults_before == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -141,7 +140,7 @@ def test_parts_with_other_gpus_use_all_rails_where_these_may_be_apart() -> None:
 
 
 def test_another_nccl_is_noted_where_rdma_is_preferred() -> None:
-    old = dataclasses.replace(full("n2"), nccl=(2, 21))
+    old = replace(full("n2"), nccl=(2, 21))
     found = planned([full("n1"), old, full("n3")])
     assert len(found.rails) == 8
     assert found.notes == ("n2 has NCCL 2.21, 2 others 2.27",)
@@ -149,7 +148,7 @@ def test_another_nccl_is_noted_where_rdma_is_preferred() -> None:
     found = planned([full("n1"), old, without("n3", 2)])
     assert "mlx5_2:1 cannot be used" in found.text
     assert found.notes == ("n2 has NCCL 2.21, 2 others 2.27",)
-    found = planned([without("n1", 2), dataclasses.replace(without("n2", 2), nccl=(2, 21))])
+    found = planned([without("n1", 2), replace(without("n2", 2), nccl=(2, 21))])
     assert "no node can use rail 2" in found.text
     assert found.notes == ("n2 has NCCL 2.21, 1 other 2.27",)
 
@@ -194,7 +193,7 @@ def test_what_is_not_known_of_nearness_is_no_difference() -> None:
 
 def with_settings(name: str, **settings: str) -> Member:
     member = full(name, 2)
-    return dataclasses.replace(member, fabric=replace(member.fabric, settings=settings))
+    return replace(member, fabric=replace(member.fabric, settings=settings))
 
 
 def test_settings_of_the_site_are_told_to_each_node() -> None:
@@ -216,7 +215,7 @@ def test_settings_of_the_site_are_told_to_each_node() -> None:
 def test_an_old_ucx_is_told_the_entry() -> None:
     def old(name: str, index: int, ucx: str) -> Member:
         member = node(name, roce(0, index), roce(1, index))
-        return dataclasses.replace(member, fabric=replace(member.fabric, ucx=ucx))
+        return replace(member, fabric=replace(member.fabric, ucx=ucx))
 
     found = planned([old("n1", 3, "1.4.0"), old("n2", 5, "1.18.0")])
     assert found.of(0).env["UCX_IB_GID_INDEX"] == "3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.protocol.messages import TaskReport
+from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.display import node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
@@ -55,3 +56,15 @@ def test_a_drain_by_a_person_keeps_its_reason() -> None:
     cluster.drain("a", "bad DIMM")
     cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=(5,))
     assert reason_of(cluster) == "bad DIMM"
+
+
+def test_what_ended_the_rank_stays_the_cause() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    bad = prepared(address="nowhere")
+    cluster.report(task(1, 1, 0), TaskState.PREPARED, prepared=bad, survivors=(5,))
+    (attempt,) = cluster.job(1).attempts
+    assert attempt.cause is not None
+    assert attempt.cause.code is CauseCode.ARRANGE_FAILED
+    assert "SIGKILL does not end 5" in reason_of(cluster)

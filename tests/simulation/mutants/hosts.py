@@ -55,7 +55,7 @@ MUTANTS = (
         "names that an earlier life of the agent wrote are left",
         _wrap(agent_evolve, "_apply_task", _forgets_earlier_lives),
         ("hosts",),
-        seed=3,
+        seed=14,
     ),
     Mutant(
         "nobody takes the names back",

@@ -224,3 +224,15 @@ def test_a_gpu_that_is_not_sound_is_not_given(
     nvml.nvmlDeviceGetFieldValues = lambda *_: [value]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert read.devices_of(Live(node.root))[0].fault == fault
+
+
+def test_how_much_each_gpu_is_used(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = fake_nvml([Card(1), Card(2, uuid=NVMLError("lost")), Card(3, handle=NVMLError("lost"))])
+    nvml.nvmlDeviceGetUtilizationRates = lambda card: SimpleNamespace(gpu=7 * card.number)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert read.use_of(Live(node.root)) == {uuid(1): 7}
+    nvml.nvmlDeviceGetUtilizationRates = lambda _: told(NVMLError("Not Supported"))
+    assert read.use_of(Live(node.root)) == {}
+    nvml.nvmlDeviceGetCount = lambda: told(NVMLError("Driver/library version mismatch"))
+    assert read.use_of(Live(node.root)) == {}
+    assert read.use_of(Tree(node.root)) == {}

@@ -1,0 +1,7 @@
+"""All planted bugs of the shells."""
+
+from __future__ import annotations
+
+from tests.planted import bounds, hosts, logs, meetings
+
+EVERY = (*logs.BUGS, *hosts.BUGS, *bounds.BUGS, *meetings.BUGS)

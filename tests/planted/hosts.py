@@ -1,0 +1,196 @@
+"""I7: whatever is not ours in a hosts file stays there, byte for byte, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.hosts import file as hosts_file
+from agent.hosts import linux
+from agent.hosts.file import HostsFile
+from muster.protocol import hosts as rules
+from muster.protocol.hosts import Parts, with_block, without_blocks
+from tests.agent.hosts import writers
+from tests.planted import Bug, put, wrap
+
+BASE = (
+    b"127.0.0.1\tlocalhost\n"
+    b"# mine\n\n\n"
+    b"10.0.0.7 server\r\n"
+    b"10.0.0.8   two  spaces # and a remark \t\n"
+    b"\xff\0 odd\n"
+)
+TABLE = (("node-a", "10.0.0.1"), ("node-b", "10.0.0.2"))
+
+
+class Killed(BaseException):
+    """The agent has died at this point."""
+
+
+def _ours(text: bytes) -> bytes:
+    return with_block(text, "1.1", TABLE)
+
+
+def _gone(text: bytes) -> bytes:
+    return without_blocks(text, ())
+
+
+def _file(folder: Path, text: bytes = BASE) -> tuple[Path, HostsFile]:
+    (folder / "etc").mkdir()
+    path = folder / "etc/hosts"
+    path.write_bytes(text)
+    return path, HostsFile(path, folder / "before")
+
+
+def what_is_not_ours_is_kept_byte_for_byte(folder: Path) -> None:
+    for number, text in enumerate((BASE, BASE.rstrip(b"\n"), b"")):
+        (folder / str(number)).mkdir()
+        path, file = _file(folder / str(number), text)
+        file.update(_ours)
+        found = path.read_bytes()
+        assert found.startswith(text), f"{text!r} has become {found!r}"
+        assert b"node-a" in found
+        file.update(_gone)
+        assert path.read_bytes() == text, f"{text!r} has become {path.read_bytes()!r}"
+
+
+def a_line_that_looks_like_ours_is_kept(folder: Path) -> None:
+    theirs = b"10.0.0.9\tnode-c\n# 10.0.0.9\tnode-d\t# muster 1.1\n# END of muster 1.1\n"
+    path, file = _file(folder, BASE + theirs)
+    file.update(_ours)
+    file.update(_gone)
+    assert path.read_bytes() == BASE + theirs
+
+
+def a_line_that_another_adds_is_kept(folder: Path) -> None:
+    """Right before the exchange, the worst moment of all; in each of the ways."""
+    real = linux.exchange
+    for way in ("append", "rename"):
+        (folder / way).mkdir()
+        path, file = _file(folder / way)
+        left = [1]
+
+        def exchange(
+            one: Path, other: Path, way: str = way, path: Path = path, left: list[int] = left
+        ) -> None:
+            if left:
+                writers.WAYS[way](path, left.pop())
+            real(one, other)
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(linux, "exchange", exchange)
+            monkeypatch.setattr(hosts_file, "AFTERMATH_S", 0.0)
+            file.update(_ours)
+        found = path.read_bytes()
+        assert writers.line(1) in found, f"the line of one who does as `{way}` does is gone"
+        file.update(_gone)
+        assert path.read_bytes() == BASE + writers.line(1)
+
+
+def a_line_that_was_added_outlives_a_crash(folder: Path) -> None:
+    """The agent dies right after the exchange, before it has looked at what came out."""
+    path, file = _file(folder)
+    real = linux.exchange
+
+    def exchange(one: Path, other: Path) -> None:
+        writers.rename(path, 1)
+        real(one, other)
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(linux, "exchange", exchange)
+        with pytest.raises(Killed):
+            file.update(_ours)
+    HostsFile(path, folder / "before").update(_gone)
+    found = path.read_bytes()
+    assert found == BASE + writers.line(1), f"after a crash the file is {found!r}"
+
+
+# --- the bugs ---------------------------------------------------------------------------------
+
+
+def _foreign(change: Any) -> Any:
+    """What is not ours is not kept as it is."""
+
+    def wrapper(real: Any) -> Any:
+        def parse(text: bytes) -> Parts:
+            parts: Parts = real(text)
+            return Parts(change(parts.foreign), parts.entries)
+
+        return parse
+
+    return wrapper
+
+
+def _without_comparison(self: HostsFile, path: Path, *_: Any) -> bool:
+    self._aside(path).unlink()
+    return True
+
+
+def _forgets_the_aside(self: HostsFile) -> None:
+    path = self._path.resolve()
+    for more in ("", ".next", ".new"):
+        self._aside(path, more).unlink(missing_ok=True)
+
+
+def _ours_wins(base: bytes, theirs: bytes, ours: bytes) -> bytes:
+    return ours
+
+
+BUGS = (
+    Bug(
+        "ends of lines are made alike",
+        "I7",
+        wrap(rules, "parse", _foreign(lambda text: text.replace(b"\r\n", b"\n"))),
+        what_is_not_ours_is_kept_byte_for_byte,
+    ),
+    Bug(
+        "empty lines are tidied away",
+        "I7",
+        wrap(rules, "parse", _foreign(lambda text: re.sub(rb"\n\n+", b"\n", text))),
+        what_is_not_ours_is_kept_byte_for_byte,
+    ),
+    Bug(
+        "what is no UTF-8 is replaced",
+        "I7",
+        wrap(rules, "parse", _foreign(lambda text: text.decode(errors="replace").encode())),
+        what_is_not_ours_is_kept_byte_for_byte,
+    ),
+    Bug(
+        "a last line without an end gets one for good",
+        "I7",
+        wrap(
+            rules,
+            "parse",
+            _foreign(lambda text: text and text.rstrip(b"\n") + b"\n"),
+        ),
+        what_is_not_ours_is_kept_byte_for_byte,
+    ),
+    Bug(
+        "a line of a name and an address is taken for ours",
+        "I7",
+        put(rules, "_ENTRY", re.compile(rb"([0-9a-f.:]+)\t([A-Za-z0-9._-]+)(|\t# muster.*)\r?\n?")),
+        a_line_that_looks_like_ours_is_kept,
+    ),
+    Bug(
+        "what came out of an exchange is not looked at",
+        "I7",
+        put(HostsFile, "_settle", _without_comparison),
+        a_line_that_another_adds_is_kept,
+    ),
+    Bug(
+        "of two who have written ours wins",
+        "I7",
+        put(hosts_file, "merge", _ours_wins),
+        a_line_that_another_adds_is_kept,
+    ),
+    Bug(
+        "what a crash has left aside is thrown away",
+        "I7",
+        put(HostsFile, "_recover", _forgets_the_aside),
+        a_line_that_was_added_outlives_a_crash,
+    ),
+)
