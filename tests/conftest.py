@@ -27,11 +27,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config.getoption("--record-faults")))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = {name for name in ("long", "soak") if not config.getoption(f"--{name}")}
     away = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
     items[:] = [item for item in items if item not in set(away)]
     config.hook.pytest_deselected(items=away)
+    # Side by side, the end waits for the file that takes the longest: those that may, begin first.
+    patience: dict[Path, float] = {}
+    for item in items:
+        patience[item.path] = max(patience.get(item.path, 0.0), _patience_s(item))
+    items.sort(key=lambda item: -patience[item.path])
+
+
+def _patience_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker is not None and marker.args else 0.0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

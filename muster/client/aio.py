@@ -46,6 +46,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_probe import CheckRequest, NodeProbe
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
@@ -216,6 +217,14 @@ class AsyncClient:
     async def node(self, name: str) -> NodeView:
         """As `Client.node`."""
         return await self._run(calls.node(name))
+
+    async def probe(self, name: str) -> NodeProbe:
+        """As `Client.probe`."""
+        return await self._call(calls.probe(name))
+
+    async def check(self, name: str, *, mib: int = 16) -> JobSummary:
+        """As `Client.check`."""
+        return await self._call(calls.check(name, CheckRequest(mib)))
 
     async def drain(
         self,

@@ -40,6 +40,7 @@ from muster.protocol.job_verbs import (
     SignalAnswer,
     SignalRequest,
 )
+from muster.protocol.node_probe import CheckRequest, NodeProbe
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer, ResumeRequest
 from muster.protocol.states import ENDED_STATES, JobState
 
@@ -168,6 +169,16 @@ def events(number: int, after: int | str) -> Call[EventList]:
 
 def nodes() -> Call[NodeList]:
     return Call(NodeList, "GET", "/v1/nodes")
+
+
+def probe(name: str) -> Call[NodeProbe]:
+    return Call(NodeProbe, "GET", _node_path(name, "probe"))
+
+
+def check(name: str, wanted: CheckRequest) -> Call[JobSummary]:
+    # Not made again: each is another job.
+    body = msgspec.json.encode(wanted)
+    return Call(JobSummary, "POST", _node_path(name, "check"), body=body, patience_s=None)
 
 
 def drain(name: str, wanted: DrainRequest) -> Call[NodeAnswer]:

@@ -41,6 +41,7 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.protocol.node_probe import CheckRequest, NodeProbe
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
@@ -224,6 +225,16 @@ class Client:
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
         return self._run(calls.node(name))
+
+    def probe(self, name: str) -> NodeProbe:
+        """What the coordinator knows of a node's GPUs, networks and RDMA."""
+        return self._call(calls.probe(name))
+
+    def check(self, name: str, *, mib: int = 16) -> JobSummary:
+        """Submit a job that checks a node against the free ones of its pool. Raises ApiError (409
+        where the node is not free). What it finds is in the job's log; `muster check` reads that.
+        """
+        return self._call(calls.check(name, CheckRequest(mib)))
 
     def drain(
         self,

@@ -13,6 +13,7 @@ from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
+from orchestrator.api.node_check import NodeCheckApi
 from orchestrator.api.node_verbs import NodeVerbsApi
 from orchestrator.api.open_requests import OpenRequests
 from orchestrator.api.openapi import SchemaApi
@@ -49,6 +50,7 @@ def make_app(
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, rules)
     verbs, node_verbs = JobVerbsApi(coordinator, jobs), NodeVerbsApi(coordinator)
+    node_check = NodeCheckApi(coordinator, jobs, rules)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator)
     cluster = ClusterApi(coordinator)
@@ -65,6 +67,8 @@ def make_app(
         Route("GET", "/v1/version", cluster.version, admin),
         Route("GET", "/v1/nodes", cluster.nodes, admin),
         Route("GET", "/v1/nodes/{id}", cluster.node, admin),
+        Route("GET", "/v1/nodes/{id}/probe", node_check.probe, admin),
+        Route("POST", "/v1/nodes/{id}/check", node_check.check, admin),
         Route("POST", "/v1/nodes/{id}/drain", node_verbs.drain, admin),
         Route("POST", "/v1/nodes/{id}/resume", node_verbs.resume, admin),
         Route("POST", "/v1/nodes/{id}/remove", node_verbs.remove, admin),

@@ -8,6 +8,7 @@ from muster.protocol import node_verbs as nodes
 from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.hangs import StacksView
+from muster.protocol.node_probe import CheckRequest, NodeProbe
 from orchestrator.api import parameters as p
 from orchestrator.api.about import JOB, JSON, STREAM, About, as_json, as_text
 
@@ -31,6 +32,17 @@ DESCRIPTIONS: Final = {
     ),
     ("GET", "/v1/nodes"): About(summary="All nodes.", answers=as_json(h.NodeList)),
     ("GET", "/v1/nodes/{id}"): About(summary="One node.", answers=as_json(h.NodeView)),
+    ("GET", "/v1/nodes/{id}/probe"): About(
+        summary="What a node's agent has said of its GPUs, networks and RDMA.",
+        answers=as_json(NodeProbe),
+    ),
+    ("POST", "/v1/nodes/{id}/check"): About(
+        summary="A job that checks a node against the free ones of its pool.",
+        body=CheckRequest,
+        answers=as_json(h.JobSummary, 201),
+        answer_headers=("Location",),
+        problems=(409, 422, 507),
+    ),
     ("POST", "/v1/nodes/{id}/drain"): About(
         summary="Take a node out of service.",
         body=nodes.DrainRequest,

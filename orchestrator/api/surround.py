@@ -107,6 +107,9 @@ async def _answer(
     except Exception:  # noqa: BLE001 - the boundary: one bad request must not end the process
         _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
         problem = internal_error()
+    if request.writer.output_size > 0:
+        # A second answer would be read as more of the first; one that is cut short is asked again.
+        raise ConnectionError("an answer has begun already")
     return problem_response(problem, request[_REQUEST_ID])
 
 

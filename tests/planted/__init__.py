@@ -1,8 +1,8 @@
 """Planted bugs of the shells: each breaks a real module in one place, and a check has to find it.
 
 What the simulator cannot reach is here: logs (I6), the hosts file (I7) and the bounds of queues and
-buffers (I8). A check is run twice, with the bug and without it; one that nothing sets off is not
-known to work.
+buffers (I8); and what it meets so rarely that a course of its own is made for it (`meetings`). A
+check is run twice, with the bug and without it; one that nothing sets off is not known to work.
 """
 
 from __future__ import annotations
@@ -57,4 +57,6 @@ def wrong(check: Check, folder: Path, patch: Patch | None = None) -> str | None:
             check(folder)
         except AssertionError as error:
             return str(error) or "a promise was not kept"
+        except Exception as error:  # noqa: BLE001 - what a broken module raises is a finding, too
+            return f"raised: {error!r}"
     return None

@@ -65,7 +65,7 @@ def a_peer_that_floods_an_agent_waits(_: Path) -> None:
 
         async def flood() -> None:
             nonlocal taken
-            for _ in range(MANY):
+            for _number in range(MANY):
                 await inbox.room()
                 inbox.post(LinkDown())
                 taken += 1
@@ -85,7 +85,7 @@ def bytes_on_their_way_have_a_bound(_: Path) -> None:
     ledger.reconnect()
     ledger.at(OUT, 0)
     sent = 0
-    for _ in range(1000):
+    for _number in range(1000):
         stream = ledger.next_readable()
         if stream is None:
             break
@@ -113,7 +113,7 @@ def agents_that_flood_the_coordinator_wait(_: Path) -> None:
         inbox = Inbox(SystemClock(), waiting_max=10)
         loop = asyncio.get_running_loop()
         beat = stimuli.TimerFired(a.Timer(a.TimerKind.NODE, node=NodeName("n1")))
-        waiting = [loop.create_task(inbox.put(beat)) for _ in range(100)]
+        waiting = [loop.create_task(inbox.put(beat)) for _number in range(100)]
         await _go_on()
         for one in waiting:
             one.cancel()
@@ -141,11 +141,12 @@ def a_reader_of_logs_has_a_batch_in_memory(_: Path) -> None:
 
     def pieces() -> Iterator[Piece]:
         nonlocal drawn
-        for _ in range(MANY):
+        for _number in range(MANY):
             drawn += 1
             yield piece
 
-    log_reader.take(pieces(), log_reader._BATCH_BYTES)
+    take = vars(log_reader)["take"]  # as the reader has it
+    take(pieces(), log_reader._BATCH_BYTES)
     held = drawn * len(piece.data)
     assert held <= 2 * log_reader._BATCH_BYTES, f"{held} bytes are in memory"
 
@@ -175,7 +176,7 @@ def timers_that_are_moved_leave_nothing(_: Path) -> None:
 def who_waits_in_vain_leaves_nothing(_: Path) -> None:
     async def story() -> None:
         changes = Changes()
-        for _ in range(100):
+        for _number in range(100):
             await changes.wait({"job": 0}, timeout_s=0.0)
         kept = sum(len(waiting) for waiting in changes._waiting.values())
         assert kept == 0, f"{kept} who wait no more are kept"

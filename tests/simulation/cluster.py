@@ -18,6 +18,7 @@ from tests.simulation.disk import Disk
 from tests.simulation.draining import FIRST_DRAINED, Draining, quarantine_of
 from tests.simulation.faults import Swarm
 from tests.simulation.jobs import draw_temper, make_job
+from tests.simulation.judging import Judging
 from tests.simulation.leases import brake_of
 from tests.simulation.machine import Machine
 from tests.simulation.network import Cut, Network
@@ -71,6 +72,7 @@ class Cluster:
             self.world, self.network, self.disk, self.limits, self.checkers
         )
         self.coordinator.crashed = self._restart_coordinator
+        self.judging = Judging(self.coordinator, self.checkers)
         self.nodes: list[Node] = []
         self._peace_at = 0.0
         self.gone: Node | None = None

@@ -135,7 +135,12 @@ class Coordinator:
         self.network.flow()
 
     def now(self) -> Instant:
-        return Instant(self.world.now + self._clock_offset, self.world.wall())
+        return Instant(self.mono, self.world.wall())
+
+    @property
+    def mono(self) -> float:
+        """Seconds of the clock that this process goes by."""
+        return self.world.now + self._clock_offset
 
     # --- what comes in --------------------------------------------------------------------
 

@@ -208,13 +208,12 @@ class Node:
         return True
 
     def _now(self) -> Instant:
-        mono = self.world.now * self.machine.rate + self._clock_offset
-        return Instant(mono, self.world.wall())
+        return Instant(self.mono, self.world.wall())
 
     @property
     def mono(self) -> float:
         """Seconds of the clock that the daemon goes by."""
-        return self._now().mono
+        return self.world.now * self.machine.rate + self._clock_offset
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         """In this life of the daemon, and not while it is stopped."""

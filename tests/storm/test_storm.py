@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,21 +10,23 @@ import pytest
 from examples.rig.rig import missing
 from tests.storm.storm import Storm
 
-SECONDS = 120.0
+SECONDS = 600.0
+SEED = 11
+"""Which faults, and when: what failed can be begun again. `./dev storm` takes others."""
 
 
 @pytest.mark.root
 @pytest.mark.torch
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.fault(68)
-def test_two_minutes_of_faults_break_no_promise(
+def test_ten_minutes_of_faults_break_no_promise(
     tmp_path: Path, measured: Callable[[int, float], None]
 ) -> None:
-    """`./dev storm --minutes 2 --seed S` is the same; S is in the report."""
+    """`./dev storm --minutes 10 --seed 11` is the same."""
     if why := missing():
         pytest.skip(why)
-    report = Storm(tmp_path / "storm", random.randrange(1_000_000), SECONDS).run()
+    report = Storm(tmp_path / "storm", SEED, SECONDS).run()
     print(report.text())
     assert report.violations == [], report.text()
     assert report.converged_s is not None

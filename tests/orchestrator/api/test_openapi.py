@@ -137,6 +137,7 @@ def test_every_route_is_described_and_nothing_else(busy: CoordinatorProcess) -> 
             ("post", "/v1/jobs/{id}/rerun"),
             ("patch", "/v1/jobs/{id}"),
             ("post", "/v1/jobs/{id}/signal"),
+            ("post", "/v1/nodes/{id}/check"),
         }
         names = [
             operation["operationId"]

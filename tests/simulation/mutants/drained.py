@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from muster.protocol.outcome import CauseCode, Outcome
-from orchestrator.core import drains, elastic, evolve, follow, placement, policy, timers, turn
+from orchestrator.core import drains, elastic, follow, placement, policy, timers
 from orchestrator.core import facts as f
 from orchestrator.core import quarantine as q
 from orchestrator.core import service_facts as sf
@@ -16,7 +16,7 @@ from orchestrator.core.durability import Durability
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import Job, Node, State
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _both, _durable, _put, _wrap
+from tests.simulation.mutants.books import _both, _durable, _wrap
 
 
 def _blind_to_drains(real: Any) -> Any:
@@ -66,20 +66,6 @@ def _blames_for_programs(real: Any) -> Any:
         return real(state, job, attempt, limits, spare=spare)
 
     return judged
-
-
-def _spared_for_good(real: Any) -> Any:
-    def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
-        before = node.spared
-        real(node, fact, at)
-        if isinstance(fact, sf.NodeBlamed):
-            node.spared = before
-
-    return apply_service
-
-
-class _NoFact:
-    """What is an instance of it is none."""
 
 
 def _never(_: Any) -> Callable[..., list[Any]]:
@@ -137,17 +123,5 @@ MUTANTS = (
         _wrap(follow, "judged", _blames_for_programs),
         ("quarantine",),
         seed=387,
-    ),
-    Mutant(
-        "a node that was spared once counts for nothing when it is to be out after all",
-        _wrap(evolve, "apply_service", _spared_for_good),
-        ("quarantine",),
-        seed=423,
-    ),
-    Mutant(
-        "a gang that is on two nodes which are drained at once is told twice to leave",
-        _put(turn, "NodeDrained", _NoFact),
-        ("raised: InvalidTransition",),
-        seed=689,
     ),
 )

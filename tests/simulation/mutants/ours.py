@@ -106,7 +106,7 @@ MUTANTS = (
         "a gang is arranged around one that refused",
         _wrap(follow, "_prepared", _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
-        seed=3,
+        seed=1,
     ),
     Mutant(
         "a refusal goes unheard where something came before it",
@@ -124,19 +124,19 @@ MUTANTS = (
         "a task is begun on a lease that is over",
         _wrap(agent_follow, "_drive", _begins_late),
         ("I3", "I4", "I5"),
-        seed=112,
+        seed=122,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
         _wrap(admission, "_refuse_second", _only_connected),
         ("I3", "I4", "I5"),
-        seed=25,
+        seed=7,
     ),
     Mutant(
         "one that has left its gang may end it well, twice",
         _wrap(follow, "_task_moved", _judges_who_left),
         ("raised: InvalidTransition",),
-        seed=235,
+        seed=355,
     ),
-    Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=2),
+    Mutant("a job waits for a node that is gone", _plant_waiting, ("queue", "I10"), seed=12),
 )

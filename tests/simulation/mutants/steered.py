@@ -54,7 +54,7 @@ MUTANTS = (
         "a change lets a held job go",
         _unseen(_wrap(decide, "change", _released_by_any_change)),
         ("hold", "I1"),
-        seed=203,
+        seed=204,
     ),
     Mutant(
         "explain judges nodes by itself",

@@ -1,0 +1,86 @@
+"""What is known of a node's hardware, and a check of it against the others."""
+
+import asyncio
+import secrets
+
+from aiohttp import web
+
+from muster.check.job import check_job
+from muster.check.networks import networks_of
+from muster.protocol.http import NodeView
+from muster.protocol.ids import NodeName
+from muster.protocol.node_probe import CheckRequest
+from muster.spec.defaults import fill_in
+from muster.spec.parse import parse_document
+from muster.spec.problems import SpecError
+from muster.spec.scalars import Document
+from muster.spec.types import JobSpec
+from orchestrator.api.cluster import unknown_node
+from orchestrator.api.jobs import JobsApi
+from orchestrator.api.problems import ApiError
+from orchestrator.api.reading import struct_body
+from orchestrator.api.responses import reply
+from orchestrator.api.spec_body import spec_problem
+from orchestrator.api.submit_rules import SubmitRules
+from orchestrator.core.display import node_view
+from orchestrator.core.probe_view import probe_view
+from orchestrator.shell.coordinator import Coordinator
+
+_FREE = "free"
+
+
+class NodeCheckApi:
+    """/v1/nodes/{id}/probe and /check."""
+
+    def __init__(self, coordinator: Coordinator, jobs: JobsApi, rules: SubmitRules) -> None:
+        self._coordinator = coordinator
+        self._jobs = jobs
+        self._rules = rules
+
+    async def probe(self, request: web.Request) -> web.Response:
+        """As its agent has said; nothing is asked of the node."""
+        name = NodeName(request.match_info["id"])
+        state = await self._coordinator.settled()
+        node = state.nodes.get(name)
+        if node is None:
+            raise unknown_node(name)
+        return reply(probe_view(state, node, self._coordinator.now()))
+
+    async def check(self, request: web.Request) -> web.Response:
+        """A job of this node with the free ones of its pool; its log tells what it finds."""
+        self._jobs.check_rate(request)
+        name = NodeName(request.match_info["id"])
+        asked = await struct_body(request, CheckRequest)
+        state, now = await self._coordinator.settled(), self._coordinator.now()
+        if name not in state.nodes:
+            raise unknown_node(name)
+        views = [node_view(node, now) for node in state.nodes.values()]
+        (this,) = (view for view in views if view.name == name)
+        if this.state.code != _FREE:
+            raise ApiError(
+                409,
+                "node_not_free",
+                f"{name} cannot be checked now: {this.state.text}",
+                "check it once it is free, or submit a check that waits: muster check --wait",
+            )
+        others = [v for v in views if v.name != name and v.pool == this.pool]
+        chosen = [this, *(view for view in others if view.state.code == _FREE)]
+        # The program of a check is read from files.
+        spec = await asyncio.to_thread(self._job, chosen, asked)
+        return await self._jobs.take(request, "", spec)
+
+    def _job(self, nodes: list[NodeView], asked: CheckRequest) -> JobSpec:
+        mapping = check_job(
+            [node.name for node in nodes],
+            networks_of(nodes),
+            size=asked.mib << 20,
+            timeout_s=asked.timeout_s,
+            key=secrets.token_hex(8),
+            pool=nodes[0].pool,
+            python=asked.python,
+        )
+        try:
+            document, _ = fill_in(Document(mapping), self._rules.defaults)
+            return parse_document(document)
+        except SpecError as error:
+            raise spec_problem(error) from error

@@ -1,0 +1,109 @@
+"""Bugs of the coordinator's core that show only where two rare things meet: nodes that are at fault
+at once, gangs that leave several nodes at once, and long leases on nodes that are cut off for long.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.outcome import CauseCode
+from orchestrator.core import evolve, silence, turn
+from orchestrator.core import service_facts as sf
+from orchestrator.core.limits import Limits, Quarantine
+from orchestrator.core.state import Node, State, Task
+from tests.orchestrator.core.playbook import Cluster, spec, task
+from tests.planted import Bug, put, wrap
+
+
+def no_more_than_a_share_of_a_pool_is_quarantined(_: Path) -> None:
+    """One that was spared before is at fault again, together with another."""
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.25)))
+    cluster.join("a", "b", "c", "d")
+    for number, name in enumerate(("c", "a"), 1):
+        cluster.submit(spec(placement={"include": [name]}, retry={"infra": 0}))
+        cluster.refuse(task(number, 1, 0), "disk_broken", node_fault=True)
+        cluster.clean(task(number, 1, 0))
+        cluster.beat(2)
+    cluster.resume("c")
+    cluster.submit(spec(nodes=2, placement={"include": ["a", "b"]}))
+    cluster.run_gang(max(cluster.state.jobs))
+    for name in ("a", "b"):
+        cluster.leave(name)
+    cluster.beat(1000)
+    out = sum(not node.in_service for node in cluster.state.nodes.values())
+    assert out == 1, f"{out} of 4 nodes are quarantined"
+
+
+def a_gang_leaves_its_nodes_once(_: Path) -> None:
+    """Both of its nodes are quarantined for what another job met there."""
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5)))
+    devices = tuple(GpuDevice(f"0{at}", f"GPU-{at}", "H100") for at in range(2))
+    for name in ("a", "b", "c", "d"):
+        cluster.join(name, machine_id=name, gpus=2, devices=devices)
+    for _number in (1, 2):
+        cluster.submit(spec(nodes=2, resources={"gpu": 1}, placement={"include": ["a", "b"]}))
+    first = cluster.job(1).attempts[0].tasks
+    for one in first:
+        cluster.refuse(one.id, "disk_broken", node_fault=True)
+    for one in first:
+        cluster.clean(one.id)
+    assert not any(cluster.node(name).in_service for name in ("a", "b"))
+    cause = cluster.job(2).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.DRAINED
+
+
+def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
+    """On a node that is cut off for longer than others may be."""
+    cluster = Cluster(limits=Limits(lease_s=30.0, lease_margin_s=10.0, brake_s=0.0))
+    cluster.join("a", "b")
+    cluster.submit(spec(lease_s=200.0))
+    cluster.run_gang(1)
+    cluster.leave("a")
+    cluster.beat(150)
+    assert cluster.job(1).attempts[0].cause is None, "it may run there, and is given up"
+    cluster.beat(200)
+    assert cluster.job(1).attempts[0].cause is not None, "it cannot run there, and is waited for"
+
+
+def _the_nodes_lease(state: State, node: Node, task: Task, limits: Limits) -> float:
+    """Whatever the job has said."""
+    return node.lease_until
+
+
+def _spared_for_good(real: Any) -> Any:
+    def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
+        before = node.spared
+        real(node, fact, at)
+        if isinstance(fact, sf.NodeBlamed):
+            node.spared = before
+
+    return apply_service
+
+
+class _NoFact:
+    """What is an instance of it is none."""
+
+
+BUGS = (
+    Bug(
+        "a job's own lease is nothing to the coordinator",
+        "I3",
+        put(silence, "gone_at", _the_nodes_lease),
+        a_job_goes_on_for_as_long_as_it_has_said,
+    ),
+    Bug(
+        "a node that was spared once counts for nothing when it is to be out after all",
+        "quarantine",
+        wrap(evolve, "apply_service", _spared_for_good),
+        no_more_than_a_share_of_a_pool_is_quarantined,
+    ),
+    Bug(
+        "a gang that is on two nodes which are drained at once is told twice to leave",
+        "books",
+        put(turn, "NodeDrained", _NoFact),
+        a_gang_leaves_its_nodes_once,
+    ),
+)
