@@ -199,7 +199,6 @@ def _hello(
     decision.facts += _ports_seen(state, hello.node, hello.ports)
     # Before the tasks: a rank may have died of it.
     decision.facts += _disks_seen(state, hello.node, hello.disks)
-    decision.facts += hardware_seen(state, hello.node, hello.hardware)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
@@ -220,7 +219,8 @@ def _hello(
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
-    # After the tasks: what ended them is the cause of that, and the drain of the others.
+    # After the tasks: who is ended by what he reports himself is not ended for this again.
+    decision.facts += hardware_seen(state, hello.node, hello.hardware)
     decision.facts += drained
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
-from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, Fact, StopRequested
+from orchestrator.core.facts import AttemptArranged, Fact
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
-from orchestrator.core.service_facts import NodeDrained
+from orchestrator.core.service_facts import HardwareReported, NodeDrained
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import Stimulus
 
@@ -49,25 +48,15 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
-        if _is_void(state, fact):
-            continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
         leased = any(isinstance(one, AttemptArranged) for one in followed.facts)
-        if leased or isinstance(fact, NodeDrained):
+        if leased or isinstance(fact, NodeDrained | HardwareReported):
             # A port is leased before another gang of the same report looks for one, and a gang is
-            # told once to leave, though two of its nodes are drained at once.
+            # told once to leave, though two of its nodes are drained at once, or two of its GPUs
+            # fail.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)
         done.actions += followed.actions
-
-
-def _is_void(state: State, fact: Fact) -> bool:
-    """Two things that are heard at once may each end a gang, a rank that failed and a GPU that fell
-    off the bus: the first is the cause, and there is nothing left to stop for the other."""
-    if not isinstance(fact, StopRequested):
-        return False
-    phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
-    return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -19,6 +19,7 @@ from orchestrator.core import durability as durabilities
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability
+from orchestrator.core.heartbeats import is_answer, is_bare
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.core.turn import turn
@@ -30,6 +31,8 @@ from tests.simulation.world import World
 
 LAZY_FLUSH_S = 0.2
 PATIENCE_S = 0.005
+HEARS_ON = range(450, 600)
+"""The seeds in which heartbeats are answered while a commit lasts. Others stay what they were."""
 Answered = Callable[[a.Result], None]
 
 
@@ -75,6 +78,7 @@ class Coordinator:
         self._flush_at: float | None = None
         self._held: list[a.Action] = []  # until the commit that waits for company
         self._patient = False
+        self._waits: list[a.Action] | None = None  # for the commit that goes on
         self._timers: dict[a.Timer, float] = {}
         self._sessions: dict[SessionId, Connection] = {}
         self._next_session = 1
@@ -98,7 +102,7 @@ class Coordinator:
         self._sessions.clear()
         self._requests.clear()
         self._busy, self._flush_at = False, None
-        self._held, self._patient = [], False
+        self._held, self._patient, self._waits = [], False, None
         self.state = self.disk.replay()
         self.world.log(f"coordinator starts, epoch {self.state.epoch + 1}")
         self.checkers.restarted(self.state)
@@ -265,9 +269,30 @@ class Coordinator:
         doom = self.doom
         if doom is not None and not any(isinstance(x, doom.fact) for x, _ in self.disk.staged):
             doom = None
+        self._waits = actions
+        if takes_s > self.limits.heartbeat_s / 4 and self.world.seed in HEARS_ON:
+            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
         self._later(takes_s, partial(self._committed, actions, doom))
 
+    def _hear_on(self, actions: list[a.Action]) -> None:
+        """The commit lasts: answer heartbeats, as the real shell does."""
+        if self._waits is not actions:
+            return
+        beats = [one for one in self._inbox if is_bare(self.state, one[0])]
+        self._inbox = [one for one in self._inbox if not is_bare(self.state, one[0])]
+        for stimulus, received in beats:
+            self.world.steps += 1
+            done = turn(self.state, stimulus, received, self.limits)
+            self.checkers.turned(self.state, done.facts)
+            actions += done.actions
+        answers = [action for action in actions if is_answer(action)]
+        actions[:] = [action for action in actions if not is_answer(action)]
+        self.world.met["answered_while_slow"] += len(answers)
+        if self._perform_all(answers):
+            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
+
     def _committed(self, actions: list[a.Action], doom: Doom | None) -> None:
+        self._waits = None
         if doom is not None:
             self._meet(doom, actions)
             return

@@ -31,6 +31,7 @@ WANTED = {
     "gap_noticed": 100,
     "slow_frame": 1_000,
     "slow_sync": 50,
+    "answered_while_slow": 50,
     "unsynced_facts_lost": 50,
     "answer_lost": 100,
     "cancel": 200,

@@ -13,6 +13,7 @@ from muster.daemon.errors import ConfigError
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.access import Access
 from orchestrator.api.token_file import TokenStore
+from orchestrator.core.decide import VERSION
 from tests.orchestrator.api.router import routes
 from tests.orchestrator.process import CoordinatorProcess, token_file
 
@@ -52,6 +53,9 @@ async def ask(coordinator: CoordinatorProcess, method: str, path: str, headers: 
             assert problem["status"] == answer.status
             assert problem["request_id"] == answer.headers["X-Request-Id"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Server"] == f"muster/{VERSION}"
+        if answer.status == 405:
+            assert answer.headers["Allow"]
         return answer.status
 
 

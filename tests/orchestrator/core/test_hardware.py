@@ -162,6 +162,12 @@ def test_an_agent_that_is_back_may_tell_of_both_at_once(cluster: Cluster) -> Non
     assert not cluster.node("a").in_service
 
 
+def test_two_gpus_of_a_gang_may_fail_at_once(cluster: Cluster) -> None:
+    report(cluster, "a", event(1), event(2, pci="0000:11:00.0", uuid=uuid(1)))
+    assert cause(cluster, 1).code is CauseCode.HARDWARE
+    assert len(cluster.node("a").hardware) == 2
+
+
 def test_where_the_kernel_says_nothing_the_rank_is(cluster: Cluster) -> None:
     how = ExitStatus(1)
     ranks = (RankReport(0, exit=how, error="RuntimeError: CUDA error: unspecified launch failure"),)

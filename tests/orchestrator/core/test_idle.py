@@ -20,6 +20,7 @@ from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.state import State
+from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
 HOOK = ("https://hooks.example.com/x",)
@@ -88,6 +89,18 @@ def test_all_nodes_for_the_whole_time_are_told_once() -> None:
     view = job_view(cluster.state, cluster.job(1), cluster.now)
     assert view.reason.text == "on n0, n1; all its GPUs have been used less than 5 % for 1h"
     assert check(cluster.state) == []
+
+
+def test_a_webhook_is_told_of_a_job_that_goes_on() -> None:
+    cluster, gang = running(NOTIFY, nodes=1)
+    cluster.beat(3600)
+    say(cluster, gang[0], 3600.0)
+    cluster.beat(5)
+    job = cluster.job(1)
+    number = job.notices_made
+    told = message(cluster.state, job, number, job.notices[number, 0], cluster.now)
+    assert (told.event, told.attempt, told.cause) == ("idle", 1, None)
+    assert "all its GPUs have been used less than 5 % for 1h" in told.job.reason.text
 
 
 def test_one_node_that_computes_is_enough() -> None:
