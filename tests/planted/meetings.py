@@ -7,11 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from muster.protocol.gpus import GpuDevice
-from muster.protocol.outcome import CauseCode
-from orchestrator.core import evolve, silence, turn
+from orchestrator.core import evolve, silence
 from orchestrator.core import service_facts as sf
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.state import Node, State, Task
@@ -36,25 +32,6 @@ def no_more_than_a_share_of_a_pool_is_quarantined(_: Path) -> None:
     cluster.beat(1000)
     out = sum(not node.in_service for node in cluster.state.nodes.values())
     assert out == 1, f"{out} of 4 nodes are quarantined"
-
-
-def a_gang_leaves_its_nodes_once(_: Path) -> None:
-    """Both of its nodes are quarantined for what another job met there."""
-    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=0.5)))
-    devices = tuple(GpuDevice(f"0{at}", f"GPU-{at}", "H100") for at in range(2))
-    for name in ("a", "b", "c", "d"):
-        cluster.join(name, machine_id=name, gpus=2, devices=devices)
-    for _number in (1, 2):
-        cluster.submit(spec(nodes=2, resources={"gpu": 1}, placement={"include": ["a", "b"]}))
-    first = cluster.job(1).attempts[0].tasks
-    for one in first:
-        cluster.refuse(one.id, "disk_broken", node_fault=True)
-    for one in first:
-        cluster.clean(one.id)
-    assert not any(cluster.node(name).in_service for name in ("a", "b"))
-    cause = cluster.job(2).attempts[0].cause
-    assert cause is not None
-    assert cause.code is CauseCode.DRAINED
 
 
 def a_job_goes_on_for_as_long_as_it_has_said(_: Path) -> None:
@@ -85,16 +62,6 @@ def _spared_for_good(real: Any) -> Any:
     return apply_service
 
 
-def _told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each drain ends it, and that it is ended already is overlooked."""
-    monkeypatch.setattr(turn, "NodeDrained", _NoFact)
-    monkeypatch.setattr(turn, "_is_void", lambda *_: False)
-
-
-class _NoFact:
-    """What is an instance of it is none."""
-
-
 BUGS = (
     Bug(
         "a job's own lease is nothing to the coordinator",
@@ -107,11 +74,5 @@ BUGS = (
         "quarantine",
         wrap(evolve, "apply_service", _spared_for_good),
         no_more_than_a_share_of_a_pool_is_quarantined,
-    ),
-    Bug(
-        "a gang that is on two nodes which are drained at once is told twice to leave",
-        "books",
-        _told_twice,
-        a_gang_leaves_its_nodes_once,
     ),
 )
