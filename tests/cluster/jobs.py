@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from examples.local_cluster import LocalCluster
+from muster.protocol.states import JobState
 
 PATIENCE_S = 60.0
 
@@ -40,6 +41,11 @@ def await_file(path: Path) -> str:
     """Wait until a job has written `path` whole: it ends with a newline."""
     until(lambda: path.exists() and path.read_text().endswith("\n"), f"{path} written")
     return path.read_text()
+
+
+def await_running(cluster: LocalCluster, job: str) -> None:
+    """Wait until the coordinator knows that a job runs: what its ranks write comes before."""
+    until(lambda: cluster.client().job(int(job)).state is JobState.RUNNING, f"job {job} runs")
 
 
 def log_of(cluster: LocalCluster, job: str, *options: str) -> str:

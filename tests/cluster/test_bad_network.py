@@ -11,7 +11,7 @@ import pytest
 from examples.rig.proxy import Connection, End, Flow, Way
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import await_file, log_of, submit, until, wait
+from tests.cluster.jobs import await_file, await_running, log_of, submit, until, wait
 from tests.cluster.proxied import COUNT, SWALLOW, ProxiedCluster, whole
 
 HEARTBEAT_S = 2.0
@@ -36,6 +36,8 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster
 def cluster(crossed: ProxiedCluster) -> Iterator[ProxiedCluster]:
     yield crossed
     mend(crossed)
+    for job in crossed.client().jobs(states=[JobState.RUNNING, JobState.PREPARING]):
+        crossed.muster("cancel", "--wait", str(job.id))
 
 
 def mend(cluster: ProxiedCluster) -> None:
@@ -59,6 +61,7 @@ def start_counting(cluster: ProxiedCluster, folder: Path) -> str:
     job = submit(cluster, folder, nodes=2, run=COUNT)
     for rank in (0, 1):
         await_file(folder / f"pids.{rank}")
+    await_running(cluster, job)
     until(lambda: bool(cluster.proxies[NODE].live(LOGS)), "logs are on their way")
     return job
 

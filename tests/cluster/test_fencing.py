@@ -16,9 +16,8 @@ import yaml
 from agent.shim.linux import descendants
 from examples.local_cluster import Daemon, LocalCluster, free_port
 from muster.protocol.outcome import CauseCode
-from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, submit, until, wait
 
 RUN = """
 echo $$ >> ran.$MUSTER_ATTEMPT
@@ -59,7 +58,7 @@ def refusal(daemon: Daemon) -> str:
 
 def ends_well(cluster: LocalCluster, folder: Path, job: str, pid: str) -> None:
     """The job was not touched: one attempt, the same process."""
-    assert cluster.client().job(int(job)).state is JobState.RUNNING
+    await_running(cluster, job)
     assert alive(int(pid))
     (folder / "go").touch()
     assert wait(cluster, job) == 0

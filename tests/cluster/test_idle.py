@@ -11,7 +11,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from muster.protocol.states import JobState
-from tests.cluster.jobs import submit, until
+from tests.cluster.jobs import await_running, submit, until
 
 # One GPU, as `pynvml` shows it; how much it is used stands in a file.
 DRIVER = """
@@ -79,7 +79,7 @@ def test_it_is_told_and_then_cancelled_and_one_that_computes_is_not(
 ) -> None:
     idle = {"for": "1m", "action": "stop"}
     job = submit(cluster, tmp_path, run="sleep 600", idle=idle)
-    until(lambda: cluster.client().job(int(job)).state is JobState.RUNNING, "it runs")
+    await_running(cluster, job)
     # It computes; from here on it does not.
     used.write_text("4")
     until(lambda: "IdleJudged" in kinds(cluster, job), "it is told")

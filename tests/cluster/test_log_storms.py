@@ -16,8 +16,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from muster.client import load_settings
-from muster.protocol.states import JobState
-from tests.cluster.jobs import submit, until, wait
+from tests.cluster.jobs import await_running, submit, until, wait
 
 MIB = 1 << 20
 GROWTH_MAX = 64 * MIB
@@ -144,7 +143,7 @@ def test_slow_readers_slow_nobody_and_cost_nothing(
     (tmp_path / "program.py").write_text(PROGRAMS["burst"])
     script = "until [ -e go ]; do sleep 0.05; done; python3 program.py"
     job = submit(own_cluster, tmp_path, run=script)
-    until(lambda: own_cluster.client().job(int(job)).state is JobState.RUNNING, "it runs")
+    await_running(own_cluster, job)
     stop = threading.Event()
     read = [0] * 50
 

@@ -12,7 +12,7 @@ from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState
-from tests.cluster.jobs import await_file, log_of, submit, until, wait
+from tests.cluster.jobs import await_file, await_running, log_of, submit, until, wait
 from tests.cluster.proxied import COUNT, whole
 
 pytestmark = pytest.mark.root
@@ -40,6 +40,7 @@ def start(cluster: NamespaceCluster, folder: Path) -> str:
     job = submit(cluster, folder, nodes=2, run=COUNT)
     for rank in (0, 1):
         await_file(folder / f"pids.{rank}")
+    await_running(cluster, job)
     return job
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
-from muster.protocol.states import JobState
-from tests.cluster.jobs import alive, submit, until, wait
+from tests.cluster.jobs import alive, await_running, submit, until, wait
 
 FOUR_AND_TWO = {"node-1": 4, "node-2": 2}
 PLACES = [(rank, 1 if rank < 4 else 2, rank if rank < 4 else rank - 4) for rank in range(6)]
@@ -103,7 +102,7 @@ def test_ranks_that_we_started_outlive_both_daemons(
     for daemon in daemons:
         daemon.start()
     own_cluster.wait_for_nodes()
-    assert own_cluster.client().job(int(job)).state is JobState.RUNNING
+    await_running(own_cluster, job)
     (tmp_path / "go").touch()
     assert wait(own_cluster, job) == 0
     printed = own_cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout

@@ -12,7 +12,7 @@ import pytest
 from agent.logs.source import EMPTIED
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
-from tests.cluster.jobs import alive, await_file, log_of, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, log_of, submit, until, wait
 
 # Counts to a hundred once it may; says who it is, so that a second run would show.
 COUNT = """
@@ -42,7 +42,7 @@ def test_a_running_job_does_not_notice(own_cluster: LocalCluster, tmp_path: Path
     for daemon in victims(own_cluster, who):
         daemon.start()
     own_cluster.wait_for_nodes()
-    assert own_cluster.client().job(int(job)).state is JobState.RUNNING
+    await_running(own_cluster, job)
     (tmp_path / "go").touch()
     assert wait(own_cluster, job) == 0
     for rank in (0, 1):

@@ -12,7 +12,7 @@ import pytest
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, submit, until, wait
 
 TREE = Path(__file__).resolve().parents[2]
 # The first rank that fails stops the others: it fails when they have ended.
@@ -118,7 +118,7 @@ def test_an_upgrade_under_a_running_job_is_not_noticed(
         become(daemon, new)
         daemon.start()
     mixed.wait_for_nodes()
-    assert mixed.client().job(int(job)).state is JobState.RUNNING
+    await_running(mixed, job)
     finish(mixed, job, tmp_path)
 
 
