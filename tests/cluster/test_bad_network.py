@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.rig.proxy import Connection, End, Flow, Way
-from muster.protocol.states import JobState
+from muster.protocol.states import ENDED_STATES, JobState
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import await_file, await_running, log_of, submit, until, wait
 from tests.cluster.proxied import COUNT, SWALLOW, ProxiedCluster, whole
@@ -36,8 +36,9 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster
 def cluster(crossed: ProxiedCluster) -> Iterator[ProxiedCluster]:
     yield crossed
     mend(crossed)
-    for job in crossed.client().jobs(states=[JobState.RUNNING, JobState.PREPARING]):
-        crossed.muster("cancel", "--wait", str(job.id))
+    for job in crossed.client().all_jobs().jobs:
+        if job.state not in ENDED_STATES:
+            crossed.muster("cancel", "--wait", str(job.id))
 
 
 def mend(cluster: ProxiedCluster) -> None:
