@@ -61,11 +61,12 @@ class Template:
         async with self._turn:
             await self._ensure()
 
-    async def spawn(self, task_dir: Path) -> int:
+    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
         """Fork the shim of the task that the folder is named after; returns its pid.
 
         Its path is absolute. The folder is made where it is missing, its parent must be there.
-        On return the shim can be connected to. Raises SpawnError.
+        On return the shim can be connected to; `given`, where there is one, is its end of a first
+        connection, on which it says nothing before it was told something. Raises SpawnError.
         """
         if not task_dir.is_absolute():
             raise SpawnError(f"the task's folder {task_dir} is no absolute path")
@@ -78,7 +79,7 @@ class Template:
             for last in (False, True):
                 try:
                     await self._ensure()
-                    answer = await self._ask(request)
+                    answer = await self._ask(request, given)
                 except (OSError, EOFError, TimeoutError) as error:
                     # It died, now or while nobody looked: once more with a new one.
                     await self._end()
@@ -112,11 +113,15 @@ class Template:
         if not ready.get("ready"):
             raise SpawnError(f"the shim template answered {ready!r} in place of ready")
 
-    async def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, object], given: socket.socket | None) -> dict[str, Any]:
         assert self._channel is not None
         self._asked += 1
         # A packet is taken whole or not at all; the template has at most one that it has not read.
-        self._channel.send(json.dumps({**request, "id": self._asked}).encode())
+        packet = json.dumps({**request, "id": self._asked}).encode()
+        if given is None:
+            self._channel.send(packet)
+        else:
+            socket.send_fds(self._channel, [packet], [given.fileno()])
         return await self._answer(self._asked, self._awaited(self._asked), ANSWER_S)
 
     def _awaited(self, number: int) -> asyncio.Future[dict[str, Any]]:

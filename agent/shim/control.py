@@ -78,10 +78,18 @@ class Control:
         if uid not in (0, os.geteuid()):
             connection.close()
             return
+        self._serve(connection)
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve whoever had the task begun: what a new one would say is no news there."""
+        self._serve(connection).stale = False
+
+    def _serve(self, connection: socket.socket) -> Client:
         connection.setblocking(False)
         client = self._clients[connection.fileno()] = Client(connection)
         self._loop.watch(connection.fileno(), lambda: self._receive(client))
         self.on_company()
+        return client
 
     def _receive(self, client: Client) -> None:
         try:

@@ -13,6 +13,7 @@ LOCK = "lock"
 IDENTITY = "shim.json"
 EXIT = "exit.json"
 SOCKET = "shim.sock"
+HOSTFILE = "hostfile"
 LOGS = "logs"
 TORCHRUN_LOGS = "torchrun"
 ERRORS = "errors"
@@ -75,13 +76,24 @@ def write_exit(folder_fd: int, document: dict[str, object]) -> None:
     _replace(folder_fd, EXIT, document, sync=True)
 
 
+def write_hostfile(folder_fd: int, text: str) -> None:
+    """Readable by the job. Raises OSError."""
+    _replace_bytes(folder_fd, HOSTFILE, text.encode(), sync=False, mode=0o644)
+
+
 def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
+    _replace_bytes(folder_fd, name, json.dumps(document).encode(), sync)
+
+
+def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
     temporary = f".{name}.new"
     # What has been reserved is written over, and what is left of it given back.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
     try:
-        data = json.dumps(document).encode()
+        if mode != 0o600:
+            # Whatever the umask.
+            os.fchmod(fd, mode)
         size = len(data)
         while data:
             data = data[os.write(fd, data) :]

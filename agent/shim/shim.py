@@ -56,7 +56,7 @@ def live(
         channel.settimeout(READY_PAUSE_S if ready is None else None)
         try:
             data, fds, _, _ = socket.recv_fds(
-                channel, REQUEST_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC
+                channel, REQUEST_BYTES_MAX, 4, socket.MSG_CMSG_CLOEXEC
             )
         except TimeoutError:
             ready = _get_ready(options, ahead=True)
@@ -172,9 +172,10 @@ def _run(
 ) -> int:
     """Be the shim of task `name` until it is released; returns 0 when nothing of it is left.
 
-    `fds`: its folder, the lock of that, its listening socket. The channel hears of the end.
+    `fds`: its folder, the lock of that, its listening socket, and that of whoever wanted it, if
+    given. The channel hears of the end.
     """
-    folder_fd, lock, listening = fds
+    folder_fd, lock, listening, *given = fds
     listener = socket.socket(fileno=listening)
     listener.setblocking(False)
     try:
@@ -185,6 +186,8 @@ def _run(
             control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
             task.changed, task.flush = control.changed, control.flush
             _watch_company(loop, control, task, options)
+            for fd in given:
+                control.take(socket.socket(fileno=fd))
             loop.run()
             os.unlink(record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
