@@ -24,6 +24,7 @@ class Client:
         self.connection = connection
         self.received = b""
         self.unsent = b""
+        self.writing = False  # a turn of the loop is to go on with it
         self.stale = True
 
 
@@ -119,7 +120,10 @@ class Control:
         except OSError:
             self._drop(client)
             return
-        writing = (lambda: self._send(client)) if client.unsent else None
+        if bool(client.unsent) is client.writing:
+            return
+        client.writing = not client.writing
+        writing = (lambda: self._send(client)) if client.writing else None
         self._loop.watch(client.connection.fileno(), lambda: self._receive(client), writing)
 
     def _drop(self, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import stat
@@ -43,18 +44,24 @@ def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> 
 
     `mark` is in the environment of every process of the task.
     """
-    own = linux.stat_of(os.getpid())
     document = {
         "v": 1,
         "task": task,
         "pid": os.getpid(),
-        "start_time": None if own is None else own[2],
+        "start_time": _start_time(os.getpid()),
         "boot_id": linux.boot_id(),
         "mark": mark,
         "cgroup": cgroup,
     }
     # Not synced: after a power failure there is no shim either.
     _replace(folder_fd, IDENTITY, document, sync=False)
+
+
+@functools.cache
+def _start_time(own: int) -> int | None:
+    """Of this process, whose number is `own`: a child of a fork has another one."""
+    stat = linux.stat_of(own)
+    return None if stat is None else stat[2]
 
 
 def reserve_exit(folder_fd: int) -> None:

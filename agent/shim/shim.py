@@ -176,7 +176,8 @@ def _run(
     given. The channel hears of the end.
     """
     folder_fd, lock, listening, *given = fds
-    listener = socket.socket(fileno=listening)
+    # Told what they are, Python need not ask the kernel.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=listening)
     listener.setblocking(False)
     try:
         with Loop() as loop:
@@ -187,7 +188,7 @@ def _run(
             task.changed, task.flush = control.changed, control.flush
             _watch_company(loop, control, task, options)
             for fd in given:
-                control.take(socket.socket(fileno=fd))
+                control.take(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd))
             loop.run()
             os.unlink(record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
