@@ -27,6 +27,7 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
+from agent.process.left_units import left_units
 from agent.process.remains import remains
 from muster.fabric import affinity
 from muster.fabric.choice import choose
@@ -110,6 +111,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
         found += surroundings.of_earlier_lives(remains())
+        found += surroundings.of_left_units(left_units())
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",
