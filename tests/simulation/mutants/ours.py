@@ -21,7 +21,7 @@ from orchestrator.core.placement import Waiting
 from orchestrator.core.state import Attempt, Job, Node, State
 from orchestrator.core.task import reached
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _put, _wrap
+from tests.simulation.mutants.books import _wrap
 
 
 def _arranges_holes(real: Any) -> Any:
