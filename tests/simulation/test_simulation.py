@@ -131,6 +131,7 @@ def test_what_outlives_sigkill_holds_up_nobody_and_is_not_run_beside() -> None:
     assert min(met["held"], met["escapes"], met["given_up"]) >= 3, met
 
 
+@pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
     met, _ = told(ORDINARY, capsys)
     missing = [kind for kind in KINDS if not met[kind]]
