@@ -24,7 +24,7 @@ from agent.core.stimuli import (
 from agent.descriptors import NoDescriptorsError, check_descriptors
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
-from agent.gpus import GpuGoneError, Gpus
+from agent.gpus import GpuDirtyError, GpuGoneError, Gpus
 from agent.hangs.watch import HangWatch
 from agent.idle import IdleWatch
 from agent.keeper import Hostfile, Keeper
@@ -33,7 +33,7 @@ from agent.ports import NoPortsError, free_ports
 from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
-from agent.process.template import Template
+from agent.process.shims import Shims
 from agent.proof.proofs import Proofs
 from muster.daemon.errors import DaemonError
 from muster.daemon.tasks import TaskOwner
@@ -52,7 +52,7 @@ class Tasks:
     def __init__(
         self,
         folders: Folders,
-        template: Template,
+        shims: Shims,
         logs: LogShipper,
         ports: Ports,
         network: NetworkProbe,
@@ -66,7 +66,7 @@ class Tasks:
         owner: TaskOwner,
     ) -> None:
         self._folders = folders
-        self._template = template
+        self._shims = shims
         self._logs = logs
         self._range = ports
         self._network = network
@@ -183,12 +183,15 @@ class Tasks:
             return
         await keeper.run(connection)
 
-    async def _spawn(self, task: TaskId) -> socket.socket:
-        """Our end of the connection to a new shim."""
+    async def _spawn(self, task: TaskId) -> socket.socket | None:
+        """Our end of the connection to a new shim; None where it has to be connected to."""
+        if not self._shims.gives:
+            await self._shims.spawn(self._folders.path(task))
+            return None
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                await self._template.spawn(self._folders.path(task), theirs)
+                await self._shims.spawn(self._folders.path(task), theirs)
         except BaseException:
             ours.close()
             raise
@@ -215,6 +218,8 @@ def _code(error: Exception) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
+        case GpuDirtyError():
+            return "gpu_dirty"
         case DiskFullError():
             return "no_space"
         case PreflightError():

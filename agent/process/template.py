@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from muster.daemon.errors import DaemonError
+from agent.process.shims import ShimOptions, SpawnError, request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES_MAX = 65536
@@ -27,22 +25,10 @@ END_S = 5.0
 READY = 0
 
 
-class SpawnError(DaemonError):
-    """No shim could be started; the text says why."""
-
-
-class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How shims differ from the defaults of agent/shim/options.py. Times in seconds."""
-
-    cgroup: bool = True
-    cgroup_parent: str | None = None
-    orphan_s: float = 30.0
-    linger_s: float = 30.0
-    unkillable_s: float = 60.0
-
-
 class Template:
     """Forks shims. A template that died is replaced when the next shim is wanted."""
+
+    gives = True
 
     def __init__(self, options: ShimOptions | None = None) -> None:
         self._options = options or ShimOptions()
@@ -62,19 +48,8 @@ class Template:
             await self._ensure()
 
     async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
-        """Fork the shim of the task that the folder is named after; returns its pid.
-
-        Its path is absolute. The folder is made where it is missing, its parent must be there.
-        On return the shim can be connected to; `given`, where there is one, is its end of a first
-        connection, on which it says nothing before it was told something. Raises SpawnError.
-        """
-        if not task_dir.is_absolute():
-            raise SpawnError(f"the task's folder {task_dir} is no absolute path")
-        request = {
-            **msgspec.to_builtins(self._options),
-            "task_dir": str(task_dir),
-            "task": task_dir.name,
-        }
+        """As agent/process/shims.py says."""
+        request = request_of(task_dir, self._options)
         async with self._turn:
             for last in (False, True):
                 try:
