@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import NodeName, parse_task_id
 from muster.protocol.messages import Inventory
 from muster.spec.types import JobSpec
+from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from tests.simulation.cards import Cards, with_cards
@@ -287,6 +288,19 @@ class Cluster:
             return f"webhooks of {told} are not told, or {self.coordinator.state.looks} go on"
         if self.disk.staged:
             return "facts are not on disk"
+        return self._undelivered()
+
+    def _undelivered(self) -> str | None:
+        """Whose log is waited for, and never comes. Of a task that its node has refused nobody
+        can tell from here whether its setup has run."""
+        for job in self.coordinator.state.jobs.values():
+            ground = self.checkers.ground
+            kept = [parse_task_id(task) for task in ground.stored | ground.burnt]
+            stored = {(number, rank) for mine, number, rank in kept if mine == job.id}
+            for task in awaited(job, stored):
+                there = self.gone is None or task.node != self.gone.name
+                if there and task.prepared is not None:
+                    return f"the log of {task.id} is waited for"
         return None
 
     def _reckon(self) -> None:

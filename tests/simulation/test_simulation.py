@@ -18,9 +18,9 @@ from tests.simulation.faults import KINDS, STEPS, WINDOWS
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
 SEEDS_A_BLOCK = 50
-ORDINARY = (0, 6, 8, 9)
+ORDINARY = (0, 6, 8, 17)
 """Blocks that always run: without what came later, and with all of it."""
-ALL = range(12)
+ALL = (0, 1, 2, 4, 6, 7, 8, 9, 16, 17, 18, 19)
 STEPS_LEAST = 2_000_000
 
 # Besides the kinds of the swarm: what has to happen, and how often at least in all blocks.
@@ -44,6 +44,15 @@ WANTED = {
     "refused": 50,
     "rank_failed": 100,
     "warned": 50,
+    "hardware_shown": 100,
+    "hardware_note": 100,
+    "hardware_critical": 100,
+    "xid_shown": 100,
+    "xid_critical": 100,
+    "hardware_ended_attempt": 100,
+    "rank_still": 100,
+    "gpu_idle": 100,
+    "hang_judged": 100,
     "hold": 200,
     "change": 500,
     "signalled": 300,
