@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.ids import NodeName, parse_task_id
+from muster.protocol.ids import NodeName
 from muster.protocol.messages import Inventory
 from muster.spec.types import JobSpec
-from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
+from orchestrator.core.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
@@ -288,20 +288,17 @@ class Cluster:
             return f"webhooks of {told} are not told, or {self.coordinator.state.looks} go on"
         if self.disk.staged:
             return "facts are not on disk"
-        return self._undelivered()
-
-    def _undelivered(self) -> str | None:
-        """Whose log is waited for, and never comes. Of a task that its node has refused nobody
-        can tell from here whether its setup has run."""
-        for job in self.coordinator.state.jobs.values():
-            ground = self.checkers.ground
-            kept = [parse_task_id(task) for task in ground.stored | ground.burnt]
-            stored = {(number, rank) for mine, number, rank in kept if mine == job.id}
-            for task in awaited(job, stored):
-                there = self.gone is None or task.node != self.gone.name
-                if there and task.prepared is not None:
-                    return f"the log of {task.id} is waited for"
         return None
+
+    def _logs_came(self, job: Job) -> None:
+        """Nobody is told for ever that a log is not complete, but where it was lost with its disk."""
+        if "folder_loss" in self.swarm.chosen:
+            return
+        for attempt in job.attempts:
+            for task in attempt.tasks:
+                owed = task.leaves_log and task.id not in self.checkers.ground.stored
+                if owed and (self.gone is None or task.node != self.gone.name):
+                    raise Violation(f"I6: the log of {task.id} never came, and is waited for")
 
     def _reckon(self) -> None:
         state = self.coordinator.state
@@ -321,6 +318,7 @@ class Cluster:
             if client.job is None or state.jobs[client.job].as_submitted != client.spec:
                 raise Violation(f"I1: {client.spec.name} is job {client.job}, which is another")
         for job in state.jobs.values():
+            self._logs_came(job)
             assert job.cause is not None
             self.world.met[f"job_{job.cause.outcome.value}"] += 1
             self.world.met[f"cause_{job.cause.code.value}"] += 1

@@ -251,7 +251,6 @@ class Swarm:
         node = self._busy()
         if not self._power(node, self.world.rng.uniform(2.0, 90.0)):
             return False
-        self.cluster.checkers.ground.burnt.update(node.machine.folders)
         node.machine.folders.clear()
         return True
 

@@ -42,7 +42,6 @@ class Ground:
     succeeded_tasks: set[TaskId] = field(default_factory=set)
     ran: set[TaskId] = field(default_factory=set)
     stored: set[TaskId] = field(default_factory=set)  # all of its log, with the coordinator
-    burnt: set[TaskId] = field(default_factory=set)  # lost with the disk of its node
     failures: dict[tuple[JobId, int, int], ExitStatus] = field(default_factory=dict)
 
     @property
