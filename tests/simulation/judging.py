@@ -13,6 +13,7 @@ from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import State
+from orchestrator.core.task import OVER
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
@@ -95,7 +96,7 @@ class Judging:
         for (job, number), share in state.nodes[name].holders.items():
             attempt = state.jobs[job].attempts[number - 1]
             runs = attempt.phase not in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
-            there = any(task.node == name for task in attempt.present)
+            there = any(task.node == name and task.state not in OVER for task in attempt.present)
             has = event.uuid in share.gpus or (share.whole and not share.gpus)
             if event.grade is Grade.CRITICAL and has and runs and there:
                 self.checkers.fail(f"hardware: {event.text} of {name}, and job {job} goes on")

@@ -49,7 +49,7 @@ WANTED = {
     "hardware_critical": 100,
     "xid_shown": 100,
     "xid_critical": 100,
-    "hardware_ended_attempt": 100,
+    "hardware_ended_attempt": 50,
     "rank_still": 100,
     "gpu_idle": 100,
     "hang_judged": 100,
