@@ -130,6 +130,7 @@ def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) 
     assert not failures, failures[0]
 
 
+@pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
     met, steps = told(ORDINARY, capsys)
     assert steps >= STEPS_LEAST
