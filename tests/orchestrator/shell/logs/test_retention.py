@@ -25,12 +25,13 @@ DAY = 86400.0
 
 def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLEANED) -> Any:
     """As much of a job as retention looks at; one task, of attempt 1 on node 0."""
-    task = SimpleNamespace(state=state, rank=0)
+    task = SimpleNamespace(leaves_log=state is not TaskState.LOST, prepared=object(), rank=0)
     return SimpleNamespace(
         id=JobId(number),
         phase=JobPhase.ACTIVE if ended_at is None else JobPhase.ENDED,
         ended_at=ended_at,
         attempts=[SimpleNamespace(number=1, tasks=[task])],
+        spec=SimpleNamespace(setup=None),
     )
 
 
