@@ -219,8 +219,8 @@ class Client:
         return self._read(EventFeed(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
-        """All nodes."""
-        return self._call(calls.nodes())
+        """All nodes, over as many pages as it takes."""
+        return self._run(calls.all_nodes())
 
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
@@ -230,11 +230,12 @@ class Client:
         """What the coordinator knows of a node's GPUs, networks and RDMA."""
         return self._call(calls.probe(name))
 
-    def check(self, name: str, *, mib: int = 16) -> JobSummary:
-        """Submit a job that checks a node against the free ones of its pool. Raises ApiError (409
-        where the node is not free). What it finds is in the job's log; `muster check` reads that.
+    def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
+        """Submit a job that checks a node against the free ones of its pool; as `submit`, once
+        under the same `key`. Raises ApiError (409 where the node is not free). What it finds is in
+        the job's log; `muster check` reads that.
         """
-        return self._call(calls.check(name, CheckRequest(mib)))
+        return self._call(calls.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
 
     def drain(
         self,

@@ -122,8 +122,9 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 
 class NoticeView(msgspec.Struct, frozen=True):
-    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`), since
-    when, and (`problem`) why that did not succeed so far. `to` is where the webhook is."""
+    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`, `hung`,
+    `slow`, `idle`), since when, and (`problem`) why that did not succeed so far. `to` is where the
+    webhook is."""
 
     to: str
     event: str
@@ -302,7 +303,10 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
+    """A page of nodes, in the order of their names; `cursor` asks for the next one, if there is."""
+
     nodes: tuple[NodeView, ...]
+    cursor: str | None = None
 
 
 class EventView(msgspec.Struct, frozen=True):

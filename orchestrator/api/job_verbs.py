@@ -79,7 +79,7 @@ class JobVerbsApi:
         """Why the job waits, runs where it does, or ended."""
         name = job_id(request)
         state, job = await find_job(self._coordinator, name)
-        return reply(explain(state, job, self._coordinator.now()))
+        return reply(explain(state, job, self._coordinator.now(), self._coordinator.limits))
 
     async def signal(self, request: web.Request) -> web.Response:
         """To the ranks on all nodes; ends nothing by itself."""

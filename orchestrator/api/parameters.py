@@ -36,6 +36,16 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[_Word | None, Meta(description="the next page: of the page before")] = None
 
 
+class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/nodes, in the order of their names."""
+
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = PAGE_MAX
+    cursor: Annotated[
+        Annotated[str, Meta(max_length=400)] | None,
+        Meta(description="the next page: of the page before"),
+    ] = None
+
+
 class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs/{id}/wait."""
 

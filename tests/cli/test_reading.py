@@ -359,6 +359,25 @@ def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     assert "attempt 1: as above\n" in text
 
 
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            "rank 9 on gpu-03 exited with code 17: ValueError: loss is nan at step 1200",
+            "rank 9 on gpu-03 exited with code 17",
+        ),
+        ("x" * 100, "x" * 59 + "…"),
+    ],
+)
+def test_a_line_of_the_timeline_says_what_it_is_about(
+    run: Run, fake: FakeCoordinator, said: str, line: str
+) -> None:
+    fake.put(ended(job_view(timeline=(api.Step(timestamp(2), said),)), JobState.FAILED, 17, said))
+    text = run("show", "42").stdout.decode()
+    assert text.count(said) == 1
+    assert f"  {line}: as above\n" in text
+
+
 def test_what_many_nodes_refuse_alike_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     view = failed_job()
     (attempt,) = view.attempts

@@ -16,6 +16,7 @@ from orchestrator.core import facts as f
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import chance, explain
 from orchestrator.core.job import JobPhase
+from orchestrator.core.limits import Limits
 from orchestrator.core.placement import Waiting, place
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import State
@@ -24,7 +25,7 @@ from tests.orchestrator.core.test_meeting import eth
 
 
 def told(cluster: Cluster, job: int) -> h.Explanation:
-    return explain(cluster.state, cluster.job(job), cluster.now)
+    return explain(cluster.state, cluster.job(job), cluster.now, cluster.limits)
 
 
 def said(found: h.Explanation) -> dict[str, tuple[bool, str]]:
@@ -286,7 +287,7 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
     state = state_of(nodes, jobs, taken, avoid)
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now)
+        found = explain(state, job, now, Limits())
         # The queue of its pool alone: the scheduler takes pools in any order.
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
@@ -313,7 +314,7 @@ def test_what_it_says_would_start_now_does(
     state = state_of(nodes, jobs, taken, set())
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now)
+        found = explain(state, job, now, Limits())
         for hint in found.hints:
             trial = deepcopy(state)
             trial.queues = {job.spec.pool: trial.queues[job.spec.pool]}
