@@ -25,7 +25,7 @@ _TASKS: Final = (
     Column("RANK", right=True, drop=1),
     Column("ROLE", drop=2),
     Column("STATE"),
-    Column("RANKS"),
+    Column("RANKS", elastic=True, wraps=True),
     Column("EXIT"),
     Column("REFUSED OR LEFT", elastic=True, wraps=True),
 )
@@ -257,14 +257,14 @@ def exit_text(status: ExitStatus) -> str:
     return "-" if status.code is None else str(status.code)
 
 
-def _shorter(lead: str, sentence: str) -> str:
+def _shorter(lead: str, rest: str, sentence: str) -> str:
     """What stands above already, by its first words where nothing else says what it is about."""
     if lead:
-        return f"{lead}{_AS_ABOVE}"
+        return f"{lead}{_AS_ABOVE}{rest}"
     first = re.split("[:;] ", sentence, maxsplit=1)[0]
     if len(first) > _WORDS_CHARS:
         first = f"{first[: _WORDS_CHARS - 1].rstrip()}…"
-    return f"{first}: {_AS_ABOVE}"
+    return f"{first}: {_AS_ABOVE}{rest}"
 
 
 def _print_timeline(view: JobView, told: set[str]) -> None:
@@ -277,9 +277,9 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     before = view.timeline[0].at
     for step in view.timeline:
         text = safe(step.text)
-        for sentence in told:
-            if len(sentence) > _SHORT and text.endswith(safe(sentence)):
-                text = _shorter(text.removesuffix(safe(sentence)), safe(sentence))
+        for sentence in map(safe, told):
+            if len(sentence) > _SHORT and sentence in text:
+                text = _shorter(*text.split(sentence, 1), sentence)
         at = moment(step.at) if wide else moment(step.at)[11:-1]
         print(paragraph(text, first=f"  {at}  {'+' + length(step.at - before):>7}  "))
         before = step.at

@@ -31,6 +31,7 @@ from orchestrator.shell.coordinator import Coordinator
 
 REASON_CHARS_MAX: Final = 1000
 RANK_MAX: Final = 10**7
+_SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"
 
 
@@ -88,7 +89,8 @@ class JobVerbsApi:
         try:
             signal = signal_name(str(asked.signal))
         except RefusedError as error:
-            raise bad_field("signal", f"{error.message}; {error.hint}") from error
+            given = str(asked.signal)[:_SHOWN_CHARS]
+            raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
         if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
             raise bad_field("rank", "is not the number of a rank")
         user = request[TOKEN].user

@@ -147,7 +147,7 @@ def test_each_wrong_state_is_one_sentence_and_what_to_do(
     job = submit()
     for arguments, said, hint in (
         (("signal", job, "USR1"), f"job {job} is QUEUED: only the ranks", "muster cancel"),
-        (("signal", job, "NOPE"), "signal: is not a signal", ""),
+        (("signal", job, "NOPE"), "signal: `NOPE`: is not a signal", ""),
         (("rerun", "999999"), "there is no job 999999", "muster ps -a"),
         (("explain", "999999"), "there is no job 999999", "muster ps -a"),
     ):
