@@ -391,7 +391,7 @@ def _gpus_taken(state: State, prepare: m.PrepareTask) -> m.Refusal | None:
         both = set(held.gpus) & set(prepare.gpus)
         if both and not _over(held):
             text = f"task {held.id} on this node still has {', '.join(sorted(both))}"
-            return m.Refusal("gpu_busy", text, node_fault=True)
+            return m.Refusal(m.GPU_BUSY, text, node_fault=True)
     return None
 
 

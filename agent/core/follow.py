@@ -201,9 +201,9 @@ def _tidy(held: HeldTask) -> list[a.Action]:
     """A task goes when the coordinator has its end and all of its log."""
     if not held.forgotten or task_state(held) is not TaskState.CLEANED:
         return []
-    if held.status is None:
-        return [a.RemoveTask(held.id)]
-    found: list[a.Action] = [a.TellShim(held.id, ShimRelease())]
+    found: list[a.Action] = []
+    if held.status is not None:
+        found.append(a.TellShim(held.id, ShimRelease()))
     if held.logs_stored:
         found.append(a.RemoveTask(held.id))
     return found

@@ -89,6 +89,10 @@ def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Invent
     )
 
 
+GPU_BUSY: Final = "gpu_busy"
+"""Of a refusal: another task on the node has a GPU of this one's, which so is not begun."""
+
+
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a node cannot do its part. `node_fault`: for its own sake, another node might do."""
 

@@ -11,7 +11,6 @@ import structlog
 from aiohttp import web
 
 from muster.protocol.http import LogRecord, LogTrailer
-from muster.protocol.states import TaskState
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
@@ -254,7 +253,7 @@ class LogReader:
                 task.node
                 for attempt in job.attempts
                 for task in attempt.tasks
-                if task.state is not TaskState.LOST and (attempt.number, task.rank) not in stored
+                if task.leaves_log and (attempt.number, task.rank) not in stored
             }
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +161,21 @@ def test_logs_of_a_job_that_waits_begin_when_it_starts(
     assert process.wait(60) == 3
     assert out.read_bytes() == b"at last\n"
     assert wait(own_cluster, first) == 0
+
+
+def test_a_node_that_never_heard_of_a_task_has_no_log_of_it(
+    own_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    agent = own_cluster.nodes["node-2"]
+    os.kill(agent.pid, signal.SIGSTOP)
+    job = submit(own_cluster, tmp_path, placement={"include": ["node-2"]}, run="true")
+    own_cluster.muster("cancel", job)
+    agent.kill()
+    agent.start()
+    assert wait(own_cluster, job) == 121
+    done = own_cluster.muster("logs", "-f", job)
+    assert "it never started" in done.stderr
+    assert "not complete" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["logs", "logs -f"])

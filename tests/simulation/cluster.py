@@ -9,6 +9,7 @@ from muster.protocol.messages import Inventory
 from muster.spec.types import JobSpec
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
+from orchestrator.core.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness
@@ -289,6 +290,16 @@ class Cluster:
             return "facts are not on disk"
         return None
 
+    def _logs_came(self, job: Job) -> None:
+        """Nobody is told for ever that a log is not complete, but where it was lost with its disk."""
+        if "folder_loss" in self.swarm.chosen:
+            return
+        for attempt in job.attempts:
+            for task in attempt.tasks:
+                owed = task.leaves_log and task.id not in self.checkers.ground.stored
+                if owed and (self.gone is None or task.node != self.gone.name):
+                    raise Violation(f"I6: the log of {task.id} never came, and is waited for")
+
     def _reckon(self) -> None:
         state = self.coordinator.state
         self.checkers.replay.check(state, self.disk)
@@ -307,6 +318,7 @@ class Cluster:
             if client.job is None or state.jobs[client.job].as_submitted != client.spec:
                 raise Violation(f"I1: {client.spec.name} is job {client.job}, which is another")
         for job in state.jobs.values():
+            self._logs_came(job)
             assert job.cause is not None
             self.world.met[f"job_{job.cause.outcome.value}"] += 1
             self.world.met[f"cause_{job.cause.code.value}"] += 1

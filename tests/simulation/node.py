@@ -294,18 +294,18 @@ class Node:
         if self.dies(Deed.WRITES, "CreateTask", When.BEFORE):
             return
         if task in self.machine.folders:
-            self.feed(s.ShimFailed(task, "the folder exists"))
+            self._shim_failed(s.ShimFailed(task, "the folder exists"))
             return
         if self.world.chance(self.spawn_fails):
             self.world.met["spawn_failed"] += 1
-            self.feed(s.ShimFailed(task, "cannot fork"))
+            self._shim_failed(s.ShimFailed(task, "cannot fork"))
             return
         if prepare.gpus:
             self.look_at_gpus()
         sound = {gpu.uuid for gpu in usable(self.machine.devices())}
         if not sound.issuperset(prepare.gpus):
             self.world.met["gpu_gone"] += 1
-            self.feed(s.ShimFailed(task, "a GPU does not answer", "gpu_gone"))
+            self._shim_failed(s.ShimFailed(task, "a GPU does not answer", "gpu_gone"))
             return
         folder = self.machine.make_folder(prepare)
         if self.dies(Deed.WRITES, "CreateTask", When.AFTER):
@@ -380,8 +380,16 @@ class Node:
         self.feed(s.ShimReported(task, status))
         self._ship_if_over(task, status)
 
+    def _shim_failed(self, failed: s.ShimFailed) -> None:
+        self.feed(failed)
+        self._ship_once(failed.task)
+
     def _ship_if_over(self, task: TaskId, status: ShimStatus) -> None:
-        if status.phase in (ShimPhase.CLEANED, ShimPhase.REFUSED) and task not in self._shipping:
+        if status.phase in (ShimPhase.CLEANED, ShimPhase.REFUSED):
+            self._ship_once(task)
+
+    def _ship_once(self, task: TaskId) -> None:
+        if task not in self._shipping:
             self._shipping.add(task)
             self.later(self.pause(1.0), partial(self._ship, task))
 

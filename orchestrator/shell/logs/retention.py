@@ -14,7 +14,6 @@ from typing import Final, Never
 import structlog
 
 from muster.protocol.ids import JobId
-from muster.protocol.states import TaskState
 from orchestrator.core.job import JobPhase
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.coordinator import Coordinator
@@ -124,7 +123,7 @@ class Retention:
             return job.ended_at
         stored = self._store.job(name).stored
         done = all(
-            task.state is TaskState.LOST or (attempt.number, task.rank) in stored
+            not task.leaves_log or (attempt.number, task.rank) in stored
             for attempt in job.attempts
             for task in attempt.tasks
         )

@@ -48,6 +48,15 @@ def test_a_task_that_prepares_while_it_is_cancelled_is_never_started() -> None:
     assert cluster.shown(1) is JobState.CANCELLED
 
 
+def test_a_node_that_never_had_the_task_has_no_log_of_it() -> None:
+    cluster = cluster_with(nodes=2)
+    cluster.prepare(task(1, 1, 0))
+    cluster.cancel(1)
+    for rank in (0, 1):
+        cluster.clean(task(1, 1, rank))
+    assert [it.leaves_log for it in cluster.job(1).attempts[0].tasks] == [True, False]
+
+
 def test_running_uses_the_grace_asked_for() -> None:
     cluster = cluster_with(stop=Stop("SIGINT", 90.0))
     (name,) = cluster.run_gang(1)
