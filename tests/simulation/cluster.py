@@ -291,7 +291,7 @@ class Cluster:
         return None
 
     def _logs_came(self, job: Job) -> None:
-        """Nobody is told for ever that a log is not complete, but where it was lost with its disk."""
+        """Nobody is told for ever that a log is not complete, unless it was lost with a disk."""
         if "folder_loss" in self.swarm.chosen:
             return
         for attempt in job.attempts:

@@ -121,6 +121,7 @@ def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) 
     assert not failures, failures[0]
 
 
+@pytest.mark.timeout(600)
 def test_every_kind_of_fault_strikes(capsys: pytest.CaptureFixture[str]) -> None:
     met, _ = told(ORDINARY, capsys)
     missing = [kind for kind in KINDS if not met[kind]]
