@@ -277,9 +277,10 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     before = view.timeline[0].at
     for step in view.timeline:
         text = safe(step.text)
-        for sentence in map(safe, told):
-            if len(sentence) > _SHORT and sentence in text:
-                text = _shorter(*text.split(sentence, 1), sentence)
+        for sentence in (safe(each) for each in told if len(each) > _SHORT):
+            lead, found, rest = text.partition(sentence)
+            if found:
+                text = _shorter(lead, rest, found)
         at = moment(step.at) if wide else moment(step.at)[11:-1]
         print(paragraph(text, first=f"  {at}  {'+' + length(step.at - before):>7}  "))
         before = step.at
