@@ -41,7 +41,9 @@ def test_page_after_page_has_each_node_once(coordinator: CoordinatorProcess) -> 
                     break
                 cursor = f"&cursor={page['cursor']}"
             assert found == names
-            assert pages == -(-len(names) // 2), "a last page that is full has no cursor"
+            assert pages == -(-len(names) // 2)
+            full = await user.get(f"/v1/nodes?limit={len(names)}")
+            assert (len(full["nodes"]), full["cursor"]) == (len(names), None), "full, and the last"
 
     asyncio.run(main())
 
