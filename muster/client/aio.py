@@ -166,9 +166,11 @@ class AsyncClient:
         """As `Client.environment`."""
         return await self._call(calls.environment(job))
 
-    async def explain(self, job: int) -> Explanation:
+    async def explain(
+        self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
+    ) -> Explanation:
         """As `Client.explain`."""
-        return await self._call(calls.explain(job))
+        return await self._call(calls.explain(job, nodes, drained))
 
     async def fabric(self, job: int) -> FabricView:
         """As `Client.fabric`."""

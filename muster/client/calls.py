@@ -142,8 +142,9 @@ def environment(number: int) -> Call[EnvironmentView]:
     return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
 
 
-def explain(number: int) -> Call[Explanation]:
-    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain")
+def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:
+    query = {"nodes": nodes, "drained": ",".join(drained) or None}
+    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain", query)
 
 
 def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:

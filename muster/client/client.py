@@ -165,9 +165,15 @@ class Client:
         """The environment of the job's last attempt, by node, without secrets."""
         return self._call(calls.environment(job))
 
-    def explain(self, job: int) -> Explanation:
-        """Why the job waits, and for what; or why it ran where it did, and what ended it."""
-        return self._call(calls.explain(job))
+    def explain(
+        self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
+    ) -> Explanation:
+        """Why the job waits, and for what; or why it ran where it did, and what ended it.
+
+        Of one that waits also what would be if it asked for so many `nodes`, or if the nodes
+        `drained` were out of service. Raises ApiError (409 for one that does not wait).
+        """
+        return self._call(calls.explain(job, nodes, drained))
 
     def fabric(self, job: int) -> FabricView:
         """The fabric plan of the job's last attempt, and why each value of it."""

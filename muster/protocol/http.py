@@ -409,7 +409,7 @@ class Explanation(msgspec.Struct, frozen=True):
     `nodes` has a verdict on each, `place` is its place in the queue from 1 (None: not in it),
     `ahead` are the first of those before it. `starts_by` is by the time limits of what runs and
     waits before it, at the latest; `forecast` says so in words, or why it is unknown. `hints` say
-    what would start it sooner.
+    what would start it sooner. `supposing`: all this would be so, if what it says were.
     """
 
     job: JobSummary
@@ -424,6 +424,7 @@ class Explanation(msgspec.Struct, frozen=True):
     forecast: str = ""
     hints: tuple[str, ...] = ()
     attempts: tuple[AttemptStory, ...] = ()
+    supposing: str = ""
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

@@ -135,7 +135,10 @@ DESCRIPTIONS: Final = {
         headers=("Last-Event-ID",),
     ),
     ("GET", "/v1/jobs/{id}/explain"): About(
-        summary="Why a job is where it is.", answers=as_json(h.Explanation)
+        summary="Why a job is where it is, or what would be if.",
+        query=p.ExplainQuery,
+        answers=as_json(h.Explanation),
+        problems=(409, 422),
     ),
     ("POST", "/v1/jobs/{id}/signal"): About(
         summary="Send a signal to a job's ranks.",

@@ -9,6 +9,7 @@ from msgspec import Meta
 from muster.protocol.http import RANK_MAX, TAIL_MAX
 from muster.protocol.logs import StreamKind
 from muster.protocol.states import JobState
+from muster.spec.fields import MAX_NODES
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
@@ -43,6 +44,18 @@ class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[
         Annotated[str, Meta(max_length=400)] | None,
         Meta(description="the next page: of the page before"),
+    ] = None
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs/{id}/explain; of a job that waits it is also told what would be if."""
+
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_NODES)] | None,
+        Meta(description="suppose that it asked for so many nodes"),
+    ] = None
+    drained: Annotated[
+        tuple[_Word, ...] | None, Meta(description="suppose that these nodes, by commas, were")
     ] = None
 
 
