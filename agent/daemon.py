@@ -70,6 +70,7 @@ from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
+from agent.traces import traces
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
@@ -125,8 +126,7 @@ class Agent:
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
         """Serve until `stop`; jobs run on. Raises DaemonError."""
         config, identity = self._config, self._state.identity
-        hosts_file = config.hosts.file if mode_of(config) == "private" else None
-        folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
+        folders = await asyncio.to_thread(_folders_of, config, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
             self._proofs = Proofs(
                 config.fabric.root,
@@ -381,6 +381,21 @@ def _shims(config: AgentConfig) -> Shims:
     units = by_units(config)
     _log.info("shims", backend="systemd" if units else "template")
     return Units(options) if units else Template(options)
+
+
+def _folders_of(config: AgentConfig, owner: Owner | None) -> Folders:
+    """In a thread. What they have of earlier lives is named before it goes."""
+    _name_traces(config)
+    hosts_file = config.hosts.file if mode_of(config) == "private" else None
+    return Folders(config.state_dir, owner, hosts_file)
+
+
+def _name_traces(config: AgentConfig) -> None:
+    """Before it is removed. Agents of one machine share its names and cgroups."""
+    if config.shared_host:
+        return
+    for what in traces(config.state_dir, config.hosts.file):
+        _log.warning("left_by_an_earlier_life", what=what, done="removed at the start")
 
 
 def _end_remains(config: AgentConfig) -> None:

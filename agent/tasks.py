@@ -23,7 +23,7 @@ from agent.core.stimuli import (
 from agent.descriptors import NoDescriptorsError, check_descriptors
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
-from agent.gpus import GpuGoneError, Gpus
+from agent.gpus import GpuDirtyError, GpuGoneError, Gpus
 from agent.hangs.watch import HangWatch
 from agent.idle import IdleWatch
 from agent.keeper import Hostfile, Keeper
@@ -203,6 +203,8 @@ def _code(error: Exception) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
+        case GpuDirtyError():
+            return "gpu_dirty"
         case DiskFullError():
             return "no_space"
         case PreflightError():

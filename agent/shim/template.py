@@ -9,6 +9,7 @@ agent's end of the socket is closed; shims that have a task live on.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -45,8 +46,10 @@ def main(agent_fd: int) -> None:
     bootstrap = bootstrap_text()
     gc.collect()
     gc.freeze()
-    agent.send(b'{"ready":true}')
-    _Template(agent, own, bootstrap).serve()
+    # An agent that is killed has nobody to be told of it.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        agent.send(b'{"ready":true}')
+        _Template(agent, own, bootstrap).serve()
 
 
 def bootstrap_text() -> bytes:

@@ -48,6 +48,7 @@ from orchestrator.core.idle import idle_news
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
+from orchestrator.core.no_folder import told_of_the_folder
 from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
@@ -55,7 +56,7 @@ from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
-from orchestrator.core.unclean import unclean
+from orchestrator.core.unclean import given_up, survivors_seen, unclean
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
@@ -125,7 +126,8 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     if stimulus.key:
         known = state.keys.get((stimulus.user, stimulus.key))
         if known is not None:
-            return Decision([], [a.Answer(request, submitted_before(stimulus, *known))])
+            answer = submitted_before(stimulus.key, stimulus.digest, *known)
+            return Decision([], [a.Answer(request, answer)])
         if stimulus.searched is not None and stimulus.searched != state.forgotten:
             again = "jobs went to the archive meanwhile"
             hint = "submit again with the same key"
@@ -152,14 +154,14 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
 
 
-def submitted_before(again: s.SubmitReceived, job: JobId, digest: str) -> a.Result:
-    """The answer to a submit whose idempotency key is that of `job`."""
-    if digest == again.digest:
+def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:
+    """The answer to a submit whose idempotency key is that of `job`; `again` is the digest of what
+    has come with it now, `digest` of what came then."""
+    if digest == again:
         return a.Submitted(job, created=False)
     return a.Declined(
         "idempotency_conflict",
-        f"the idempotency key {again.key!r} belongs to job {job}, "
-        "which was submitted with another body",
+        f"the idempotency key {key!r} belongs to job {job}, which was submitted with another body",
         "use a new key for a new job",
     )
 
@@ -203,7 +205,10 @@ def _hello(
     keep: list[Task] = []
     drained: list[f.Fact] = []
     for report in hello.tasks:
-        drained += unclean(node, hello.node, report)
+        drained += [
+            *survivors_seen(None, hello.node, report),
+            *unclean(node, hello.node, report),
+        ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -214,6 +219,7 @@ def _hello(
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
         decision.facts += _rest_of_limit(state, task, report, now)
+        drained += given_up(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
@@ -279,12 +285,14 @@ def _report(
                 return Decision()
             return looks.answered(state, task, report, now)
         case TaskReport():
-            drained = unclean(state.nodes[name], name, report)
+            node = state.nodes[name]
+            drained = [*survivors_seen(node, name, report), *unclean(node, name, report)]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision(drained, [a.Send(name, session, command) for command in commands])
-            return Decision([*_take_report(state, task, report, now), *drained])
+            found = _take_report(state, task, report, now)
+            return Decision([*found, *drained, *given_up(task, report)])
         case _:
             assert_never(report)
 
@@ -338,6 +346,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
+    cause = told_of_the_folder(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
         return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
     if cause is None or not is_news(job, report, cause):

@@ -25,7 +25,7 @@ from orchestrator.core import idle_facts as of_idle
 from orchestrator.core import link_facts as of_link
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
-from orchestrator.core.service_facts import OfService
+from orchestrator.core.service_facts import HardwareNoted, OfService
 
 SCHEMA: Final = 1
 
@@ -391,6 +391,7 @@ NodeHeard = of_link.NodeHeard
 PortsSeen = of_link.PortsSeen
 PeersSeen = of_link.PeersSeen
 DisksSeen = of_link.DisksSeen
+SurvivorsSeen = of_link.SurvivorsSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
@@ -455,6 +456,7 @@ Durable = (
     | HangOver
     | IdleJudged
     | IdleOver
+    | HardwareNoted
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

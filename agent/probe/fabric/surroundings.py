@@ -100,6 +100,15 @@ def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
         )
 
 
+def of_traces(found: Sequence[str]) -> Iterator[Problem]:
+    """What is left beside processes."""
+    for what in found:
+        yield warning(
+            f"left by an earlier life of the agent: {what}",
+            "the agent removes it as it starts: systemctl restart muster-agent; jobs run on",
+        )
+
+
 def of_node(node: Node) -> Iterator[Problem]:
     """Of everything but the ports."""
     for check in (_libraries, _limits, _gpudirect, _topology, _nccl_conf, _nccl, _name):
