@@ -118,7 +118,7 @@ def debian() -> Path:
     if new.exists():
         shutil.rmtree(new)
     # What it mounts and starts is gone when it is.
-    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "nice", "-n", "19"]
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     argv += [
         "debootstrap",
         "--variant=minbase",
