@@ -61,8 +61,11 @@ from agent.probe.changes import watch
 from agent.probe.fabric.gpus import use_of
 from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
+from agent.process import left_units
 from agent.process.remains import end, remains, words
-from agent.process.template import ShimOptions, Template
+from agent.process.shims import ShimOptions, Shims, by_units
+from agent.process.template import Template
+from agent.process.units import Units
 from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
@@ -112,7 +115,7 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._template = Template(ShimOptions(unkillable_s=config.unkillable_s))
+        self._shims = _shims(config)
         self._probe = network
         self._config = config
         self._disks = Disks(config.state_dir, self._inbox.post)
@@ -141,7 +144,7 @@ class Agent:
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
-                self._template,
+                self._shims,
                 self._logs,
                 config.ports,
                 self._probe,
@@ -185,7 +188,7 @@ class Agent:
                 )
                 owner.spawn(watching, name="ports", eternal=True)
             try:
-                await self._template.start()
+                await self._shims.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
                 await asyncio.to_thread(_end_remains, config)
@@ -210,7 +213,7 @@ class Agent:
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
                 hosts.close()
-                await self._template.close()
+                await self._shims.close()
 
     def _gpus_of_node(self) -> list[str]:
         return [gpu.uuid for gpu in usable(self._state.identity.inventory.devices)]
@@ -372,6 +375,14 @@ def version() -> str:
         return "0"
 
 
+def _shims(config: AgentConfig) -> Shims:
+    """Raises SpawnError."""
+    options = ShimOptions(unkillable_s=config.unkillable_s)
+    units = by_units(config)
+    _log.info("shims", backend="systemd" if units else "template")
+    return Units(options) if units else Template(options)
+
+
 def _folders_of(config: AgentConfig, owner: Owner | None) -> Folders:
     """In a thread. What they have of earlier lives is named before it goes."""
     _name_traces(config)
@@ -389,6 +400,10 @@ def _name_traces(config: AgentConfig) -> None:
 
 def _end_remains(config: AgentConfig) -> None:
     """What no folder tells of: named, and ended where nobody else on this machine can want it."""
+    units = left_units.left_units()
+    if units:
+        staying = [unit.name for unit in units] if config.shared_host else left_units.stop(units)
+        _log.warning("units_left", what=left_units.words(units), still_there=staying)
     found = remains()
     if not found:
         return

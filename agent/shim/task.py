@@ -332,6 +332,10 @@ class Task(Outcome, Course):
             self._ending.within(grace_s, self._kill)
         self._watch_end()
 
+    def stop_as_asked(self, why: StoppedBy) -> None:
+        """With the signal and the grace that the job asked for."""
+        self.stop(why, self._stop_signal, self._grace_s)
+
     def _begin_stop(self, number: int) -> None:
         if self._preparation is not None:
             self._preparation.abandon()

@@ -28,6 +28,7 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
+from agent.process.left_units import left_units
 from agent.process.remains import remains
 from agent.traces import traces
 from muster.daemon.clock import SystemClock
@@ -118,6 +119,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
         found += surroundings.of_earlier_lives(remains())
+        found += surroundings.of_left_units(left_units())
         if asked.state_dir is not None:
             before = SystemClock().now().wall - _ON_ITS_WAY_S
             left = traces(asked.state_dir, asked.hosts_file, before)
