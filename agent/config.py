@@ -126,6 +126,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     hardware: Hardware = Hardware()
     hangs: Hangs = Hangs()
     shared_host: bool = False
+    shims: Literal["auto", "template", "systemd"] = "auto"
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
     unkillable_s: Seconds = 60.0
@@ -140,6 +141,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 "hosts.mode is file and shared_host is true: the agents of one machine would write "
                 "the same file; use private or off"
+            )
+        if self.shims == "systemd" and self.shared_host:
+            raise ValueError(
+                "shims is systemd and shared_host is true: the units of two agents would have the "
+                "same names; use template"
             )
         if self.run_as == "root" and not self.allow_root_jobs:
             raise ValueError("run_as is root, but allow_root_jobs is false: name another user")

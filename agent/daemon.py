@@ -61,12 +61,16 @@ from agent.probe.changes import watch
 from agent.probe.fabric.gpus import use_of
 from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
+from agent.process import left_units
 from agent.process.remains import end, remains, words
-from agent.process.template import ShimOptions, Template
+from agent.process.shims import ShimOptions, Shims, by_units
+from agent.process.template import Template
+from agent.process.units import Units
 from agent.proof.ports import PortWatch
 from agent.proof.ports import watch as watch_ports
 from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
+from agent.traces import traces
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import FileError, TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
@@ -111,7 +115,7 @@ class Agent:
             identity.agent_id,
             lambda task: self._inbox.post(LogsStored(task)),
         )
-        self._template = Template(ShimOptions(unkillable_s=config.unkillable_s))
+        self._shims = _shims(config)
         self._probe = network
         self._config = config
         self._disks = Disks(config.state_dir, self._inbox.post)
@@ -122,8 +126,7 @@ class Agent:
     async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
         """Serve until `stop`; jobs run on. Raises DaemonError."""
         config, identity = self._config, self._state.identity
-        hosts_file = config.hosts.file if mode_of(config) == "private" else None
-        folders = await asyncio.to_thread(Folders, config.state_dir, self._jobs_owner, hosts_file)
+        folders = await asyncio.to_thread(_folders_of, config, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
             self._proofs = Proofs(
                 config.fabric.root,
@@ -141,7 +144,7 @@ class Agent:
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
-                self._template,
+                self._shims,
                 self._logs,
                 config.ports,
                 self._probe,
@@ -185,7 +188,7 @@ class Agent:
                 )
                 owner.spawn(watching, name="ports", eternal=True)
             try:
-                await self._template.start()
+                await self._shims.start()
                 await self._network.begin(await asyncio.to_thread(folders.found))
                 await self._tasks.adopt()
                 await asyncio.to_thread(_end_remains, config)
@@ -210,7 +213,7 @@ class Agent:
                 _log.info("stopping", jobs_left_running=len(self._tasks))
                 await owner.close()
                 hosts.close()
-                await self._template.close()
+                await self._shims.close()
 
     def _gpus_of_node(self) -> list[str]:
         return [gpu.uuid for gpu in usable(self._state.identity.inventory.devices)]
@@ -372,8 +375,35 @@ def version() -> str:
         return "0"
 
 
+def _shims(config: AgentConfig) -> Shims:
+    """Raises SpawnError."""
+    options = ShimOptions(unkillable_s=config.unkillable_s)
+    units = by_units(config)
+    _log.info("shims", backend="systemd" if units else "template")
+    return Units(options) if units else Template(options)
+
+
+def _folders_of(config: AgentConfig, owner: Owner | None) -> Folders:
+    """In a thread. What they have of earlier lives is named before it goes."""
+    _name_traces(config)
+    hosts_file = config.hosts.file if mode_of(config) == "private" else None
+    return Folders(config.state_dir, owner, hosts_file)
+
+
+def _name_traces(config: AgentConfig) -> None:
+    """Before it is removed. Agents of one machine share its names and cgroups."""
+    if config.shared_host:
+        return
+    for what in traces(config.state_dir, config.hosts.file):
+        _log.warning("left_by_an_earlier_life", what=what, done="removed at the start")
+
+
 def _end_remains(config: AgentConfig) -> None:
     """What no folder tells of: named, and ended where nobody else on this machine can want it."""
+    units = left_units.left_units()
+    if units:
+        staying = [unit.name for unit in units] if config.shared_host else left_units.stop(units)
+        _log.warning("units_left", what=left_units.words(units), still_there=staying)
     found = remains()
     if not found:
         return

@@ -25,6 +25,10 @@ from muster.daemon.tls import client_context
 
 # Full jitter, because all agents lose their coordinator at the same instant.
 _PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
+# Nobody listens there, though the machine answers: a coordinator that is being restarted. For a
+# while it is worth asking often, and costs next to nothing.
+_PAUSE_ABSENT: Final = wait_random_exponential(multiplier=0.1, max=0.4)
+_ABSENT_S: Final = 5.0
 # A refusal is a setting that a person has to change; asking often would only fill logs.
 _PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
 _PAUSE_FIRST_S: Final = 0.1
@@ -48,11 +52,13 @@ Converse = Callable[[Websocket], Awaitable[str]]
 
 
 class ConnectionLostError(Exception):
-    """A connection that was not made or did no good. `refused`: the peer wants somebody to act."""
+    """A connection that was not made or did no good. `refused`: the peer wants somebody to act.
+    `absent`: nobody listens at its port."""
 
-    def __init__(self, why: str, *, refused: bool = False) -> None:
+    def __init__(self, why: str, *, refused: bool = False, absent: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
+        self.absent = absent
 
 
 class Dialer:
@@ -161,12 +167,23 @@ def _sleep_until(hurry: asyncio.Event) -> Callable[[float], Awaitable[None]]:
 
 
 def _pause(state: RetryCallState) -> float:
-    return _PAUSE_REFUSED(state) if _refused(state) else _PAUSE(state)
+    if _refused(state):
+        return _PAUSE_REFUSED(state)
+    soon = (state.seconds_since_start or 0.0) < _ABSENT_S
+    error = _lost(state)
+    if soon and error is not None and error.absent:
+        return _PAUSE_ABSENT(state)
+    return _PAUSE(state)
 
 
 def _refused(state: RetryCallState) -> bool:
+    error = _lost(state)
+    return error is not None and error.refused
+
+
+def _lost(state: RetryCallState) -> ConnectionLostError | None:
     error = state.outcome.exception() if state.outcome is not None else None
-    return isinstance(error, ConnectionLostError) and error.refused
+    return error if isinstance(error, ConnectionLostError) else None
 
 
 def _tell(path: str) -> Callable[[RetryCallState], None]:
@@ -211,6 +228,8 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
                 f"{url}: its certificate is not trusted ({error.certificate_error}); "
                 "tls_ca names a CA of your own"
             )
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            return ConnectionLostError(f"{url} cannot be reached: {error}", absent=True)
         case TimeoutError():
             return ConnectionLostError(f"{url} did not answer within {_HANDSHAKE_S:g} s")
         case _:

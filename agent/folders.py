@@ -48,6 +48,11 @@ _MANIFEST_BYTES_MAX: Final = 2 << 20
 RESERVE_BYTES: Final = 16 << 20
 
 
+def on_its_way(name: str) -> bool:
+    """Whether an entry of the folder of tasks is one that was being made or removed."""
+    return name.startswith((_NEW, _GONE))
+
+
 class DiskFullError(FileError):
     """There is too little room on the disk of the state folder to begin a task."""
 
@@ -201,7 +206,7 @@ class Folders:
             try:
                 parse_task_id(name)
             except BadId:
-                if name.startswith((_NEW, _GONE)):
+                if on_its_way(name):
                     self._remove_entry(name)
                 continue
             tasks.append(TaskId(name))

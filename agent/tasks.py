@@ -23,7 +23,7 @@ from agent.core.stimuli import (
 from agent.descriptors import NoDescriptorsError, check_descriptors
 from agent.fabric import Fabric
 from agent.folders import DiskFullError, Folders
-from agent.gpus import GpuGoneError, Gpus
+from agent.gpus import GpuDirtyError, GpuGoneError, Gpus
 from agent.hangs.watch import HangWatch
 from agent.idle import IdleWatch
 from agent.keeper import Hostfile, Keeper
@@ -32,7 +32,7 @@ from agent.ports import NoPortsError, free_ports
 from agent.preflight import PreflightError
 from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
-from agent.process.template import Template
+from agent.process.shims import Shims
 from agent.proof.proofs import Proofs
 from muster.daemon.errors import DaemonError
 from muster.daemon.tasks import TaskOwner
@@ -51,7 +51,7 @@ class Tasks:
     def __init__(
         self,
         folders: Folders,
-        template: Template,
+        shims: Shims,
         logs: LogShipper,
         ports: Ports,
         network: NetworkProbe,
@@ -65,7 +65,7 @@ class Tasks:
         owner: TaskOwner,
     ) -> None:
         self._folders = folders
-        self._template = template
+        self._shims = shims
         self._logs = logs
         self._range = ports
         self._network = network
@@ -173,7 +173,7 @@ class Tasks:
             self._idle.begin(task, prepare.idle, prepare.gpus)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
-            await self._template.spawn(self._folders.path(task))
+            await self._shims.spawn(self._folders.path(task))
         except (DaemonError, OSError, RuntimeError, MemoryError) as error:
             # Also where this process has no more descriptors, threads or memory: it lives on.
             self._logs.complete(task)
@@ -203,6 +203,8 @@ def _code(error: Exception) -> str:
     match error:
         case GpuGoneError():
             return "gpu_gone"
+        case GpuDirtyError():
+            return "gpu_dirty"
         case DiskFullError():
             return "no_space"
         case PreflightError():

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def measured(record_property: Callable[[str, object], None]) -> Callable[[int, f
         record_property(f"fault {fault}", round(seconds, 3))
 
     return note
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A cgroup of the first version. Once it is frozen its processes survive SIGKILL until they are
+    thawed, as those do which the kernel holds."""
+    made = Path("/sys/fs/cgroup/freezer") / f"muster-test-{os.getpid()}"
+    try:
+        made.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer of cgroup v1 can be written here: {error}")
+    yield made
+    (made / "freezer.state").write_text("THAWED")
+    deadline = time.monotonic() + 60.0
+    while (made / "cgroup.procs").read_text():
+        assert time.monotonic() < deadline, "the freezer is not empty"
+        time.sleep(0.01)
+    made.rmdir()
 
 
 def _cgroup_missing() -> str:

@@ -141,9 +141,10 @@ class ShimStatus(msgspec.Struct, frozen=True):
     """All that a shim knows of its task.
 
     `exit` is the main program's; `stopped_by` a StoppedBy; `survivors` are pids that SIGKILL did
-    not end; `complaint` is about a command that could not be read. `boot_s` is from the bootstrap's
-    start to its hello, most of it the import of torch. `launcher_said` is the end of the log of a
-    launcher that failed; `signalled` the number of the last `signal` that was carried out.
+    not end, and `doomed` says that none of them will ever run its program again; `complaint` is
+    about a command that could not be read. `boot_s` is from the bootstrap's start to its hello,
+    most of it the import of torch. `launcher_said` is the end of the log of a launcher that failed;
+    `signalled` the number of the last `signal` that was carried out.
     """
 
     task: TaskId
@@ -162,6 +163,7 @@ class ShimStatus(msgspec.Struct, frozen=True):
     first_failed: int | None = None
     running_s: float | None = None
     survivors: tuple[int, ...] = ()
+    doomed: bool = False
     oom_kills: int | None = None
     launcher_said: str | None = None
     signalled: int = 0

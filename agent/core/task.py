@@ -145,6 +145,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         silent=held.silent,
         activity=_activity(held, now),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
+        doomed=status.phase is ShimPhase.STUCK and status.doomed,
         checkpoint=_checkpoint(held, now),
         idle_s=_idle_s(held, now),
     )

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.core.shim import ShimPhase, ShimStatus, ShimStream, StoppedBy
-from agent.process.sweep import kill_everything_of
+from agent.process.sweep import all_doomed, kill_everything_of
 from agent.shim import linux, record
 from agent.shim.cgroup import Cgroup
 from agent.shim.preparing import LAUNCHER_LOG, SETUP_LOG
@@ -140,17 +140,20 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
     """The shim is dead and left no record: end what it owned, and write the record in its place."""
     identity = _read(folder_fd, record.IDENTITY, ShimIdentity)
     survivors: list[int] = []
+    doomed = False
     # Without an identity it never served a command. After a reboot nothing of it is left, and its
     # pids and its cgroup may belong to others.
     if identity is not None and identity.boot_id == linux.boot_id():
         cgroup = Cgroup(identity.cgroup) if identity.cgroup else None
         survivors = kill_everything_of(identity.mark, cgroup)
+        doomed = bool(survivors) and all_doomed(identity.mark, cgroup)
     status = ShimStatus(
         task=TaskId(task_dir.name),
         phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
         streams=_streams(folder_fd),
         stopped_by=StoppedBy.SHIM_LOST,
         survivors=tuple(survivors),
+        doomed=doomed,
     )
     record.write_exit(folder_fd, msgspec.to_builtins(status))
     return status

@@ -39,6 +39,12 @@ def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE
         time.sleep(ROUND_S)
 
 
+def all_doomed(mark: str, cgroup: Cgroup | None) -> bool:
+    """Whether none of them, held by the kernel as they are, will ever run its program again."""
+    found = _members(mark, cgroup)
+    return all(map(linux.doomed, found)) and _members(mark, cgroup).keys() <= found.keys()
+
+
 def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
     """Living processes of the task: pid to start time."""
     everyone = linux.processes()

@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from muster.daemon.errors import DaemonError
+from agent.process.shims import ShimOptions, SpawnError, request_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_BYTES_MAX = 65536
@@ -25,20 +23,6 @@ START_S = 60.0
 END_S = 5.0
 # In the place of a request's number: the template's first word.
 READY = 0
-
-
-class SpawnError(DaemonError):
-    """No shim could be started; the text says why."""
-
-
-class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How shims differ from the defaults of agent/shim/options.py. Times in seconds."""
-
-    cgroup: bool = True
-    cgroup_parent: str | None = None
-    orphan_s: float = 30.0
-    linger_s: float = 30.0
-    unkillable_s: float = 60.0
 
 
 class Template:
@@ -62,18 +46,8 @@ class Template:
             await self._ensure()
 
     async def spawn(self, task_dir: Path) -> int:
-        """Fork the shim of the task that the folder is named after; returns its pid.
-
-        Its path is absolute. The folder is made where it is missing, its parent must be there.
-        On return the shim can be connected to. Raises SpawnError.
-        """
-        if not task_dir.is_absolute():
-            raise SpawnError(f"the task's folder {task_dir} is no absolute path")
-        request = {
-            **msgspec.to_builtins(self._options),
-            "task_dir": str(task_dir),
-            "task": task_dir.name,
-        }
+        """As agent/process/shims.py says."""
+        request = request_of(task_dir, self._options)
         async with self._turn:
             for last in (False, True):
                 try:

@@ -11,14 +11,7 @@ FOLDER = "muster"
 
 def own_cgroup() -> str | None:
     """The folder of the cgroup v2 this process is in; None where no cgroup v2 is mounted."""
-    mount = None
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            if right.split(" ", 1)[0] == "cgroup2":
-                fields = left.split(" ")
-                mount = (fields[3], fields[4])
-                break
+    mount = _mounted()
     if mount is None:
         return None
     path = "/"
@@ -31,6 +24,17 @@ def own_cgroup() -> str | None:
     if inside.startswith(".."):
         return None
     return os.path.normpath(os.path.join(point, inside))
+
+
+def _mounted() -> tuple[str, str] | None:
+    """Which part of the tree of cgroups v2 is mounted, and where."""
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            if right.split(" ", 1)[0] == "cgroup2":
+                fields = left.split(" ")
+                return fields[3], fields[4]
+    return None
 
 
 class Cgroup:
@@ -148,6 +152,23 @@ def remove_dead(parent: str | None) -> None:
         ours = os.path.basename(path).startswith(prefix_of(int(pid[0])))
         if ours and not os.path.exists(f"/proc/{pid[0]}"):
             _remove(path)
+
+
+def dead() -> list[str]:
+    """The paths of all below the machine's own cgroups that shims left which are dead."""
+    mount = _mounted()
+    found = []
+    for folder, below, _ in os.walk(mount[1]) if mount is not None else ():
+        if os.path.basename(folder) != FOLDER:
+            continue
+        for name in below:
+            pid = name.split("-")[2:3] if name.startswith("shim-") else []
+            if not pid or not pid[0].isdecimal() or os.path.exists(f"/proc/{pid[0]}"):
+                continue
+            if name.startswith(prefix_of(int(pid[0]))):
+                found.append(os.path.join(folder, name))
+        below.clear()
+    return sorted(found)
 
 
 def _made(parent: str | None) -> list[str]:

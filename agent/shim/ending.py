@@ -15,6 +15,8 @@ LAUNCHER_GRACE_S = 3.0
 # Between two rounds of SIGKILL, and between two looks at a cgroup whose last process is not our
 # child.
 ROUND_S = 0.05
+# The same once the kernel has held one for long: that may last for days.
+STUCK_ROUND_S = 1.0
 _DEADLINE = "ending"
 _ROUND = "kill-round"
 
@@ -28,7 +30,7 @@ class Ending:
         tree: Tree,
         unkillable_s: float,
         check: Callable[[], None],
-        stuck: Callable[[list[int]], None],
+        stuck: Callable[[list[int], bool], None],
     ) -> None:
         self._loop = loop
         self._tree = tree
@@ -73,19 +75,25 @@ class Ending:
 
     def _round(self) -> None:
         survivors = self._tree.kill()
-        since = self._killing_since
-        if since is not None and now() - since >= self._unkillable_s:
-            self._stuck(survivors)
+        if self._is_stuck():
+            self._stuck(survivors, self._tree.doomed())
         self._watch()
 
     def _watch(self) -> None:
         """Look again soon. The check may find the tree empty, and then this timer is cancelled."""
 
         def look() -> None:
-            self._loop.at(_ROUND, now() + ROUND_S, look)
+            self._loop.at(_ROUND, now() + self._round_s(), look)
             if self.killing:
                 self._loop.cancel(_ROUND)
                 self._round()
             self._check()
 
-        self._loop.at(_ROUND, now() + ROUND_S, look)
+        self._loop.at(_ROUND, now() + self._round_s(), look)
+
+    def _round_s(self) -> float:
+        return STUCK_ROUND_S if self._is_stuck() else ROUND_S
+
+    def _is_stuck(self) -> bool:
+        since = self._killing_since
+        return since is not None and now() - since >= self._unkillable_s

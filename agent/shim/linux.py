@@ -110,7 +110,8 @@ def boot_id() -> str:
 
 def stat_of(pid: int) -> tuple[str, int, int] | None:
     """State letter, parent and start time (clock ticks since boot) of a process; None where it is
-    gone.
+    gone. One whose first thread has ended looks like a zombie as long as others of it live: it
+    is none, and its letter is L.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -119,7 +120,10 @@ def stat_of(pid: int) -> tuple[str, int, int] | None:
         return None
     # The name stands in brackets and may hold anything, brackets too.
     fields = line[line.rfind(b")") + 2 :].split()
-    return fields[0].decode(), int(fields[1]), int(fields[19])
+    letter = fields[0].decode()
+    if letter == "Z" and int(fields[17]) > 1:
+        letter = "L"
+    return letter, int(fields[1]), int(fields[19])
 
 
 def exiting(pid: int, start: int) -> bool:
@@ -133,6 +137,31 @@ def exiting(pid: int, start: int) -> bool:
     return (
         int(fields[19]) != start or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
     )
+
+
+def doomed(pid: int) -> bool:
+    """Whether no thread of a process will ever run its program again: it is gone, on its way, or
+    will see a SIGKILL as soon as the kernel lets go of it.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return all(_is_doomed(f"/proc/{pid}/task/{thread}") for thread in threads)
+
+
+def _is_doomed(thread: str) -> bool:
+    try:
+        with open(f"{thread}/status", "rb") as file:
+            status = dict(line.split(b":", 1) for line in file if b":" in line)
+        with open(f"{thread}/stat", "rb") as file:
+            line = file.read()
+    except OSError:
+        return True
+    pending = int(status[b"SigPnd"], 16) | int(status[b"ShdPnd"], 16)
+    fields = line[line.rfind(b")") + 2 :].split()
+    killed = bool(pending >> (signal.SIGKILL - 1) & 1)
+    return killed or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
 def environment_of(pid: int) -> list[bytes]:

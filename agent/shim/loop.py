@@ -33,6 +33,7 @@ class Loop:
         self._after_turn: list[Callable[[], None]] = []
         self._stopped = False
         self._wakeup: tuple[socket.socket, socket.socket] | None = None
+        self._on_signal: dict[int, Callable[[], None]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -93,10 +94,16 @@ class Loop:
         signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
 
         def woken() -> None:
-            ours.recv(4096)
+            for number in set(ours.recv(4096)):
+                self._on_signal.get(number, lambda: None)()
             action()
 
         self.watch(ours.fileno(), woken)
+
+    def on_signal(self, number: int, action: Callable[[], None]) -> None:
+        """Call `action` in a turn after this signal has come, where `on_child` was called."""
+        self._on_signal[number] = action
+        signal.signal(number, lambda *_: None)
 
     def stop(self) -> None:
         self._stopped = True

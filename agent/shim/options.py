@@ -8,7 +8,7 @@ from collections.abc import Mapping
 class Options:
     """`cgroup` false: the sub-reaper alone. Times in seconds."""
 
-    __slots__ = ("cgroup", "cgroup_parent", "linger_s", "orphan_s", "unkillable_s")
+    __slots__ = ("cgroup", "cgroup_parent", "linger_s", "orphan_s", "sigterm", "unkillable_s")
 
     def __init__(
         self,
@@ -17,6 +17,7 @@ class Options:
         orphan_s: float = 30.0,
         linger_s: float = 30.0,
         unkillable_s: float = 60.0,
+        sigterm: bool = False,
     ) -> None:
         self.cgroup = cgroup
         self.cgroup_parent = cgroup_parent
@@ -26,6 +27,8 @@ class Options:
         self.linger_s = linger_s
         # After so many seconds of SIGKILL a process is held by the kernel.
         self.unkillable_s = unkillable_s
+        # SIGTERM ends the task, as the service manager means it, instead of nothing.
+        self.sigterm = sigterm
 
     @classmethod
     def of(cls, wish: Mapping[str, object]) -> Options:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Callable
 
 from agent.shim import commands, linux, record
 from agent.shim.cgroup import Cgroup, prefix_of
@@ -184,7 +185,9 @@ def _run(
             record.reserve_exit(folder_fd)
             control = Control(loop, listener, task.handle, lambda: task.status.document(now()))
             task.changed, task.flush = control.changed, control.flush
-            _watch_company(loop, control, task, options)
+            alone = _watch_company(loop, control, task, options)
+            if options.sigterm:
+                loop.on_signal(signal.SIGTERM, lambda: _end(task, options, control, alone))
             loop.run()
             os.unlink(record.SOCKET, dir_fd=folder_fd)
             os.close(lock)
@@ -210,8 +213,22 @@ def _tell_waiting(channel: socket.socket) -> None:
         return
 
 
-def _watch_company(loop: Loop, control: Control, task: Task, options: Options) -> None:
-    """A shim without an agent keeps a running job, and nothing else."""
+def _end(task: Task, options: Options, control: Control, alone: Callable[[], None]) -> None:
+    """Who ends us ends the job, as it asked for. An agent that is there hears of it; nobody waits
+    for one that is not.
+    """
+    options.linger_s = ABANDONED_S
+    task.stop_as_asked(StoppedBy.STOP)
+    if control.alone:
+        alone()
+
+
+def _watch_company(
+    loop: Loop, control: Control, task: Task, options: Options
+) -> Callable[[], None]:
+    """A shim without an agent keeps a running job, and nothing else. Returns what looks anew after
+    `options` have changed.
+    """
 
     def look() -> None:
         if not control.alone:
@@ -237,3 +254,4 @@ def _watch_company(loop: Loop, control: Control, task: Task, options: Options) -
     control.on_alone = alone
     control.on_company = lambda: loop.cancel(_ALONE)
     alone()
+    return alone

@@ -157,6 +157,7 @@ class Status:
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.survivors: list[int] = []
+        self.doomed = False
         self.oom_kills: int | None = None
         self.launcher_said: str | None = None
         self.signalled = 0
@@ -188,6 +189,7 @@ class Status:
             "first_failed": self.first_failed,
             "running_s": self.running_s(moment),
             "survivors": self.survivors,
+            "doomed": self.doomed,
             "oom_kills": self.oom_kills,
             "launcher_said": self.launcher_said,
             "signalled": self.signalled,

@@ -332,6 +332,10 @@ class Task(Outcome, Course):
             self._ending.within(grace_s, self._kill)
         self._watch_end()
 
+    def stop_as_asked(self, why: StoppedBy) -> None:
+        """With the signal and the grace that the job asked for."""
+        self.stop(why, self._stop_signal, self._grace_s)
+
     def _begin_stop(self, number: int) -> None:
         if self._preparation is not None:
             self._preparation.abandon()
@@ -379,9 +383,11 @@ class Task(Outcome, Course):
         self._tree.signal(pids, signal.SIGKILL)
         self._loop.at(_LAST_WORDS, now() + LAST_WORDS_S, self._ending.kill)
 
-    def _stuck(self, survivors: list[int]) -> None:
-        if self.status.phase is not Phase.STUCK or self.status.survivors != survivors:
-            self.status.survivors = survivors
+    def _stuck(self, survivors: list[int], doomed: bool) -> None:
+        status = self.status
+        known = status.survivors, status.doomed
+        if status.phase is not Phase.STUCK or known != (survivors, doomed):
+            status.survivors, status.doomed = survivors, doomed
             self._phase(Phase.STUCK)
 
     def _sweep(self) -> None:
@@ -427,7 +433,7 @@ class Task(Outcome, Course):
         for timer in (_LEASE, _LISTEN, _CLOSING, _LAST_WORDS, _LAUNCHER):
             self._loop.cancel(timer)
         status = self.status
-        status.survivors = []
+        status.survivors, status.doomed = [], False
         status.ended_at = status.ended_at or now()
         if self._cgroup is not None:
             status.oom_kills = self._cgroup.oom_kills()

@@ -9,6 +9,7 @@ agent's end of the socket is closed; shims that have a task live on.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -42,12 +43,19 @@ def main(agent_fd: int) -> None:
     os.umask(0o077)
     _spare_from_oom()
     own = own_identity()
-    with open(os.path.join(os.path.dirname(__file__), "..", "bootstrap.py"), "rb") as file:
-        bootstrap = file.read()
+    bootstrap = bootstrap_text()
     gc.collect()
     gc.freeze()
-    agent.send(b'{"ready":true}')
-    _Template(agent, own, bootstrap).serve()
+    # An agent that is killed has nobody to be told of it.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        agent.send(b'{"ready":true}')
+        _Template(agent, own, bootstrap).serve()
+
+
+def bootstrap_text() -> bytes:
+    """What the job's interpreter runs."""
+    with open(os.path.join(os.path.dirname(__file__), "..", "bootstrap.py"), "rb") as file:
+        return file.read()
 
 
 class _Template:
@@ -96,7 +104,7 @@ class _Template:
         folder = str(wish["task_dir"])
         self._options = Options.of(wish)
         try:
-            folder_fd, lock, listener = _open_folder(folder)
+            folder_fd, lock, listener = open_folder(folder)
         except BlockingIOError:
             return {"error": f"{folder} belongs to a shim that is still alive"}
         except OSError as error:
@@ -202,7 +210,7 @@ class _Shim:
         self.channel = channel
 
 
-def _open_folder(path: str) -> tuple[int, int, socket.socket]:
+def open_folder(path: str) -> tuple[int, int, socket.socket]:
     """The folder, its lock and its socket, so that an answer means that the shim can be reached."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     folder_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

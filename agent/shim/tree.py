@@ -11,7 +11,7 @@ import os
 import signal
 
 from agent.shim.cgroup import Cgroup
-from agent.shim.linux import descendants, stat_of
+from agent.shim.linux import descendants, doomed, stat_of
 
 
 class Tree:
@@ -60,6 +60,15 @@ class Tree:
         for pid, start in members.items():
             signal_exactly(pid, start, signal.SIGKILL)
         return sorted(members)
+
+    def doomed(self) -> bool:
+        """Whether nothing of the task will ever compute again, though the kernel holds some of it.
+
+        Where one that could still fork was seen, its child may be in no list yet: those that are
+        there afterwards have been judged before.
+        """
+        members = self.members()
+        return all(map(doomed, members)) and self.members().keys() <= members.keys()
 
 
 def signal_exactly(pid: int, start: int, number: int) -> bool:

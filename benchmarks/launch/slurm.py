@@ -113,6 +113,18 @@ class Slurm:
             )
         _until(self._answers, "answer of slurmctld", self._folder)
 
+    def knows_running(self, job: str) -> bool:
+        """Whether the controller answers, and that this job runs."""
+        done = subprocess.run(
+            ["squeue", "-h", "-t", "R", "-o", "%i"],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_START_S,
+        )
+        return done.returncode == 0 and job in done.stdout.split()
+
     def end(self) -> None:
         """End the controller that was started last, if any was."""
         if self.controller is not None:

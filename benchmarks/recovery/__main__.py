@@ -54,7 +54,8 @@ def _measure(figure: str, *, quick: bool) -> list[Row]:
             rows = [submits.ours(3 if quick else 50)]
             return [*rows, submits.peer(1 if quick else 5)] if peers else rows
         case "coordinator":
-            return restarts.coordinator(2 if quick else 20)
+            rows = restarts.coordinator(2 if quick else 20)
+            return [*rows, restarts.coordinator_peer(2 if quick else 10)] if peers else rows
         case "agent":
             return restarts.agent(2 if quick else 20)
         case "rank-death":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.launch import slurm
 from benchmarks.launch.cluster import Connection, Wrong, cluster, job_of
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import LocalCluster
@@ -65,6 +66,23 @@ def coordinator(rounds: int) -> list[Row]:
             if len(running) != AGENTS:
                 raise Wrong(f"{len(running)} of {AGENTS} jobs run")
     return [serving, adopted]
+
+
+def coordinator_peer(rounds: int) -> Row:
+    """slurmctld as its defaults have it, one node and one job: the command's own time is in it."""
+    row = Row("coordinator", "killed -> its job is seen to run, 1 node", "Slurm", "ms")
+    with slurm.running(1) as there:
+        said = there.run("sbatch", "-o", "/dev/null", "--wrap", "sleep 1000")
+        job = said.split()[-1]
+        reached(lambda: there.knows_running(job), "the job runs")
+        for _ in range(rounds):
+            there.kill_controller()
+            began = time.perf_counter()
+            there.start_controller()
+            reached(lambda: there.knows_running(job), "the job is seen")
+            row.add((time.perf_counter() - began) * 1e3)
+        there.run("scancel", job)
+    return row
 
 
 def agent(rounds: int) -> list[Row]:

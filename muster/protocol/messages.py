@@ -183,7 +183,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `traffic` is what carried the gang's, as far as this node knows. `silent` are the addresses of
     neighbours in the gang whose machines answered this node once, and do not any more.
     `survivors` are processes that SIGKILL does not end: the task is not clean until the kernel lets
-    go of them.
+    go of them. `doomed`: none of them will ever run its program again, as their SIGKILL is pending.
     `activity` says of each rank whether it moves, as of this report; () where that is not watched.
     `idle_s`: for so long its GPUs have been idle, as PrepareTask has it; None where they have not,
     or not that long, or cannot be read.
@@ -204,6 +204,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     traffic: FabricReport | None = None
     silent: tuple[str, ...] = ()
     survivors: tuple[int, ...] = ()
+    doomed: bool = False
     checkpoint: Checkpoint | None = None
     activity: tuple[RankActivity, ...] = ()
     idle_s: float | None = None

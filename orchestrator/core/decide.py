@@ -55,7 +55,7 @@ from orchestrator.core.requests import cancel, change, signal
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
-from orchestrator.core.unclean import unclean
+from orchestrator.core.unclean import given_up, survivors_seen, unclean
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
@@ -203,7 +203,10 @@ def _hello(
     keep: list[Task] = []
     drained: list[f.Fact] = []
     for report in hello.tasks:
-        drained += unclean(node, hello.node, report)
+        drained += [
+            *survivors_seen(None, hello.node, report),
+            *unclean(node, hello.node, report),
+        ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
             continue
@@ -214,6 +217,7 @@ def _hello(
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
         decision.facts += _rest_of_limit(state, task, report, now)
+        drained += given_up(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
@@ -279,12 +283,14 @@ def _report(
                 return Decision()
             return looks.answered(state, task, report, now)
         case TaskReport():
-            drained = unclean(state.nodes[name], name, report)
+            node = state.nodes[name]
+            drained = [*survivors_seen(node, name, report), *unclean(node, name, report)]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
                 commands = owed(state, name, report.task, report.state, limits)
                 return Decision(drained, [a.Send(name, session, command) for command in commands])
-            return Decision([*_take_report(state, task, report, now), *drained])
+            found = _take_report(state, task, report, now)
+            return Decision([*found, *drained, *given_up(task, report)])
         case _:
             assert_never(report)
 

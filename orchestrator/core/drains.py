@@ -28,6 +28,7 @@ from orchestrator.core.node_warnings import claim_warning, clock_warning
 from orchestrator.core.service import drained_by
 from orchestrator.core.state import Node, State, Task
 from orchestrator.core.task import reached
+from orchestrator.core.unclean import survivor_problems
 
 _PARTS: Final = 16
 _LEAST_S: Final = 1.0
@@ -108,7 +109,8 @@ def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
     gpus = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
     ports = [port.text for port in node.ports if port.down]
     lost = hardware_problems(node)
-    found = (clock_warning(node), claim_warning(node, now), *left, *gpus, *lost, *ports)
+    held = survivor_problems(node)
+    found = (clock_warning(node), claim_warning(node, now), *left, *held, *gpus, *lost, *ports)
     return tuple(filter(None, found))
 
 

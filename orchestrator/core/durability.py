@@ -52,6 +52,7 @@ _EPHEMERAL: Final = (
     f.PortsSeen,
     f.PeersSeen,
     f.DisksSeen,
+    f.SurvivorsSeen,
     f.NodeDisconnected,
     f.LeaseExtended,
     f.NodeLeaseExpired,

@@ -65,6 +65,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.PortsSeen()
             | f.PeersSeen()
             | f.DisksSeen()
+            | f.SurvivorsSeen()
             | f.NodeDisconnected()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()

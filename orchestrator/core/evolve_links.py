@@ -30,6 +30,7 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
                 node.instance, node.claimed, node.ports = "", None, ()
                 node.disks = ()
+                node.survivors.clear()
             state.judged_from, state.brake = 0.0, None
         case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
             known = state.nodes.get(name)
@@ -53,11 +54,18 @@ def apply_link(state: State, fact: f.OfLink) -> None:
             node.heard_at, node.lease_until = heard_at, lease_until
             node.ahead_s, node.instance = ahead_s, life
             node.connected_at = heard_at
+            # It tells them again.
+            node.survivors.clear()
             state.sessions[session] = name
         case f.PortsSeen(_, ports):
             node.ports = ports
         case f.DisksSeen(_, disks):
             node.disks = disks
+        case f.SurvivorsSeen(_, name, pids):
+            if pids:
+                node.survivors[name] = pids
+            else:
+                node.survivors.pop(name, None)
         case f.PeersSeen(_, name, silent):
             task = state.task(name)
             if task is not None:

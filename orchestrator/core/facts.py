@@ -391,6 +391,7 @@ NodeHeard = of_link.NodeHeard
 PortsSeen = of_link.PortsSeen
 PeersSeen = of_link.PeersSeen
 DisksSeen = of_link.DisksSeen
+SurvivorsSeen = of_link.SurvivorsSeen
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired

@@ -59,6 +59,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.NodeHeard()
             | f.PortsSeen()
             | f.DisksSeen()
+            | f.SurvivorsSeen()
             | f.TrafficMeasured()
             | f.LeaseExtended()
             | f.NodeLeaseExpired()

@@ -18,8 +18,9 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
+from orchestrator.core.launch import ranks_of
 from orchestrator.core.service import ITSELF
-from orchestrator.core.state import Node, Share, State
+from orchestrator.core.state import Attempt, Job, Node, Share, State, Task
 
 _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
@@ -49,14 +50,6 @@ def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     decision = Decision([sf.HardwareNoted(*attempt, text) for attempt in fact.attempts])
     if event.grade is not Grade.CRITICAL:
         return decision
-    cause = Cause(
-        CauseCode.HARDWARE,
-        Outcome.INFRA,
-        text,
-        node=node.name,
-        node_fault=True,
-        kind=FailureKind.GPU_FAILED,
-    )
     # First: what else a drain ends is ended for the drain.
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
@@ -64,6 +57,7 @@ def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
         over = attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
         if over or not task.present or (job.id, attempt.number) not in fact.attempts:
             continue
+        cause = _cause(node, event, rank_of_gpu(job, attempt, task, node, event))
         if goes_on_without(job, attempt, task, cause):
             left = f.TaskLeft(job.id, attempt.number, task.rank, cause.text)
             decision.facts.append(left)
@@ -72,6 +66,34 @@ def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     if node.in_service:
         decision.facts.append(sf.NodeDrained(node.name, ITSELF, event.text))
     return decision
+
+
+def rank_of_gpu(
+    job: Job, attempt: Attempt, task: Task, node: Node, event: HardwareEvent
+) -> int | None:
+    """Which rank has the GPU, as ranks take them: each the one of its own place on the node. None
+    where there are more of the one than of the other, or nobody numbers them before they meet."""
+    ranks = ranks_of(job, attempt).get(task.id, range(0))
+    devices = [gpu for gpu in node.inventory.devices if gpu.uuid]
+    uuid = event.uuid or next((gpu.uuid for gpu in devices if gpu.pci == event.pci), "")
+    sound = tuple(gpu.uuid for gpu in devices if not gpu.fault)
+    for gpus in (task.gpus,) if task.gpus else (tuple(gpu.uuid for gpu in devices), sound):
+        if uuid in gpus and len(gpus) == len(ranks):
+            return ranks[gpus.index(uuid)]
+    return None
+
+
+def _cause(node: Node, event: HardwareEvent, rank: int | None) -> Cause:
+    whose = "" if rank is None else f"rank {rank} on "
+    return Cause(
+        CauseCode.HARDWARE,
+        Outcome.INFRA,
+        f"{whose}{node.name}: {event.text}",
+        node=node.name,
+        node_fault=True,
+        rank=rank,
+        kind=FailureKind.GPU_FAILED,
+    )
 
 
 def hardware_problems(node: Node) -> tuple[str, ...]:

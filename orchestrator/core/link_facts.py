@@ -79,6 +79,14 @@ class PeersSeen(_Fact, frozen=True):
     silent: tuple[str, ...]
 
 
+class SurvivorsSeen(_Fact, frozen=True):
+    """Processes of a task that SIGKILL does not end, on a node; none: it holds none any more."""
+
+    node: NodeName
+    task: TaskId
+    pids: tuple[int, ...]
+
+
 class NodeHeard(_Fact, frozen=True):
     node: NodeName
     heard_at: float
@@ -134,6 +142,7 @@ OfLink = (
     | PortsSeen
     | PeersSeen
     | DisksSeen
+    | SurvivorsSeen
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

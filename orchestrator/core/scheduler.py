@@ -58,6 +58,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | f.PortsSeen()
             | f.PeersSeen()
             | f.DisksSeen()
+            | f.SurvivorsSeen()
             | f.TrafficMeasured()
             | f.TrafficJudged()
             | f.TaskCheckpointed()

@@ -75,6 +75,7 @@ class Node:
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     disks: tuple[DiskHealth, ...] = ()  # that are full or hang
+    survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # of SIGKILL
     protocol: int = 1  # that we speak with its agent
 
     @property

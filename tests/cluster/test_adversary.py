@@ -1,4 +1,4 @@
-"""Jobs that do not want to go: nothing of them is left, or nothing is given the node again."""
+"""Jobs that do not want to go: nothing of them is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from examples.local_cluster import LocalCluster
-from muster.protocol.states import ENDED_STATES, JobState
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import alive, await_file, submit, until, wait
 
@@ -139,50 +138,3 @@ def test_nothing_of_an_adversary_is_left(cluster: LocalCluster, tmp_path: Path, 
         "train.py",
         "up",
     ]
-
-
-@pytest.fixture
-def freezer() -> Iterator[Path]:
-    """A frozen process survives SIGKILL until it is thawed, as one in disk sleep does."""
-    made = Path("/sys/fs/cgroup/freezer") / f"muster-adversary-{os.getpid()}"
-    try:
-        made.mkdir()
-    except OSError as error:
-        pytest.skip(f"no freezer of cgroup v1 can be written here: {error}")
-    yield made
-    (made / "freezer.state").write_text("THAWED")
-    until(lambda: not (made / "cgroup.procs").read_text(), "the freezer is empty")
-    made.rmdir()
-
-
-@pytest.mark.fault(31)
-def test_a_node_that_cannot_be_cleaned_is_drained_with_the_pids(
-    cluster: LocalCluster, tmp_path: Path, freezer: Path
-) -> None:
-    job = submit(cluster, tmp_path, run="echo $$ > pid; exec sleep 10000", stop={"grace": "200ms"})
-    pid = await_file(tmp_path / "pid").strip()
-    (freezer / "cgroup.procs").write_text(pid)
-    (freezer / "freezer.state").write_text("FROZEN")
-    cluster.muster("cancel", job)
-    client = cluster.client()
-    until(lambda: client.node("node-1").drain is not None, "the node is drained")
-    drain = client.node("node-1").drain
-    assert drain is not None
-    assert drain.user == "muster"
-    assert f"SIGKILL does not end {pid} of job {job}" in drain.reason
-    assert client.job(int(job)).state not in ENDED_STATES
-
-    # Its agent's next life finds the same, and the node stays drained when the kernel lets go.
-    agent = cluster.nodes["node-1"]
-    agent.kill()
-    agent.start()
-    cluster.wait_for_nodes()
-    assert client.node("node-1").drain is not None
-    (freezer / "freezer.state").write_text("THAWED")
-    assert wait(cluster, job) == 121
-    later = submit(cluster, tmp_path, run="true")
-    assert client.job(int(later)).state is JobState.QUEUED
-    told = " ".join(cluster.muster("explain", later).stdout.split())
-    assert f"SIGKILL does not end {pid}" in told
-    cluster.muster("node", "resume", "node-1")
-    assert wait(cluster, later) == 0

@@ -51,6 +51,7 @@ REPORT = m.TaskReport(
     running_s=1.5,
     stopped_by="stop",
     survivors=(17,),
+    doomed=True,
 )
 REPORTS: tuple[m.Report, ...] = (
     m.Hello(NodeName("n"), "id", "boot", "0.1.0", INVENTORY, (REPORT,), 4),

@@ -26,7 +26,9 @@ from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.onlookers import Onlookers
 from tests.simulation.programs import Programs
+from tests.simulation.shim import HELD_S
 from tests.simulation.steering import FIRST_STEERED, Steering
+from tests.simulation.stuck import Stuck
 from tests.simulation.world import Violation, World
 
 TROUBLE_S = 1200.0
@@ -34,7 +36,8 @@ BOUND_S = 4 * 3600.0
 """I10: once nothing fails any more, every job has ended within so long. A dozen jobs may have to
 run one after the other, each up to five times, for at most 440 s and the timeouts around them."""
 SETTLE_S = 600.0
-"""And so long after the last job, nothing at all is left of any."""
+"""And so long after the last job, and after the kernel has let go of the last process, nothing at
+all is left of any."""
 LIMIT_SLACK_S = 150.0
 """Of a time limit: a launcher may listen late, and each start has its own timeout."""
 
@@ -90,6 +93,7 @@ class Cluster:
             if seed >= FIRST_DRAINED
             else None
         )
+        self.stuck = Stuck(self.world, self.coordinator, self.checkers)
         self.cards = Cards(self.world, self.nodes)
         self.onlookers = Onlookers(
             self.world,
@@ -113,7 +117,7 @@ class Cluster:
                 raise Violation(f"I10: {BOUND_S:g} s after the last fault, {self._unended()}")
             self._check_limits(world.now)
             world.run(world.now + 20.0)
-        deadline = world.now + SETTLE_S
+        deadline = world.now + SETTLE_S + HELD_S
         while (left := self._left()) is not None:
             if world.now >= deadline:
                 raise Violation(f"I4: {SETTLE_S:g} s after the last job, {left}")

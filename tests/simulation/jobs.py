@@ -25,6 +25,7 @@ from tests.simulation.leases import with_checkpoints, with_lease
 from tests.simulation.onlookers import with_idle, with_webhook
 from tests.simulation.programs import Program, Programs
 from tests.simulation.rails import with_wish
+from tests.simulation.shim import FIRST_STUCK
 from tests.simulation.world import World
 
 FIRST_VARIED = 100
@@ -95,6 +96,7 @@ def make_job(
     spec = with_idle(world, number, with_webhook(world, number, spec))
     # A gang fails within itself: one that may be smaller than it was meant to be has no other node,
     # and goes on without the one that was to fail, should that leave before.
+    program = replace(program, unkillable=_often_unkillable(world, number, program.unkillable))
     programs.by_name[name] = replace(
         program, infects=infects, fails_alone=program.fails_alone or spec.elastic
     )
@@ -152,3 +154,11 @@ def _program(world: World, temper: Temper) -> Program:
         unkillable=some(temper.unkillable, 0.3, 0.3),
         leftovers=some(temper.leftovers, 0.4, 0.4),
     )
+
+
+def _often_unkillable(world: World, number: int, share: float) -> float:
+    """How likely a task of this job has a process that outlives SIGKILL."""
+    if world.seed < FIRST_STUCK:
+        return share
+    own = random.Random(f"unkillable {world.seed} {number}")
+    return 0.8 if own.random() < 0.7 else share

@@ -7,6 +7,7 @@ hears of the end.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -24,6 +25,10 @@ ABANDONED_S = 30.0
 LINGER_S = 120.0
 LEFTOVER_GRACE_S = 2.0
 STUCK_S = 60.0
+HELD_S = 900.0
+FIRST_STUCK = 1200
+"""From this seed on shims tell of processes that SIGKILL does not end, and some of those are held
+for long. Those before stay the runs that they were."""
 BEFORE_GATE = (P.NEW, P.PREPARING, P.PREPARED)
 ENDED = (P.CLEANED, P.REFUSED)
 
@@ -101,7 +106,13 @@ class Shim:
             first_failed=self._first_failed,
             running_s=running_s,
             signalled=self.signalled,
+            survivors=(1000,) if self._tells and self.phase is P.STUCK else (),
+            doomed=self._tells and self.phase is P.STUCK and self.wedged,
         )
+
+    @property
+    def _tells(self) -> bool:
+        return self.world.seed >= FIRST_STUCK
 
     # --- who speaks to it -----------------------------------------------------------------
 
@@ -385,9 +396,16 @@ class Shim:
         world = self.world
         if self.started_at is not None and world.chance(self._program.unkillable):
             world.met["unkillable"] += 1
-            self.wedged = True
             world.at(STUCK_S, self._stuck)
-            world.at(STUCK_S + world.rng.uniform(1.0, 200.0), self._killed)
+            self.wedged = True
+            for_s = (1.0, 200.0)
+            if self._tells:
+                # Some are not held, but escape it again and again: they go on computing.
+                own = random.Random(f"held {world.seed} {self.task}")
+                self.wedged = own.random() < 0.7
+                world.met["held" if self.wedged else "escapes"] += 1
+                for_s = (1.0, HELD_S) if self.wedged else (1.0, 60.0)
+            world.at(STUCK_S + world.rng.uniform(*for_s), self._killed)
         else:
             world.at(world.rng.choice((0.002, 0.05, 1.0)) * world.rng.random(), self._killed)
 

@@ -15,6 +15,7 @@ import pytest
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
+from tests.simulation.shim import FIRST_STUCK
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
 SEEDS_A_BLOCK = 50
@@ -128,6 +129,15 @@ def lived(block: int) -> tuple[tuple[str, ...], Counter[str], Counter[str], int]
 def test_nothing_is_lost_nothing_runs_twice_and_all_comes_to_an_end(block: int) -> None:
     failures, *_ = lived(block)
     assert not failures, failures[0]
+
+
+def test_what_outlives_sigkill_holds_up_nobody_and_is_not_run_beside() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(FIRST_STUCK, FIRST_STUCK + 20):
+        cluster = Cluster(seed)
+        cluster.run()
+        met += cluster.world.met
+    assert min(met["held"], met["escapes"], met["given_up"]) >= 3, met
 
 
 @pytest.mark.timeout(600)

@@ -69,6 +69,8 @@ def asked_by(
         home=_home(user) if live else None,
         network=config.interface or config.address,
         agent=agent,
+        state_dir=config.state_dir if live and not config.shared_host else None,
+        hosts_file=config.hosts.file,
     )
 
 

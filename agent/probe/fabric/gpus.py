@@ -6,7 +6,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from agent.probe.fabric.pci import (
     DEVICES,
@@ -118,6 +118,48 @@ def use_of(tree: Tree) -> dict[str, int]:
     finally:
         nvml.nvmlShutdown()
     return found
+
+
+class MemoryUse(NamedTuple):
+    """Of a GPU's memory, and the processes that compute there, as far as NVML shows them."""
+
+    used_bytes: int
+    pids: tuple[int, ...]
+
+
+def memory_of(tree: Tree) -> dict[str, MemoryUse]:
+    """What is in use of each GPU's memory, by UUID; without those that NVML says nothing of."""
+    nvml = _nvml() if tree.live else None
+    if nvml is None:
+        return {}
+    found = {}
+    try:
+        for at in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(at)
+                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                used = _used_bytes(nvml, handle)
+                users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except nvml.NVMLError:
+                continue
+            found[uuid] = MemoryUse(used, tuple(sorted(int(it.pid) for it in users)))
+    except Exception:  # noqa: BLE001 - whatever it raises, what was read is all there is
+        return found
+    finally:
+        nvml.nvmlShutdown()
+    return found
+
+
+def _used_bytes(nvml: Any, handle: Any) -> int:
+    """Without what the driver keeps for itself, which is more than half a GiB of the larger cards;
+    older drivers cannot tell that apart."""
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    if version is not None:
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle, version=version).used)
+        except (nvml.NVMLError, TypeError):
+            pass
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
 def _seen(tree: Tree) -> tuple[dict[str, Seen], bool]:

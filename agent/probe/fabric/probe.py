@@ -6,6 +6,7 @@ import hashlib
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +28,10 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.tree import Read, Tree, Unread
 from agent.probe.fabric.user import User
+from agent.process.left_units import left_units
 from agent.process.remains import remains
+from agent.traces import traces
+from muster.daemon.clock import SystemClock
 from muster.fabric import affinity
 from muster.fabric.choice import choose
 from muster.fabric.environment import environment
@@ -35,12 +39,15 @@ from muster.fabric.nccl import version_of
 from muster.fabric.rules import Rules
 from muster.fabric.types import Affinity, Gpu, Hca, Probe
 
+_ON_ITS_WAY_S: Final = 60.0
+"""So long an agent that runs may take to make or remove a folder."""
+
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe is told besides its root. `settings` are the operator's for NCCL; `user` runs
     the jobs and `python` is their interpreter; `nccl` is a version; `network` an interface or
-    address that is pinned; `agent`:
-    this process is the agent itself."""
+    address that is pinned; `agent`: this process is the agent itself, whose folder is `state_dir`.
+    """
 
     rules: Rules = Rules()
     settings: dict[str, str] = {}
@@ -50,6 +57,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     home: str | None = None
     network: str | None = None
     agent: bool = False
+    state_dir: Path | None = None
+    hosts_file: Path = Path("/etc/hosts")
 
 
 def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None = None) -> Probe:
@@ -110,6 +119,11 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
         found += surroundings.of_earlier_lives(remains())
+        found += surroundings.of_left_units(left_units())
+        if asked.state_dir is not None:
+            before = SystemClock().now().wall - _ON_ITS_WAY_S
+            left = traces(asked.state_dir, asked.hosts_file, before)
+            found += surroundings.of_traces(left)
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",

@@ -9,6 +9,8 @@ from typing import Final
 
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.tree import Tree, Unread
+from agent.process import left_units
+from agent.process.left_units import LeftUnit
 from agent.process.remains import Remain, words
 from muster.fabric.types import (
     ETHERNET,
@@ -85,6 +87,25 @@ def of_earlier_lives(found: tuple[Remain, ...]) -> Iterator[Problem]:
             f"{words(found)}: of a job whose shim is dead, and still running",
             "an agent that has its machine for itself ends them as it starts; or "
             f"`kill -9 {' '.join(str(remain.pid) for remain in found[:_NAMED])}`",
+        )
+
+
+def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
+    """Tasks that run in units of systemd, and that no agent knows."""
+    if found:
+        yield warning(
+            f"{left_units.words(found)}: of a task whose folder is gone, and still running",
+            "an agent that has its machine for itself ends them as it starts; or "
+            f"`systemctl stop {' '.join(unit.name for unit in found[:_NAMED])}`",
+        )
+
+
+def of_traces(found: Sequence[str]) -> Iterator[Problem]:
+    """What is left beside processes."""
+    for what in found:
+        yield warning(
+            f"left by an earlier life of the agent: {what}",
+            "the agent removes it as it starts: systemctl restart muster-agent; jobs run on",
         )
 
 

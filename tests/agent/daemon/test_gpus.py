@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agent.config import AgentConfig, Fabric
 from agent.core.stimuli import GpusSeen, Stimulus
-from agent.gpus import GpuGoneError, Gpus
+from agent.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import PrepareTask
@@ -63,3 +69,100 @@ def test_the_configuration_offers_the_first_of_them(root: Path) -> None:
     assert isinstance(seen, GpusSeen)
     assert [it.uuid for it in usable(seen.devices)] == [uuid(1, 0), uuid(1, 1)]
     assert len(seen.devices) == 4
+
+
+class NVMLError(Exception):
+    pass
+
+
+@dataclass
+class Cards:
+    """GPUs of this machine, by NVML: `used` is what each look finds in use of the first one."""
+
+    used: Iterator[int]
+    count: int = 2
+    users: tuple[int, ...] = ()
+    looks: int = field(default=0, init=False)
+
+    def module(self) -> Any:
+        return SimpleNamespace(
+            NVMLError=NVMLError,
+            nvmlMemory_v2=2,
+            nvmlInit=lambda: None,
+            nvmlShutdown=lambda: None,
+            nvmlDeviceGetCount=lambda: self.count,
+            nvmlDeviceGetHandleByIndex=lambda at: at,
+            nvmlDeviceGetPciInfo=lambda at: SimpleNamespace(busId=f"0000{address(at)}"),
+            nvmlDeviceGetName=lambda _: "NVIDIA H100 80GB HBM3",
+            nvmlDeviceGetUUID=lambda at: uuid(1, at),
+            nvmlDeviceGetMemoryInfo=self.memory,
+            nvmlDeviceGetMigMode=lambda _: (0, 0),
+            nvmlDeviceGetComputeRunningProcesses=lambda at: [
+                SimpleNamespace(pid=pid) for pid in self.users if at == 0
+            ],
+        )
+
+    def memory(self, at: int, version: int = 1) -> Any:
+        # Without its version it counts what the driver keeps for itself.
+        own = 0 if version == 2 else CLEAN_BYTES
+        if at != 0 or version != 2:
+            return SimpleNamespace(total=80 << 30, used=own)
+        self.looks += 1
+        return SimpleNamespace(total=80 << 30, used=next(self.used))
+
+
+def seen_by(cards: Cards, monkeypatch: pytest.MonkeyPatch, *gpus: str, **more: Any) -> Gpus:
+    monkeypatch.setitem(sys.modules, "pynvml", cards.module())
+    found = Gpus(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, **more)
+    asyncio.run(found.check(prepare(*gpus)))
+    return found
+
+
+@pytest.mark.parametrize("gpus", [(uuid(1, 0),), ()], ids=("its GPUs", "the whole node"))
+def test_memory_of_an_earlier_job_is_waited_for(
+    gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = Cards(chain([40 << 30, CLEAN_BYTES], repeat(CLEAN_BYTES - 1)))
+    seen_by(cards, monkeypatch, *gpus, give_up_s=60.0)
+    assert cards.looks == 3
+
+
+def test_a_gpu_of_somebody_else_may_be_as_dirty_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cards = Cards(repeat(40 << 30))
+    seen_by(cards, monkeypatch, uuid(1, 1), give_up_s=0.0)
+    assert cards.looks == 1
+
+
+@pytest.mark.parametrize("gpus", [(uuid(1, 0),), ()], ids=("its GPUs", "the whole node"))
+def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
+    gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = [40 << 30]
+    cards = Cards(iter(lambda: used[0], None), users=(4711,))
+    monkeypatch.setitem(sys.modules, "pynvml", cards.module())
+    posted: list[Stimulus] = []
+    found = Gpus(AgentConfig(gpus="auto"), posted.append, poll_s=0.001, give_up_s=0.0)
+
+    async def story() -> None:
+        with pytest.raises(GpuDirtyError, match="has 40 GiB of its memory or more in use, and"):
+            await found.check(prepare(*gpus))
+        # Nobody is given it now: the coordinator is told why, and a task that comes hears it, too.
+        with pytest.raises(GpuGoneError, match="processes 4711 use it"):
+            await found.check(prepare(uuid(1, 0)))
+        used[0] = 0
+        await found.check(prepare(uuid(1, 0)))
+
+    asyncio.run(story())
+    busy = [it.devices[0].busy for it in posted if isinstance(it, GpusSeen)]
+    assert busy[-2].startswith("has 40 GiB")
+    assert busy[-1] == ""
+    assert all(not it.devices[1].busy for it in posted if isinstance(it, GpusSeen))
+
+
+def test_without_nvml_nothing_is_known_of_memory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    check(root, uuid(1, 0))

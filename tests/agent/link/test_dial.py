@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tenacity import AsyncRetrying, Future, RetryCallState
 
-from agent.dial import ConnectionLostError, _pause
+from agent.dial import ConnectionLostError, Dialer, _pause
+from examples.local_cluster import free_port
 
 AGENTS = 1000
 
 
-def pause(attempt: int, *, refused: bool = False) -> float:
-    """The pause after so many dials that were of no use."""
+def pause(attempt: int, after_s: float = 60.0, **how: bool) -> float:
+    """The pause after so many dials that were of no use, the first of them so long ago."""
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = attempt
-    error = ConnectionLostError("gone", refused=refused)
+    error = ConnectionLostError("gone", **how)
     state.outcome = Future.construct(attempt, error, has_exception=True)
+    state.outcome_timestamp = state.start_time + after_s
     return _pause(state)
 
 
@@ -41,3 +45,28 @@ def test_who_was_refused_waits_for_a_person_and_not_all_at_once() -> None:
     pauses = [pause(attempt, refused=True) for attempt in range(1, AGENTS)]
     assert 30 <= min(pauses) <= max(pauses) <= 35
     assert max(pauses) - min(pauses) > 4
+
+
+@pytest.mark.parametrize(("after_s", "longest"), [(0.5, 0.4), (4.9, 0.4), (5.0, 5.0)])
+def test_where_the_machine_answers_and_nobody_listens_it_is_asked_often_for_a_while(
+    after_s: float, longest: float
+) -> None:
+    """A coordinator that is restarted is to have its agents back within a second."""
+    random.seed(1)
+    pauses = [pause(8, after_s, absent=True) for _ in range(AGENTS)]
+    assert 0.9 * longest < max(pauses) <= longest
+
+
+def test_a_port_at_which_nobody_listens_is_told_from_a_machine_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("t\n")
+
+    async def dial() -> bool:
+        async with Dialer(f"http://127.0.0.1:{free_port()}", token, None) as dialer:
+            with pytest.raises(ConnectionLostError) as lost:
+                await dialer.dial("/v1/agent", 1024)
+        return lost.value.absent
+
+    assert asyncio.run(dial())

@@ -22,7 +22,8 @@ from agent.core.shim import (
 )
 from agent.process.adopt import Ownership, find
 from agent.process.shim import ShimConnection, ShimUnreachable, connect
-from agent.process.template import ShimOptions, Template
+from agent.process.shims import ShimOptions
+from agent.process.template import Template
 from agent.shim.cgroup import Cgroup
 
 # A bound for a broken build, not for a slow machine.

@@ -19,7 +19,7 @@ from agent.core.shim import ShimExit, ShimPhase, ShimStop, StoppedBy
 from agent.process import template
 from agent.process.adopt import Ownership, examine, find, remove
 from agent.process.shim import ShimUnreachable, connect
-from agent.process.template import SpawnError
+from agent.process.shims import SpawnError
 from muster.daemon.errors import DaemonError
 from tests.agent.process.conftest import PATIENCE_S, Node, Stage
 from tests.agent.process.test_ending import DAEMON, alive, carriers, up

@@ -75,7 +75,11 @@ def test_the_attempt_that_has_the_gpu_fails_at_once_and_the_node_is_drained(
 ) -> None:
     report(cluster, "a", event())
     found = cause(cluster, 1)
-    assert (found.code, found.text, found.node) == (CauseCode.HARDWARE, f"a: {TEXT}", "a")
+    assert (found.code, found.text, found.node) == (
+        CauseCode.HARDWARE,
+        f"rank 0 on a: {TEXT}",
+        "a",
+    )
     assert (found.exit_code, found.node_fault) == (122, True)
     node = cluster.node("a")
     assert node.admin is AdminState.DRAINING
@@ -84,6 +88,28 @@ def test_the_attempt_that_has_the_gpu_fails_at_once_and_the_node_is_drained(
     # The other one has none of it.
     assert cluster.job(2).attempts[-1].phase is AttemptPhase.RUNNING
     assert f"a: {TEXT}" in steps(cluster, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "at", "rank"),
+    [(4, 2, 6), (None, 5, 13), (2, 0, None)],
+    ids=("a part", "whole nodes", "two GPUs for eight ranks"),
+)
+def test_the_rank_that_has_the_gpu_is_named(gpus: int | None, at: int, rank: int | None) -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        join(cluster, name)
+    many = 8 if gpus == 2 else gpus or 8
+    cluster.submit(part(gpus, nodes=2, nproc_per_node=many))
+    cluster.run_gang(1)
+    second = cluster.job(1).attempts[0].tasks[1]
+    mine = second.gpus or tuple(uuid(number, second.node) for number in range(8))
+    failed = event(uuid=mine[at], pci=f"0000:1{at}:00.0")
+    report(cluster, second.node, failed)
+    found = cause(cluster, 1)
+    assert (found.rank, found.node) == (rank, second.node)
+    whose = "" if rank is None else f"rank {rank} on "
+    assert found.text == f"{whose}{second.node}: {TEXT}"
 
 
 def test_it_is_tried_again_elsewhere(cluster: Cluster) -> None:

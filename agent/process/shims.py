@@ -1,0 +1,88 @@
+"""What starts shims: one interface, and which backend serves a node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from agent.config import AgentConfig
+from muster.daemon.errors import DaemonError
+
+SYSTEMD_RUN: Final = "systemd-run"
+BOOTED: Final = Path("/run/systemd/system")
+
+
+class SpawnError(DaemonError):
+    """No shim could be started; the text says why."""
+
+
+class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How shims differ from the defaults of agent/shim/options.py. Times in seconds."""
+
+    cgroup: bool = True
+    cgroup_parent: str | None = None
+    orphan_s: float = 30.0
+    linger_s: float = 30.0
+    unkillable_s: float = 60.0
+
+
+class Shims(Protocol):
+    """A backend. How a shim was started is forgotten at once: whoever wants it finds it by the
+    folder of its task, and speaks to it on the socket there.
+    """
+
+    async def start(self) -> None:
+        """Be ready to start shims. Raises SpawnError."""
+
+    async def spawn(self, task_dir: Path) -> int:
+        """Start the shim of the task that the folder is named after; returns its pid.
+
+        Its path is absolute. The folder is made where it is missing, its parent must be there.
+        On return the shim can be connected to. Raises SpawnError.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what starts them; shims live on."""
+
+
+def request_of(task_dir: Path, options: ShimOptions) -> dict[str, object]:
+    """What a shim is told of itself. Raises SpawnError."""
+    if not task_dir.is_absolute():
+        raise SpawnError(f"the task's folder {task_dir} is no absolute path")
+    return {
+        **msgspec.to_builtins(options),
+        "task_dir": str(task_dir),
+        "task": task_dir.name,
+    }
+
+
+def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether each shim is to be a unit of systemd. Raises SpawnError where that was asked for and
+    cannot be."""
+    if config.shims == "template":
+        return False
+    lacking = _lacking()
+    if config.shims == "systemd":
+        if lacking:
+            raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
+        return True
+    # An agent that somebody started by hand leaves no units behind.
+    in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ
+    return in_unit and not lacking and not config.shared_host
+
+
+def _lacking() -> str:
+    """Why this process can make no units, "" where it can."""
+    if not BOOTED.is_dir():
+        return "this machine was not booted by systemd"
+    if os.geteuid() != 0:
+        return "only root can make units"
+    if shutil.which(SYSTEMD_RUN) is None:
+        return f"there is no {SYSTEMD_RUN}"
+    return ""

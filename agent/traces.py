@@ -1,0 +1,101 @@
+"""What earlier lives of an agent left beside processes: names, folders, mounts, cgroups.
+
+An agent removes all of it as it starts; here it is named, for its log and for `muster doctor`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.folders import TASKS, on_its_way
+from agent.hosts.table import lease_of_task
+from agent.shim.cgroup import dead
+from muster.protocol.hosts import parse
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+
+_NAMED: Final = 8
+_MOUNTS: Final = Path("/proc/mounts")
+
+
+def traces(state_dir: Path, hosts: Path, before: float = math.inf) -> tuple[str, ...]:
+    """Of no task that has a folder in `state_dir`, in words. Beside an agent that runs, folders
+    that were touched not `before` (UTC seconds) may be on their way. Blocks; passes over what
+    cannot be read."""
+    tasks = state_dir / TASKS
+    return (
+        *_names(tasks, hosts),
+        *_folders(tasks, before),
+        *_mounts(tasks),
+        *_cgroups(),
+    )
+
+
+def _names(tasks: Path, hosts: Path) -> Iterator[str]:
+    try:
+        blocks = parse(hosts.read_bytes()).entries
+    except OSError:
+        return
+    alive = {lease_of_task(TaskId(name)) for name in _listed(tasks) if _is_task(name)}
+    gone = sorted(set(blocks) - alive)
+    if gone:
+        yield f"names of the gangs of attempts {_some(gone)} in {hosts}"
+
+
+def _folders(tasks: Path, before: float) -> Iterator[str]:
+    found = [
+        name for name in _listed(tasks) if on_its_way(name) and _touched_at(tasks / name) < before
+    ]
+    if found:
+        yield f"folders that were not made or removed whole, {_some(found)} in {tasks}"
+
+
+def _mounts(tasks: Path) -> Iterator[str]:
+    below = f"{tasks}/"
+    try:
+        points = [line.split()[1] for line in _MOUNTS.read_text().splitlines()]
+    except OSError:
+        return
+    found = [
+        point
+        for point in points
+        if point.startswith(below) and not (tasks / point[len(below) :].split("/")[0]).exists()
+    ]
+    if found:
+        yield f"mounts at {_some(found)}"
+
+
+def _cgroups() -> Iterator[str]:
+    found = dead()
+    if found:
+        yield f"cgroups of shims that are dead, {_some(found)}"
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _is_task(name: str) -> bool:
+    try:
+        parse_task_id(name)
+    except BadId:
+        return False
+    return True
+
+
+def _touched_at(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return math.inf
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

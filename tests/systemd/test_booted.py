@@ -1,0 +1,215 @@
+"""The shipped units under a real systemd, and tasks as units of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.container import TREE, Container, booted, wait_long
+
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600)]
+
+# As which jobs run.
+USER = "trainer"
+# Tells its pid, and ends when it is let go, or with 3 when it is asked to.
+PROGRAM = """
+trap 'echo $$ > /tmp/$0.asked; exit 3' TERM
+echo $$ > /tmp/$0.new && mv /tmp/$0.new /tmp/$0.pid
+while [ ! -e /tmp/$0.go ]; do sleep 0.1; done
+exit 7
+"""
+# Ignores SIGTERM, and so does what it leaves behind in a session of its own.
+STUBBORN = """
+trap '' TERM
+setsid sh -c 'sleep 10000 & sleep 10000' &
+echo $$ > /tmp/$0.new && mv /tmp/$0.new /tmp/$0.pid
+sleep 10000
+"""
+
+
+class Machine:
+    """The container, its daemons and their jobs."""
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        self.run, self.said, self.muster = container.run, container.said, container.muster
+
+    def submit(self, name: str, program: str = PROGRAM) -> str:
+        """A job that runs, as the coordinator knows; returns its id."""
+        job = self.muster("submit", "--name", name, "--", "sh", "-c", program, name).stdout.strip()
+        wait_long(lambda: self.state(job) == "running", f"job {job} runs")
+        wait_long(lambda: self.pid(name) != "", f"job {job} tells its pid")
+        return job
+
+    def state(self, job: str) -> str:
+        return str(json.loads(self.muster("show", "--json", job).stdout)["state"]).lower()
+
+    def pid(self, name: str) -> str:
+        return self.run("cat", f"/tmp/{name}.pid", check=False).stdout.strip()
+
+    def start_time(self, pid: str) -> str:
+        """Of a process, "" where there is none: its pid and this are its own for ever."""
+        text = self.run("cat", f"/proc/{pid}/stat", check=False).stdout
+        return text.rpartition(")")[2].split()[19] if text else ""
+
+    def cgroup(self, pid: str) -> str:
+        return self.said("cat", f"/proc/{pid}/cgroup").splitlines()[-1].removeprefix("0::")
+
+    def let_go(self, name: str) -> None:
+        self.run("touch", f"/tmp/{name}.go")
+
+    def wait(self, job: str) -> int:
+        return self.muster("wait", "--timeout", "60s", job, check=False).returncode
+
+    def show(self, unit: str, name: str) -> str:
+        return self.said("systemctl", "show", f"--property={name}", "--value", unit)
+
+    def units(self) -> list[str]:
+        listing = ["systemctl", "list-units", "--all", "--plain", "--no-legend", "muster-task-*"]
+        return [line.split()[0] for line in self.said(*listing).splitlines()]
+
+    def serving(self) -> None:
+        """Wait until the agent is back."""
+
+        def connected() -> bool:
+            done = self.muster("nodes", "--json", check=False)
+            return done.returncode == 0 and '"connected"' in done.stdout.lower()
+
+        wait_long(connected, "the agent is connected")
+
+    def nothing_left(self) -> None:
+        """Of no job, in no way that can be seen."""
+        wait_long(lambda: self.units() == [], "the units of tasks are gone")
+        tasks = "find /sys/fs/cgroup -name 'muster-task-*'; ls /var/lib/muster/agent/tasks"
+        wait_long(lambda: self.said("sh", "-c", tasks) == "", "cgroups and folders are gone")
+        uid = self.said("id", "-u", USER)
+        of_user = f"grep -l '^Uid:\t{uid}\t' /proc/[0-9]*/status 2>/dev/null || true"
+        assert self.said("sh", "-c", of_user) == ""
+
+
+def documented() -> list[str]:
+    """The commands of docs/install.md, from where the sources lie and with a user for jobs."""
+    text = (TREE / "docs" / "install.md").read_text()
+    _, coordinator, node, *_ = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines = [line.partition("  #")[0].rstrip() for line in (coordinator + node).splitlines()]
+    found = [line for line in lines if "/path/to" not in line]
+    init = "/opt/muster/bin/muster init --dir /etc/muster"
+    assert f"{init} ..." in found
+    settings = rf"address: 127.0.0.1\nrun_as: {USER}\ngpus: 0\n"
+    return [
+        f"{init} --user {USER} && printf '{settings}' >> /etc/muster/agent.yaml"
+        if line.startswith(init)
+        else line
+        for line in found
+    ]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    folder: Path = tmp_path_factory.mktemp("booted")
+    with booted(folder) as container:
+        container.run("useradd", "--create-home", USER)
+        for command in documented():
+            container.run("sh", "-ec", f"cd /opt/tree && {command}")
+        machine = Machine(container)
+        machine.serving()
+        try:
+            yield machine
+        finally:
+            units = ("--unit=muster-agent", "--unit=muster-coordinator", "--unit=muster-task-*")
+            print(container.run("journalctl", "--no-pager", *units, check=False).stdout)
+
+
+def test_a_task_is_a_unit_of_its_own(machine: Machine) -> None:
+    job = machine.submit("own")
+    unit = f"muster-task-{job}-1-0.service"
+    assert machine.units() == [unit]
+    assert machine.cgroup(machine.pid("own")).startswith(f"/muster.slice/{unit}/muster/shim-")
+    assert machine.cgroup(machine.show(unit, "MainPID")) == f"/muster.slice/{unit}/shim"
+    assert machine.show(unit, "CollectMode") == "inactive-or-failed"
+    assert machine.show(unit, "OOMPolicy") == "continue"
+    for relation in ("Requires", "BindsTo", "PartOf", "Wants", "After"):
+        assert "muster-agent" not in machine.show(unit, relation)
+    machine.let_go("own")
+    assert machine.wait(job) == 7
+    machine.nothing_left()
+
+
+def test_a_job_notices_nothing_of_its_daemons(machine: Machine) -> None:
+    job = machine.submit("outlives")
+    pid = machine.pid("outlives")
+    began = machine.start_time(pid)
+    # All that is in the agent's unit, which systemd starts again.
+    machine.run("systemctl", "kill", "--signal=KILL", "muster-agent")
+    machine.run("systemctl", "restart", "muster-coordinator")
+    machine.serving()
+    assert machine.state(job) == "running"
+    machine.run("systemctl", "stop", "muster-agent")
+    assert machine.start_time(pid) == began
+    machine.run("systemctl", "start", "muster-agent")
+    machine.serving()
+    assert (machine.pid("outlives"), machine.start_time(pid)) == (pid, began)
+    machine.let_go("outlives")
+    assert machine.wait(job) == 7
+    machine.nothing_left()
+
+
+def test_a_cancel_empties_the_unit(machine: Machine) -> None:
+    job = machine.submit("stubborn", STUBBORN)
+    machine.muster("cancel", "--grace", "1s", job)
+    machine.wait(job)
+    machine.nothing_left()
+
+
+def test_who_stops_the_slice_ends_jobs_as_they_asked(machine: Machine) -> None:
+    job = machine.submit("stopped")
+    began = machine.start_time(machine.pid("stopped"))
+    machine.run("systemctl", "stop", "muster.slice")
+    assert machine.said("cat", "/tmp/stopped.asked") == machine.pid("stopped")
+    assert machine.start_time(machine.pid("stopped")) != began
+    text = "ended its part of the job without being asked"
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the end is told")
+    machine.muster("cancel", job)
+    machine.nothing_left()
+
+
+def test_a_unit_whose_folder_is_gone_is_named_and_ended(machine: Machine) -> None:
+    job = machine.submit("forgotten")
+    unit = f"muster-task-{job}-1-0.service"
+    pid = machine.pid("forgotten")
+    machine.run("systemctl", "stop", "muster-agent")
+    machine.run("mv", f"/var/lib/muster/agent/tasks/{job}.1.0", "/var/lib/muster/taken")
+    assert f"{unit} (of " in machine.muster("doctor", check=False).stdout
+    machine.run("systemctl", "start", "muster-agent")
+    assert machine.start_time(pid) == ""
+    assert machine.units() == []
+    machine.serving()
+    machine.muster("cancel", job, check=False)
+    machine.nothing_left()
+
+
+def test_forked_shims_outlive_the_agent_in_its_unit(machine: Machine) -> None:
+    folder = "/run/systemd/system/muster-agent.service.d"
+    setting = f"mkdir {folder} && printf '[Service]\nEnvironment=MUSTER_AGENT_SHIMS=template\n'"
+    machine.run("sh", "-ec", f"{setting} > {folder}/shims.conf && systemctl daemon-reload")
+    machine.run("systemctl", "restart", "muster-agent")
+    machine.serving()
+    job = machine.submit("forked")
+    pid = machine.pid("forked")
+    began = machine.start_time(pid)
+    assert machine.units() == []
+    assert machine.cgroup(pid).startswith("/system.slice/muster-agent.service/muster/shim-")
+    machine.run("systemctl", "stop", "muster-agent")
+    assert machine.start_time(pid) == began
+    # The next agent makes units, and takes over what was forked.
+    machine.run("sh", "-ec", f"rm -r {folder} && systemctl daemon-reload")
+    machine.run("systemctl", "start", "muster-agent")
+    machine.serving()
+    assert machine.start_time(pid) == began
+    machine.let_go("forked")
+    assert machine.wait(job) == 7
+    machine.nothing_left()
