@@ -39,16 +39,17 @@ def hardware_seen(state: State, name: NodeName, events: tuple[HardwareEvent, ...
         if not sound(event) or (event.boot == boot and event.number <= last):
             continue
         boot, last = event.boot, event.number
-        found.append(sf.HardwareReported(name, event, _concerned(node, event)))
+        found.append(sf.HardwareReported(name, event, _concerned(node, event), noted=True))
     return found
 
 
 def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     """What comes of it."""
     event, node = fact.event, state.nodes[fact.node]
+    text = f"{node.name}: {event.text}"
+    decision = Decision([sf.HardwareNoted(*attempt, text) for attempt in fact.attempts])
     if event.grade is not Grade.CRITICAL:
-        return Decision()
-    decision = Decision()
+        return decision
     # First: what else a drain ends is ended for the drain.
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
