@@ -127,6 +127,8 @@ def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getr
 class Units:
     """Starts shims by `systemd-run`."""
 
+    gives = False
+
     def __init__(self, options: ShimOptions | None = None) -> None:
         self._options = options or ShimOptions()
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -134,7 +136,11 @@ class Units:
     async def start(self) -> None:
         """Nothing has to be there before the first task."""
 
-    async def spawn(self, task_dir: Path) -> int:
+    async def spawn(
+        self,
+        task_dir: Path,
+        given: socket.socket | None = None,  # noqa: ARG002  it is for others
+    ) -> int:
         """As agent/process/shims.py says."""
         argv = argv_of(task_dir, self._options)
         task = task_dir.name
