@@ -72,7 +72,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     cannot be."""
     if config.shims == "template":
         return False
-    lacking = _lacking()
+    lacking = lacks_units()
     if config.shims == "systemd":
         if lacking:
             raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
@@ -82,7 +82,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     return in_unit and not lacking and not config.shared_host
 
 
-def _lacking() -> str:
+def lacks_units() -> str:
     """Why this process can make no units, "" where it can."""
     if not BOOTED.is_dir():
         return "this machine was not booted by systemd"

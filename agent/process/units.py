@@ -148,13 +148,13 @@ class Units:
             await asyncio.to_thread(task_dir.mkdir, mode=0o700, exist_ok=True)
             async with self._room:
                 code, said = await run(argv, START_S + 10.0)
-        except OSError as error:
-            raise SpawnError(f"no shim for task {task}: {error.strerror}") from error
         except TimeoutError as error:
             raise SpawnError(
                 f"no shim for task {task}: systemd does not start its unit {unit_of(task)}; is "
                 "this node overloaded?"
             ) from error
+        except OSError as error:
+            raise SpawnError(f"no shim for task {task}: {error.strerror}") from error
         if code != 0:
             owned = await asyncio.to_thread(_owned, task_dir)
             why = f"{task_dir} belongs to a shim that is still alive" if owned else said

@@ -48,6 +48,7 @@ class Machine:
     _outbound: bool = True
     _inbound: bool = True
     _rate: str | None = None
+    _loses: bool = False
     _foreign: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -111,6 +112,7 @@ class Machine:
         if self._process is not None:
             self._process.wait()
         self.pid, self._process = None, None
+        self._loses = False
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -157,10 +159,26 @@ class Machine:
         self._rate = rate
         self._shape()
 
+    def lose(self, share: float) -> None:
+        """Lose this share of what it is sent, each packet by chance. Needs nft.
+
+        Of what it sends its peers lose some: a kernel that drops its own packet knows of it, and
+        says so to the sender.
+        """
+        some = f"numgen random mod 10000 < {share * 10000:.0f} " if share < 1 else ""
+        chain = f"chain input {{ type filter hook input priority 0; {some}drop; }}"
+        lines = ["table inet loss {", chain, "}"] if share else []
+        # The first makes one that is not there, for the second to delete.
+        lines = ["table inet loss {}", "delete table inet loss", *lines]
+        self._on_its_network("nft", "\n".join(lines))
+        self._loses = share > 0
+
     def mend(self) -> None:
-        """End every cut; a limit of the rate stays."""
+        """End every cut and loss; a limit of the rate stays."""
         self._outbound = self._inbound = True
         self._shape()
+        if self._loses:
+            self.lose(0)
         self._on_its_network("ip", "neigh", "flush", "nud", "permanent")
 
     @contextlib.contextmanager
@@ -216,7 +234,7 @@ class Machine:
 
 
 def _qdisc(device: str, *, passes: bool, rate: str | None) -> tuple[str, ...]:
-    """Not nftables: these two are in every kernel that has veth, and need no tool of their own."""
+    """Not nftables: these are in every kernel that has veth, and need no tool of their own."""
     replace = ("tc", "qdisc", "replace", "dev", device, "root")
     if not passes:
         return (*replace, "blackhole")

@@ -11,10 +11,11 @@ from muster.cli.connection import connect, connection_options
 from muster.cli.fabric import print_fabric
 from muster.cli.json_output import json_option, print_json
 from muster.cli.layout import paragraph
-from muster.cli.reference import JOB, find_job
+from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.table import Cell, Column, print_table
 from muster.cli.text import moment, safe, span
 from muster.protocol.http import AttemptStory, Explanation, NodeVerdict
+from muster.spec.fields import MAX_NODES
 
 _NODES: Final = (
     Column("NODE", name=True),
@@ -33,13 +34,31 @@ _AHEAD: Final = (
 
 @click.command("explain")
 @click.argument("what", metavar="[rdma] JOB", nargs=-1, required=True, type=JOB)
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Suppose it asked for so many."
+)
+@click.option(
+    "--after",
+    "changes",
+    nargs=2,
+    multiple=True,
+    type=(click.Choice(["drain"]), NODE),
+    metavar="drain NODE",
+    help="Suppose this node were drained.",
+)
 @json_option
 @connection_options
-def command(*, what: tuple[str, ...], as_json: bool) -> None:
+def command(
+    *, what: tuple[str, ...], nodes: int | None, changes: tuple[tuple[str, str], ...], as_json: bool
+) -> None:
     """Show why a job waits: its place in the queue, what each node says to it, when it starts at
     the latest by the time limits of the others, and what would start it sooner.
 
     Of a job that runs or has ended: where it ran and why there, and what ended it.
+
+    \b
+    muster explain 42 --nodes 3              would it start with three nodes?
+    muster explain 42 --after drain gpu-07   and what if that one were out of service?
 
     `muster explain rdma JOB`: why it has RDMA or not, and why each setting of its network is so.
     """
@@ -48,6 +67,8 @@ def command(*, what: tuple[str, ...], as_json: bool) -> None:
         raise click.UsageError("one job, or: muster explain rdma JOB")
     if not topic and job == "rdma":
         raise click.UsageError("rdma of which job? muster explain rdma JOB")
+    if topic and (nodes is not None or changes):
+        raise click.UsageError("--nodes and --after are of a job that waits, and not of its RDMA")
     client = connect()
     if topic:
         plan = client.fabric(find_job(client, job))
@@ -56,7 +77,8 @@ def command(*, what: tuple[str, ...], as_json: bool) -> None:
         else:
             print_fabric(plan)
         return
-    found = client.explain(find_job(client, job))
+    drained = [node for _, node in changes]
+    found = client.explain(find_job(client, job), nodes=nodes, drained=drained)
     if as_json:
         print_json(found)
         return
@@ -66,6 +88,8 @@ def command(*, what: tuple[str, ...], as_json: bool) -> None:
 def _print(found: Explanation, now: datetime | None) -> None:
     job = found.job
     print(f"job {job.id}  {safe(job.name)}  {job.state.value}")
+    if found.supposing:
+        _line(f"{found.supposing}:")
     if found.text:
         _line(found.text.removeprefix(f"{job.state.value}: "))
     if found.nodes or found.wanted:
@@ -114,7 +138,7 @@ def _row(verdict: NodeVerdict, now: datetime | None) -> list[str | Cell]:
 
 def _print_when(found: Explanation, now: datetime | None) -> None:
     if found.starts_now:
-        print("\nstarts now")
+        print("\nwould start now" if found.supposing else "\nstarts now")
     elif found.starts_by is not None:
         when = _by(found.starts_by, now)
         print()

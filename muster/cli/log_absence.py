@@ -90,5 +90,9 @@ def nothing_written(view: JobView, query: LogQuery) -> str:
     some = query.since is not None or query.stream in {"stdout", "stderr"}
     which = " of what the options choose" if some else ""
     yet = "" if over else " so far"
-    hint = f"every rank: muster logs --rank all {job}" if whose else f"its state: muster show {job}"
-    return f"{whose}{said}{which}{where}{yet}\n  {hint}"
+    show = f"muster show {job}"
+    state = f"why it ended: {show}" if over and view.exit_code else f"its state: {show}"
+    hints = [f"every rank: muster logs --rank all {job}"] if whose else [state]
+    if whose and over and view.exit_code:
+        hints.append(state)
+    return "\n  ".join([f"{whose}{said}{which}{where}{yet}", *hints])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from datetime import datetime
 from typing import Any, Final
@@ -24,7 +25,7 @@ _TASKS: Final = (
     Column("RANK", right=True, drop=1),
     Column("ROLE", drop=2),
     Column("STATE"),
-    Column("RANKS"),
+    Column("RANKS", elastic=True, wraps=True),
     Column("EXIT"),
     Column("REFUSED OR LEFT", elastic=True, wraps=True),
 )
@@ -35,6 +36,7 @@ _RUN_CHARS: Final = 200
 _WIDE: Final = 70
 _SHORT: Final = 40
 _AS_ABOVE: Final = "as above"
+_WORDS_CHARS: Final = 60
 
 
 @click.command("show")
@@ -159,7 +161,7 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(f"fabric {attempt.fabric}")
     if attempt.proof is not None:
         _line(attempt.proof.text, "traffic: ")
-    if attempt.hang:
+    if attempt.hang and not any(attempt.hang in sentence for sentence in told):
         _line(attempt.hang)
     cause = attempt.cause
     if cause is not None and cause.text not in told:
@@ -255,6 +257,16 @@ def exit_text(status: ExitStatus) -> str:
     return "-" if status.code is None else str(status.code)
 
 
+def _shorter(lead: str, rest: str, sentence: str) -> str:
+    """What stands above already, by its first words where nothing else says what it is about."""
+    if lead:
+        return f"{lead}{_AS_ABOVE}{rest}"
+    first = re.split("[:;] ", sentence, maxsplit=1)[0]
+    if len(first) > _WORDS_CHARS:
+        first = f"{first[: _WORDS_CHARS - 1].rstrip()}…"
+    return f"{first}: {_AS_ABOVE}{rest}"
+
+
 def _print_timeline(view: JobView, told: set[str]) -> None:
     """What stands above in full is not said again."""
     if not view.timeline:
@@ -265,9 +277,10 @@ def _print_timeline(view: JobView, told: set[str]) -> None:
     before = view.timeline[0].at
     for step in view.timeline:
         text = safe(step.text)
-        for sentence in told:
-            if len(sentence) > _SHORT and text.endswith(safe(sentence)):
-                text = text.removesuffix(safe(sentence)) + "as above"
+        for sentence in (safe(each) for each in told if len(each) > _SHORT):
+            lead, found, rest = text.partition(sentence)
+            if found:
+                text = _shorter(lead, rest, found)
         at = moment(step.at) if wide else moment(step.at)[11:-1]
         print(paragraph(text, first=f"  {at}  {'+' + length(step.at - before):>7}  "))
         before = step.at

@@ -166,9 +166,11 @@ class AsyncClient:
         """As `Client.environment`."""
         return await self._call(calls.environment(job))
 
-    async def explain(self, job: int) -> Explanation:
+    async def explain(
+        self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
+    ) -> Explanation:
         """As `Client.explain`."""
-        return await self._call(calls.explain(job))
+        return await self._call(calls.explain(job, nodes, drained))
 
     async def fabric(self, job: int) -> FabricView:
         """As `Client.fabric`."""
@@ -212,7 +214,7 @@ class AsyncClient:
 
     async def nodes(self) -> NodeList:
         """As `Client.nodes`."""
-        return await self._call(calls.nodes())
+        return await self._run(calls.all_nodes())
 
     async def node(self, name: str) -> NodeView:
         """As `Client.node`."""
@@ -222,9 +224,9 @@ class AsyncClient:
         """As `Client.probe`."""
         return await self._call(calls.probe(name))
 
-    async def check(self, name: str, *, mib: int = 16) -> JobSummary:
+    async def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
         """As `Client.check`."""
-        return await self._call(calls.check(name, CheckRequest(mib)))
+        return await self._call(calls.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
 
     async def drain(
         self,

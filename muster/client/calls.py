@@ -142,8 +142,9 @@ def environment(number: int) -> Call[EnvironmentView]:
     return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
 
 
-def explain(number: int) -> Call[Explanation]:
-    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain")
+def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:
+    query = {"nodes": nodes, "drained": ",".join(drained) or None}
+    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain", query)
 
 
 def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:
@@ -167,18 +168,23 @@ def events(number: int, after: int | str) -> Call[EventList]:
     return Call(EventList, "GET", f"/v1/jobs/{number}/events", {"after": after})
 
 
-def nodes() -> Call[NodeList]:
-    return Call(NodeList, "GET", "/v1/nodes")
+def nodes(cursor: str | None) -> Call[NodeList]:
+    return Call(NodeList, "GET", "/v1/nodes", {"cursor": cursor})
 
 
 def probe(name: str) -> Call[NodeProbe]:
     return Call(NodeProbe, "GET", _node_path(name, "probe"))
 
 
-def check(name: str, wanted: CheckRequest) -> Call[JobSummary]:
-    # Not made again: each is another job.
-    body = msgspec.json.encode(wanted)
-    return Call(JobSummary, "POST", _node_path(name, "check"), body=body, patience_s=None)
+def check(name: str, wanted: CheckRequest, key: str) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        _node_path(name, "check"),
+        body=msgspec.json.encode(wanted),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
 
 
 def drain(name: str, wanted: DrainRequest) -> Call[NodeAnswer]:
@@ -245,6 +251,18 @@ def all_jobs(
             return JobList(tuple(found), cursor)
 
 
+def all_nodes() -> Steps[NodeList]:
+    """As many pages as it takes."""
+    found: list[NodeView] = []
+    cursor: str | None = None
+    while True:
+        page: NodeList = yield nodes(cursor)
+        found += page.nodes
+        cursor = page.cursor
+        if cursor is None:
+            return NodeList(tuple(found))
+
+
 def find_job(text: str) -> Steps[int]:
     """The id that `text` stands for: an id, a name, or `last`. Raises NoSuchJobError.
 
@@ -271,7 +289,7 @@ def find_job(text: str) -> Steps[int]:
 
 def node(name: str) -> Steps[NodeView]:
     """The node of that name. Raises NoSuchNodeError."""
-    found: NodeList = yield nodes()
+    found = yield from all_nodes()
     for known in found.nodes:
         if known.name == name:
             return known
@@ -284,7 +302,15 @@ def node(name: str) -> Steps[NodeView]:
 
 
 def _did_you_mean(text: str, known: Sequence[str]) -> str:
+    """Of those whose numbers are those of `text`: gpu-1 may mean gpu-01, but gpu-99 not gpu-91."""
     import difflib
 
-    near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
+    alike = [name for name in known if _numbers(name) == _numbers(text)]
+    near = difflib.get_close_matches(text, alike, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _numbers(text: str) -> list[str]:
+    import re
+
+    return [digits.lstrip("0") for digits in re.findall("[0-9]+", text)]

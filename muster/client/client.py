@@ -165,9 +165,15 @@ class Client:
         """The environment of the job's last attempt, by node, without secrets."""
         return self._call(calls.environment(job))
 
-    def explain(self, job: int) -> Explanation:
-        """Why the job waits, and for what; or why it ran where it did, and what ended it."""
-        return self._call(calls.explain(job))
+    def explain(
+        self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
+    ) -> Explanation:
+        """Why the job waits, and for what; or why it ran where it did, and what ended it.
+
+        Of one that waits also what would be if it asked for so many `nodes`, or if the nodes
+        `drained` were out of service. Raises ApiError (409 for one that does not wait).
+        """
+        return self._call(calls.explain(job, nodes, drained))
 
     def fabric(self, job: int) -> FabricView:
         """The fabric plan of the job's last attempt, and why each value of it."""
@@ -219,8 +225,8 @@ class Client:
         return self._read(EventFeed(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
-        """All nodes."""
-        return self._call(calls.nodes())
+        """All nodes, over as many pages as it takes."""
+        return self._run(calls.all_nodes())
 
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
@@ -230,11 +236,12 @@ class Client:
         """What the coordinator knows of a node's GPUs, networks and RDMA."""
         return self._call(calls.probe(name))
 
-    def check(self, name: str, *, mib: int = 16) -> JobSummary:
-        """Submit a job that checks a node against the free ones of its pool. Raises ApiError (409
-        where the node is not free). What it finds is in the job's log; `muster check` reads that.
+    def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
+        """Submit a job that checks a node against the free ones of its pool; as `submit`, once
+        under the same `key`. Raises ApiError (409 where the node is not free). What it finds is in
+        the job's log; `muster check` reads that.
         """
-        return self._call(calls.check(name, CheckRequest(mib)))
+        return self._call(calls.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
 
     def drain(
         self,

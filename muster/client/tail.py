@@ -24,7 +24,8 @@ _trailer: Final = msgspec.json.Decoder(LogTrailer)
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which log bytes: None is all ranks, nodes or streams, and the last attempt.
+    """Which log bytes: None is all ranks, nodes, streams and attempts, as over HTTP (`muster logs`
+    shows the last attempt: it asks for its number).
 
     `tail` is the number of last lines to begin with, None for everything; `since` leaves out what
     was read before that time (RFC 3339, or a span like `10m` before the coordinator's now).

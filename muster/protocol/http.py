@@ -122,8 +122,9 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 
 class NoticeView(msgspec.Struct, frozen=True):
-    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`), since
-    when, and (`problem`) why that did not succeed so far. `to` is where the webhook is."""
+    """What a webhook is still to be told: of which event (`started`, `retrying`, `ended`, `hung`,
+    `slow`, `idle`), since when, and (`problem`) why that did not succeed so far. `to` is where the
+    webhook is."""
 
     to: str
     event: str
@@ -302,7 +303,10 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
+    """A page of nodes, in the order of their names; `cursor` asks for the next one, if there is."""
+
     nodes: tuple[NodeView, ...]
+    cursor: str | None = None
 
 
 class EventView(msgspec.Struct, frozen=True):
@@ -405,7 +409,7 @@ class Explanation(msgspec.Struct, frozen=True):
     `nodes` has a verdict on each, `place` is its place in the queue from 1 (None: not in it),
     `ahead` are the first of those before it. `starts_by` is by the time limits of what runs and
     waits before it, at the latest; `forecast` says so in words, or why it is unknown. `hints` say
-    what would start it sooner.
+    what would start it sooner. `supposing`: all this would be so, if what it says were.
     """
 
     job: JobSummary
@@ -420,6 +424,7 @@ class Explanation(msgspec.Struct, frozen=True):
     forecast: str = ""
     hints: tuple[str, ...] = ()
     attempts: tuple[AttemptStory, ...] = ()
+    supposing: str = ""
 
 
 class FieldProblem(msgspec.Struct, frozen=True):

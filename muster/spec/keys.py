@@ -236,7 +236,8 @@ KEYS: Final[dict[str, About]] = {
         default="nothing more than always",
     ),
     "notify": About(
-        "Webhooks that are told of each start, retry and the end; see [webhooks.md](webhooks.md).",
+        "Webhooks that are told of each start and retry, of a hang, and the end; see "
+        "[webhooks.md](webhooks.md).",
         "notify: [https://hooks.example.com/team]",
         "up to 8 addresses that the coordinator's configuration allows",
         "none",

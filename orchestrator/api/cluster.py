@@ -1,5 +1,8 @@
 """Nodes, the coordinator's own version and its health."""
 
+from bisect import bisect_right
+from typing import Final
+
 from aiohttp import web
 
 from muster.fabric.order import natural
@@ -7,16 +10,19 @@ from muster.protocol.http import NodeList, VersionView
 from muster.protocol.ids import NodeName
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN
 from orchestrator.api.access import TOKEN
+from orchestrator.api.cursors import make_cursor, read_cursor
 from orchestrator.api.guard import no_descriptors
+from orchestrator.api.parameters import NodesQuery
 from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import shown
+from orchestrator.api.reading import read_query, shown
 from orchestrator.api.responses import reply
 from orchestrator.core.actions import UNKNOWN_NODE
 from orchestrator.core.decide import VERSION
-from orchestrator.core.display import node_view
-from orchestrator.core.silence import brake_text
+from orchestrator.core.display import node_seen
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.descriptors import shortage
+
+_NODES: Final = "nodes"
 
 
 def unknown_node(name: str) -> ApiError:
@@ -28,18 +34,29 @@ def unknown_node(name: str) -> ApiError:
     )
 
 
+def _place(name: str) -> tuple[object, str]:
+    """In the order that a person expects; n1 and n01 are two nodes."""
+    return natural(name), name
+
+
 class ClusterApi:
     """/v1/nodes, /v1/version and the two health checks."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    async def nodes(self, _request: web.Request) -> web.Response:
+    async def nodes(self, request: web.Request) -> web.Response:
+        query = read_query(request, NodesQuery)
+        behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
         state = await self._coordinator.settled()
         now = self._coordinator.now()
-        nodes = sorted(state.nodes.values(), key=lambda node: natural(node.name))
-        brake = brake_text(state)
-        return reply(NodeList(tuple(node_view(node, now, brake) for node in nodes)))
+        names = sorted(state.nodes, key=_place)
+        begin = 0 if behind is None else bisect_right(names, behind, key=_place)
+        page = names[begin : begin + query.limit]
+        more = len(names) > begin + query.limit
+        limits = self._coordinator.limits
+        views = tuple(node_seen(state, state.nodes[name], now, limits) for name in page)
+        return reply(NodeList(views, make_cursor(_NODES, page[-1]) if more else None))
 
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])
@@ -47,7 +64,7 @@ class ClusterApi:
         node = state.nodes.get(name)
         if node is None:
             raise unknown_node(name)
-        return reply(node_view(node, self._coordinator.now(), brake_text(state)))
+        return reply(node_seen(state, node, self._coordinator.now(), self._coordinator.limits))
 
     async def version(self, request: web.Request) -> web.Response:
         state = await self._coordinator.settled()

@@ -30,7 +30,11 @@ DESCRIPTIONS: Final = {
         summary="The coordinator's version, and who it takes the caller for.",
         answers=as_json(h.VersionView),
     ),
-    ("GET", "/v1/nodes"): About(summary="All nodes.", answers=as_json(h.NodeList)),
+    ("GET", "/v1/nodes"): About(
+        summary="The nodes by their names, in pages.",
+        query=p.NodesQuery,
+        answers=as_json(h.NodeList),
+    ),
     ("GET", "/v1/nodes/{id}"): About(summary="One node.", answers=as_json(h.NodeView)),
     ("GET", "/v1/nodes/{id}/probe"): About(
         summary="What a node's agent has said of its GPUs, networks and RDMA.",
@@ -39,7 +43,8 @@ DESCRIPTIONS: Final = {
     ("POST", "/v1/nodes/{id}/check"): About(
         summary="A job that checks a node against the free ones of its pool.",
         body=CheckRequest,
-        answers=as_json(h.JobSummary, 201),
+        answers=_MADE,
+        headers=("Idempotency-Key",),
         answer_headers=("Location",),
         problems=(409, 422, 507),
     ),
@@ -130,7 +135,10 @@ DESCRIPTIONS: Final = {
         headers=("Last-Event-ID",),
     ),
     ("GET", "/v1/jobs/{id}/explain"): About(
-        summary="Why a job is where it is.", answers=as_json(h.Explanation)
+        summary="Why a job is where it is, or what would be if.",
+        query=p.ExplainQuery,
+        answers=as_json(h.Explanation),
+        problems=(409, 422),
     ),
     ("POST", "/v1/jobs/{id}/signal"): About(
         summary="Send a signal to a job's ranks.",

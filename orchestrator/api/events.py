@@ -81,6 +81,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             return f"{where} was not told: {problem}" if problem else f"{where} was told"
         case f.JobEnded(_, cause):
             return f"ended: {cause.text}"
+        case sf.HardwareNoted(_, number, text):
+            return f"attempt {number}: {text}"
         case (
             f.AttemptPlaced()
             | f.AttemptArranged()

@@ -1,28 +1,34 @@
 """Lists of jobs, newest first, in pages."""
 
-import base64
-import binascii
 from bisect import bisect_left
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
-from muster.protocol.http import JobList, JobSummary
+from muster.protocol.http import JobSummary
+from orchestrator.api.cursors import bad_cursor, make_cursor, read_cursor
 from orchestrator.api.parameters import JobsQuery
-from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_query
 from orchestrator.api.responses import reply
 from orchestrator.core.display import job_state, job_summary
 from orchestrator.core.state import Job, State
-from orchestrator.shell.archive import Page
+from orchestrator.shell.archive import Line, Page
 from orchestrator.shell.coordinator import Coordinator
 
-_CURSOR: Final = b"jobs<"
+_JOBS: Final = "jobs"
 _DIGITS_MAX: Final = 18
 _NEWEST: Final = 10**_DIGITS_MAX
 # One page looks at no more of those in the state, and the archive has bounds of its own, so that no
 # question holds up the loop: such a page may have fewer jobs than were asked for, and a cursor.
 LOOKED_AT_MAX: Final = 10_000
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    """A `JobList`, some of whose jobs are JSON already."""
+
+    jobs: tuple[JobSummary | msgspec.Raw, ...]
+    cursor: str | None
 
 
 class JobListApi:
@@ -51,7 +57,8 @@ class JobListApi:
         if len(page) > query.limit:
             del page[query.limit :]
             floor = page[-1].id
-        return reply(JobList(tuple(page), _cursor(floor) if floor else None))
+        cursor = make_cursor(_JOBS, str(floor)) if floor else None
+        return reply(_Sent(tuple(job.summary for job in page), cursor))
 
     def _known(self, state: State, query: JobsQuery, before: int) -> Page:
         """Of the jobs in the state."""
@@ -61,11 +68,11 @@ class JobListApi:
         )
         end = bisect_left(ids, before)
         stop = max(0, end - LOOKED_AT_MAX)
-        page: list[JobSummary] = []
+        page: list[Line] = []
         for place in range(end - 1, stop - 1, -1):
             job = state.jobs[ids[place]]
             if _matches(job, query):
-                page.append(job_summary(state, job, now))
+                page.append(Line(job.id, job_summary(state, job, now)))
                 if len(page) > query.limit:
                     return Page(page, job.id)
         return Page(page, ids[stop] if stop else 0)
@@ -80,22 +87,8 @@ def _matches(job: Job, query: JobsQuery) -> bool:
     )
 
 
-def _cursor(job: int) -> str:
-    """Opaque to callers: what a page ends with may change."""
-    return base64.urlsafe_b64encode(_CURSOR + str(job).encode()).decode().rstrip("=")
-
-
 def _before(cursor: str) -> int:
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        text = b""
-    number = text.removeprefix(_CURSOR)
-    if not text.startswith(_CURSOR) or not number.isdigit() or len(number) > _DIGITS_MAX:
-        raise ApiError(
-            400,
-            "bad_cursor",
-            "the cursor is not one that a page of this list ended with",
-            "leave it out to read from the start",
-        )
+    number = read_cursor(_JOBS, cursor)
+    if not (number.isascii() and number.isdigit()) or len(number) > _DIGITS_MAX:
+        raise bad_cursor()
     return int(number)

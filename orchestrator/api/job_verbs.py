@@ -2,9 +2,11 @@
 
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
+from muster.protocol.ids import NodeName
 from muster.protocol.job_verbs import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.spec.amend import Amendment, amend
 from muster.spec.overrides import apply_overrides
@@ -20,17 +22,21 @@ from orchestrator.api.jobs import (
     find_job,
     summary_of,
 )
+from orchestrator.api.parameters import ExplainQuery
 from orchestrator.api.problems import ApiError, bad_field
-from orchestrator.api.reading import job_id, struct_body
+from orchestrator.api.reading import job_id, read_query, shown, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
 from orchestrator.core.actions import Changed, Declined, Signalled, Stacks
+from orchestrator.core.display import job_state
 from orchestrator.core.explain import explain
 from orchestrator.core.stimuli import ChangeReceived, SignalReceived, StacksReceived
+from orchestrator.core.suppose import WAITING, supposed, supposition
 from orchestrator.shell.coordinator import Coordinator
 
 REASON_CHARS_MAX: Final = 1000
 RANK_MAX: Final = 10**7
+_SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"
 
 
@@ -78,8 +84,26 @@ class JobVerbsApi:
     async def explain(self, request: web.Request) -> web.Response:
         """Why the job waits, runs where it does, or ended."""
         name = job_id(request)
+        query = read_query(request, ExplainQuery)
         state, job = await find_job(self._coordinator, name)
-        return reply(explain(state, job, self._coordinator.now()))
+        now, limits = self._coordinator.now(), self._coordinator.limits
+        drained = [NodeName(node) for node in query.drained or ()]
+        supposing = supposition(query.nodes, drained)
+        if not supposing:
+            return reply(explain(state, job, now, limits))
+        for node in drained:
+            if node not in state.nodes:
+                raise bad_field("drained", f"{shown(node)} is no node; see: muster nodes")
+        if job.phase not in WAITING:
+            raise ApiError(
+                409,
+                "not_waiting",
+                f"job {name} is {job_state(job).value}: only of a job that waits it can be told",
+                f"what became of it: muster explain {name}",
+            )
+        told = explain(*supposed(state, job, now, query.nodes, drained), now, limits)
+        text = "it would start now" if told.starts_now else told.text
+        return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
 
     async def signal(self, request: web.Request) -> web.Response:
         """To the ranks on all nodes; ends nothing by itself."""
@@ -88,7 +112,8 @@ class JobVerbsApi:
         try:
             signal = signal_name(str(asked.signal))
         except RefusedError as error:
-            raise bad_field("signal", f"{error.message}; {error.hint}") from error
+            given = str(asked.signal)[:_SHOWN_CHARS]
+            raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
         if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
             raise bad_field("rank", "is not the number of a rank")
         user = request[TOKEN].user

@@ -29,8 +29,10 @@ from orchestrator.core.actions import (
     Cancelled,
     Declined,
     RequestId,
+    Result,
     Submitted,
 )
+from orchestrator.core.decide import submitted_before
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
@@ -72,10 +74,25 @@ class JobsApi:
         key = idempotency_key(request)
         return await self.take(request, key, (await spec_body(request, self._rules)).spec)
 
+    async def taken_before(
+        self, request: web.Request, key: str, digest: str
+    ) -> web.Response | None:
+        """The answer to a request that has come before under this key, None where none has."""
+        known = await self._coordinator.submitted(request[TOKEN].user, key) if key else None
+        if known is None:
+            return None
+        return await self._submitted(submitted_before(key, digest, *known))
+
     async def take(
-        self, request: web.Request, key: str, spec: JobSpec, rerun_of: JobId | None = None
+        self,
+        request: web.Request,
+        key: str,
+        spec: JobSpec,
+        rerun_of: JobId | None = None,
+        digest: str = "",
     ) -> web.Response:
-        """Submit a job that has been read."""
+        """Submit a job that has been read. `digest` is of what the caller has asked for, where that
+        does not alone make the job."""
         self._rules.check(spec)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
@@ -91,10 +108,13 @@ class JobsApi:
         body = msgspec.json.encode(spec, order="deterministic")
         if rerun_of is not None:
             body += b" again %d" % rerun_of
-        digest = hashlib.sha256(body).hexdigest()
+        digest = digest or hashlib.sha256(body).hexdigest()
         result = await self._coordinator.submit(
             SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )
+        return await self._submitted(result)
+
+    async def _submitted(self, result: Result) -> web.Response:
         match result:
             case Submitted(job, created):
                 location = {"Location": f"/v1/jobs/{job}"}

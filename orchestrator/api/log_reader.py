@@ -12,6 +12,7 @@ from aiohttp import web
 
 from muster.protocol.http import LogRecord, LogTrailer
 from muster.protocol.timestamp import timestamp
+from orchestrator.core.deliveries import awaited
 from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job
@@ -248,14 +249,7 @@ class LogReader:
 
     def _missing(self, job: Job) -> list[str]:
         stored = self._store.job(self._name).stored
-        return sorted(
-            {
-                task.node
-                for attempt in job.attempts
-                for task in attempt.tasks
-                if task.leaves_log and (attempt.number, task.rank) not in stored
-            }
-        )
+        return sorted({task.node for task in awaited(job, stored)})
 
 
 def _undelivered(missing: list[str], final: bool) -> str | None:

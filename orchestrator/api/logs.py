@@ -45,6 +45,9 @@ class LogsApi:
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"
         response.charset = "utf-8"
+        # What a job writes is nothing that a browser should show as a page of ours.
+        kept_as = f"job-{name}.{'log' if as_text else 'ndjson'}"
+        response.headers["Content-Disposition"] = f'attachment; filename="{kept_as}"'
         response.enable_chunked_encoding()
         await response.prepare(request)
         trailer = await reader.stream(

@@ -1,8 +1,10 @@
 """What is known of a node's hardware, and a check of it against the others."""
 
 import asyncio
+import hashlib
 import secrets
 
+import msgspec
 from aiohttp import web
 
 from muster.check.job import check_job
@@ -16,17 +18,24 @@ from muster.spec.problems import SpecError
 from muster.spec.scalars import Document
 from muster.spec.types import JobSpec
 from orchestrator.api.cluster import unknown_node
+from orchestrator.api.conditional import idempotency_key
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
 from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.core.display import node_view
+from orchestrator.core.display import node_seen
 from orchestrator.core.probe_view import probe_view
 from orchestrator.shell.coordinator import Coordinator
 
 _FREE = "free"
+
+
+def _digest(name: NodeName, asked: CheckRequest) -> str:
+    """Of what the caller says: the job has more in it, which is another each time."""
+    said = b"check %s %s" % (name.encode(errors="replace"), msgspec.json.encode(asked))
+    return hashlib.sha256(said).hexdigest()
 
 
 class NodeCheckApi:
@@ -50,11 +59,19 @@ class NodeCheckApi:
         """A job of this node with the free ones of its pool; its log tells what it finds."""
         self._jobs.check_rate(request)
         name = NodeName(request.match_info["id"])
+        key = idempotency_key(request)
         asked = await struct_body(request, CheckRequest)
+        digest = _digest(name, asked)
+        # The node that it checks is not free any more, and that is no reason to refuse it now.
+        before = await self._jobs.taken_before(request, key, digest)
+        if before is not None:
+            return before
         state, now = await self._coordinator.settled(), self._coordinator.now()
         if name not in state.nodes:
             raise unknown_node(name)
-        views = [node_view(node, now) for node in state.nodes.values()]
+        views = [
+            node_seen(state, node, now, self._coordinator.limits) for node in state.nodes.values()
+        ]
         (this,) = (view for view in views if view.name == name)
         if this.state.code != _FREE:
             raise ApiError(
@@ -67,7 +84,7 @@ class NodeCheckApi:
         chosen = [this, *(view for view in others if view.state.code == _FREE)]
         # The program of a check is read from files.
         spec = await asyncio.to_thread(self._job, chosen, asked)
-        return await self._jobs.take(request, "", spec)
+        return await self._jobs.take(request, key, spec, digest=digest)
 
     def _job(self, nodes: list[NodeView], asked: CheckRequest) -> JobSpec:
         mapping = check_job(

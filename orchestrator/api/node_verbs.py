@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from muster.protocol.http import NodeView
 from muster.protocol.ids import NodeName
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer, RemoveRequest, ResumeRequest
 from orchestrator.api.access import TOKEN
@@ -10,7 +11,7 @@ from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.reading import struct_body
 from orchestrator.api.responses import reply
 from orchestrator.core.actions import UNKNOWN_NODE, Declined, Result, Serviced
-from orchestrator.core.display import node_view
+from orchestrator.core.display import node_seen
 from orchestrator.core.stimuli import DrainReceived, RemoveReceived, ResumeReceived
 from orchestrator.shell.coordinator import Coordinator
 
@@ -51,23 +52,24 @@ class NodeVerbsApi:
         """Forget a node that is gone; answered as it was last known."""
         name, user = NodeName(request.match_info["id"]), request[TOKEN].user
         await struct_body(request, RemoveRequest)
-        node = (await self._coordinator.settled()).nodes.get(name)
-        if node is None:
-            raise unknown_node(name)
-        view = node_view(node, self._coordinator.now())
+        view = await self._view(name)
         result = await self._coordinator.request(lambda rid: RemoveReceived(rid, name, user))
         if isinstance(result, Serviced):
             return reply(NodeAnswer(view, changed=True))
         return await self._answer(name, result)
 
+    async def _view(self, name: NodeName) -> NodeView:
+        """Raises ApiError (404)."""
+        state = await self._coordinator.settled()
+        node = state.nodes.get(name)
+        if node is None:
+            raise unknown_node(name)
+        return node_seen(state, node, self._coordinator.now(), self._coordinator.limits)
+
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:
             case Serviced(anything=anything):
-                node = (await self._coordinator.settled()).nodes.get(name)
-                if node is None:
-                    raise unknown_node(name)
-                view = node_view(node, self._coordinator.now())
-                return reply(NodeAnswer(view, anything))
+                return reply(NodeAnswer(await self._view(name), anything))
             case Declined(code=code) if code == UNKNOWN_NODE:
                 raise unknown_node(name)
             case Declined():

@@ -9,6 +9,7 @@ from msgspec import Meta
 from muster.protocol.http import RANK_MAX, TAIL_MAX
 from muster.protocol.logs import StreamKind
 from muster.protocol.states import JobState
+from muster.spec.fields import MAX_NODES
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
@@ -34,6 +35,28 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[_Word | None, Meta(description="of this name")] = None
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = 100
     cursor: Annotated[_Word | None, Meta(description="the next page: of the page before")] = None
+
+
+class NodesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/nodes, in the order of their names."""
+
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="at most so many")] = PAGE_MAX
+    cursor: Annotated[
+        Annotated[str, Meta(max_length=400)] | None,
+        Meta(description="the next page: of the page before"),
+    ] = None
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/jobs/{id}/explain; of a job that waits it is also told what would be if."""
+
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_NODES)] | None,
+        Meta(description="suppose that it asked for so many nodes"),
+    ] = None
+    drained: Annotated[
+        tuple[_Word, ...] | None, Meta(description="suppose that these nodes, by commas, were")
+    ] = None
 
 
 class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,9 +66,9 @@ class ApiError(Exception):
         self.headers = headers
 
 
-def bad_field(name: str, message: str) -> ApiError:
+def bad_field(name: str, message: str, value: str = "") -> ApiError:
     """One field of a body that cannot be used."""
-    problem = FieldProblem(name, "", message, "")
+    problem = FieldProblem(name, value, message, "")
     return ApiError(422, "bad_field", f"{name} {message}", problems=[problem])
 
 

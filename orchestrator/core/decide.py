@@ -48,6 +48,7 @@ from orchestrator.core.idle import idle_news
 from orchestrator.core.job import JobPhase
 from orchestrator.core.leases import leases_told
 from orchestrator.core.limits import Limits
+from orchestrator.core.no_folder import told_of_the_folder
 from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
@@ -125,7 +126,8 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     if stimulus.key:
         known = state.keys.get((stimulus.user, stimulus.key))
         if known is not None:
-            return Decision([], [a.Answer(request, submitted_before(stimulus, *known))])
+            answer = submitted_before(stimulus.key, stimulus.digest, *known)
+            return Decision([], [a.Answer(request, answer)])
         if stimulus.searched is not None and stimulus.searched != state.forgotten:
             again = "jobs went to the archive meanwhile"
             hint = "submit again with the same key"
@@ -152,14 +154,14 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
 
 
-def submitted_before(again: s.SubmitReceived, job: JobId, digest: str) -> a.Result:
-    """The answer to a submit whose idempotency key is that of `job`."""
-    if digest == again.digest:
+def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:
+    """The answer to a submit whose idempotency key is that of `job`; `again` is the digest of what
+    has come with it now, `digest` of what came then."""
+    if digest == again:
         return a.Submitted(job, created=False)
     return a.Declined(
         "idempotency_conflict",
-        f"the idempotency key {again.key!r} belongs to job {job}, "
-        "which was submitted with another body",
+        f"the idempotency key {key!r} belongs to job {job}, which was submitted with another body",
         "use a new key for a new job",
     )
 
@@ -344,6 +346,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
+    cause = told_of_the_folder(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
         return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
     if cause is None or not is_news(job, report, cause):

@@ -22,6 +22,7 @@ from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
 from orchestrator.core.lack import jobs_named
 from orchestrator.core.launch import last_call_s, ranks_of
+from orchestrator.core.limits import Limits
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.notices import host_of
@@ -31,6 +32,7 @@ from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
 from orchestrator.core.service import deadline_text, drained_by
 from orchestrator.core.silence import brake_text
+from orchestrator.core.silence import keeps_until as lasts
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.timeline import named, timeline
@@ -99,9 +101,16 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
     )
 
 
-def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
+def node_seen(state: State, node: Node, now: Instant, limits: Limits) -> h.NodeView:
+    """One node, with what is known only from all."""
+    return node_view(node, now, brake_text(state), lasts(state, node, limits))
+
+
+def node_view(
+    node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
+) -> h.NodeView:
     """One node, as its link, its inventory and its job are known now; `brake` is said of those that
-    cannot be reached."""
+    cannot be reached, and until when what they run may go on."""
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
@@ -109,7 +118,7 @@ def node_view(node: Node, now: Instant, brake: str = "") -> h.NodeView:
     return h.NodeView(
         name=node.name,
         link=node.link.value,
-        state=_warned(node_state(node, now, brake), warnings),
+        state=_warned(node_state(node, now, brake, keeps_until), warnings),
         address=node.inventory.address,
         pool=node.inventory.pool,
         gpus=node.inventory.gpus,
@@ -283,7 +292,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
             progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
-            progress += _and(attempt.idle)
+            progress += _and(_hang_text(attempt)) + _and(attempt.idle)
             return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
@@ -388,9 +397,11 @@ def _and(text: str) -> str:
     return f"; {text}" if text else ""
 
 
-def node_state(node: Node, now: Instant, brake: str = "") -> h.Reason:
+def node_state(
+    node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
+) -> h.Reason:
     """What a node does, or why it cannot be reached or used."""
-    linked, drain = _link_state(node, now, brake), node.drain
+    linked, drain = _link_state(node, now, brake, keeps_until), node.drain
     if drain is None:
         return linked
     if node.link is LinkState.CONNECTED and not node.holders:
@@ -401,7 +412,7 @@ def node_state(node: Node, now: Instant, brake: str = "") -> h.Reason:
     return h.Reason(code, "; ".join(text for text in told if text))
 
 
-def _link_state(node: Node, now: Instant, brake: str) -> h.Reason:
+def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None) -> h.Reason:
     match node.link:
         case LinkState.CONNECTED:
             if not node.holders:
@@ -415,8 +426,8 @@ def _link_state(node: Node, now: Instant, brake: str) -> h.Reason:
         case LinkState.OFFLINE:
             return h.Reason("offline", "not heard of since the coordinator started")
         case LinkState.SUSPECT:
-            left = max(0.0, node.lease_until - now.mono)
-            what = f"; what it runs keeps it for {left:.0f} s" if node.holders else ""
+            left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
+            what = f"; what it runs keeps it{left}" if node.holders else ""
             return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")

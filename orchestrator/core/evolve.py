@@ -91,12 +91,14 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | sf.HardwareReported()
         ):
             apply_service(state.nodes[fact.node], fact, at)
-            if isinstance(fact, sf.HardwareReported):
+            if isinstance(fact, sf.HardwareReported) and not fact.noted:
                 for job_id, number in fact.attempts:
                     # In a replay it may be of a job that the archive has.
                     attempt = state.attempt(job_id, number)
                     if attempt is not None:
                         attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
+        case sf.HardwareNoted(job, number, text):
+            state.jobs[job].attempts[number - 1].changes.add(at, text)
         case sf.NodeRemoved(node):
             del state.nodes[node]
         case (

@@ -17,6 +17,7 @@ from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.gpus import Holder, room
 from orchestrator.core.job import JobPhase
 from orchestrator.core.lack import Lack, jobs_named
+from orchestrator.core.limits import Limits
 from orchestrator.core.network import reachable_gang
 from orchestrator.core.node import LinkState
 from orchestrator.core.placement import (
@@ -31,6 +32,7 @@ from orchestrator.core.placement import (
 )
 from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
+from orchestrator.core.silence import keeps_until
 from orchestrator.core.spread import groups
 from orchestrator.core.state import Attempt, Job, Node, State
 
@@ -58,12 +60,12 @@ def chance(state: State, job: Job) -> Chance:
     return Chance(line, found, starts)
 
 
-def explain(state: State, job: Job, now: Instant) -> h.Explanation:
+def explain(state: State, job: Job, now: Instant, limits: Limits) -> h.Explanation:
     summary = job_summary(state, job, now)
     stories = tuple(_story(job, attempt) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
-            return _waiting(state, job, summary, stories, now)
+            return _waiting(state, job, summary, stories, now, limits)
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
             return h.Explanation(summary, text, attempts=stories)
@@ -77,11 +79,12 @@ def _waiting(
     summary: h.JobSummary,
     stories: tuple[h.AttemptStory, ...],
     now: Instant,
+    limits: Limits,
 ) -> h.Explanation:
     it = chance(state, job)
     lacks = [_lack_in_line(verdict, it) for verdict in it.found.verdicts]
     verdicts = [
-        _verdict(state, job, verdict, lack, now)
+        _verdict(state, job, verdict, lack, now, limits)
         for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
     ]
     impossible = never_fits(state, job.spec)
@@ -114,14 +117,14 @@ def _lack_in_line(verdict: Verdict, it: Chance) -> Lack | None:
 
 
 def _verdict(
-    state: State, job: Job, verdict: Verdict, lack: Lack | None, now: Instant
+    state: State, job: Job, verdict: Verdict, lack: Lack | None, now: Instant, limits: Limits
 ) -> h.NodeVerdict:
     node = verdict.node
     if lack is None:
         return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
     text = lack.text
     if lack.code == "not_connected":
-        text = f"{text}{_since_when(verdict, now)}"
+        text = f"{text}{_since_when(state, node, now, limits)}"
     elif node.drain is not None and lack.code == "drained":
         text = f"is {drained_by(node.drain, now)}"
     if not lack.holders:
@@ -167,11 +170,11 @@ def _last_needed(
     return state.jobs[needed[1]], needed[0]
 
 
-def _since_when(verdict: Verdict, now: Instant) -> str:
-    node = verdict.node
+def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
     heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
     holder = f", has {jobs_named(node.holders)}" if node.holders else ""
-    return f": {node_state(node, now).text}{heard}{holder}"
+    said = node_state(node, now, keeps_until=keeps_until(state, node, limits))
+    return f": {said.text}{heard}{holder}"
 
 
 def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:

@@ -25,7 +25,7 @@ from orchestrator.core import idle_facts as of_idle
 from orchestrator.core import link_facts as of_link
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.fabric_plan import FabricPlan
-from orchestrator.core.service_facts import OfService
+from orchestrator.core.service_facts import HardwareNoted, OfService
 
 SCHEMA: Final = 1
 
@@ -456,6 +456,7 @@ Durable = (
     | HangOver
     | IdleJudged
     | IdleOver
+    | HardwareNoted
     | AttemptClosed
     | RetryScheduled
     | JobRequeued

@@ -92,6 +92,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | nf.NoticeDue()
             | nf.NoticeSettled()
             | nf.NoticeFailed()
+            | sf.HardwareNoted()
         ):
             return Decision()
         case f.JobEnded(job_id):

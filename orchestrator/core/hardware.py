@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.failures import FailureKind
-from muster.protocol.hardware import EVENTS_MAX, OOM, Grade, HardwareEvent, sound
+from muster.protocol.hardware import (
+    COUNTED,
+    EVENTS_MAX,
+    OOM,
+    XID,
+    Grade,
+    HardwareEvent,
+    sound,
+)
 from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core import facts as f
@@ -39,16 +47,17 @@ def hardware_seen(state: State, name: NodeName, events: tuple[HardwareEvent, ...
         if not sound(event) or (event.boot == boot and event.number <= last):
             continue
         boot, last = event.boot, event.number
-        found.append(sf.HardwareReported(name, event, _concerned(node, event)))
+        found.append(sf.HardwareReported(name, event, _concerned(node, event), noted=True))
     return found
 
 
 def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     """What comes of it."""
     event, node = fact.event, state.nodes[fact.node]
+    text = f"{node.name}: {event.text}"
+    decision = Decision([sf.HardwareNoted(*attempt, text) for attempt in fact.attempts])
     if event.grade is not Grade.CRITICAL:
-        return Decision()
-    decision = Decision()
+        return decision
     # First: what else a drain ends is ended for the drain.
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
@@ -121,7 +130,7 @@ def _concerned(node: Node | None, event: HardwareEvent) -> tuple[tuple[JobId, in
         return ()
     if event.code == OOM:
         return _whose_memory(node, event)
-    if not event.code.startswith("xid "):
+    if not event.code.startswith((XID, COUNTED)):
         return ()
     shares = sorted(node.holders.items())
     return tuple(holder for holder, share in shares if _has(node, share, event))

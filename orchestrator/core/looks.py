@@ -29,6 +29,8 @@ from orchestrator.core.hangs import Opinion, due_in_s, opinion, suspicion, verdi
 from orchestrator.core.launch import gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
+from orchestrator.core.notice_facts import Told
+from orchestrator.core.notices import due
 from orchestrator.core.requests import unknown_job
 from orchestrator.core.stacks import grouped
 from orchestrator.core.state import Attempt, Job, Look, State, Task
@@ -36,6 +38,7 @@ from orchestrator.core.state import Attempt, Job, Look, State, Task
 RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
+_TOLD: Final = {HangKind.HUNG: Told.HUNG, HangKind.SLOW: Told.SLOW}
 TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
 
 
@@ -128,10 +131,11 @@ def follow_look(
                 return Decision()
             return _ended(state, state.jobs[job], attempt, look, now, limits)
         case hf.HangJudged():
+            told = due(state.jobs[job], _TOLD[fact.verdict.kind])
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
-                return Decision()
-            return Decision([f.StopRequested(job, number, cause)])
+                return Decision(told)
+            return Decision([*told, f.StopRequested(job, number, cause)])
         case _:
             assert_never(fact)
 

@@ -16,6 +16,8 @@ class Told(enum.Enum):
     RETRYING = "retrying"
     ENDED = "ended"
     IDLE = "idle"
+    HUNG = "hung"
+    SLOW = "slow"
 
 
 class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):

@@ -16,6 +16,8 @@ _WORDS = {
     nf.Told.RETRYING: "that attempt {} failed and another follows",
     nf.Told.ENDED: "of the end",
     nf.Told.IDLE: "that attempt {} is idle",
+    nf.Told.HUNG: "that attempt {} hangs",
+    nf.Told.SLOW: "that attempt {} is slow",
 }
 
 

@@ -88,6 +88,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
             | sf.HardwareReported()
+            | sf.HardwareNoted()
         ):
             return False
         case (

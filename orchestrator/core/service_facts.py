@@ -77,11 +77,20 @@ class QuarantineSpared(_Fact, frozen=True):
 
 class HardwareReported(_Fact, frozen=True):
     """Something has happened to a node's hardware. `attempts` are those that have the part, or
-    whose memory ran out."""
+    whose memory ran out. `noted`: a fact of its own follows for each of them."""
 
     node: NodeName
     event: HardwareEvent
     attempts: tuple[tuple[JobId, int], ...] = ()
+    noted: bool = False
+
+
+class HardwareNoted(_Fact, frozen=True):
+    """What has happened to hardware that the attempt has, in the history of its job."""
+
+    job: JobId
+    attempt: int
+    text: str
 
 
 OfService = (

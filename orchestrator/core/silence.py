@@ -94,6 +94,12 @@ def brake_text(state: State) -> str:
     )
 
 
+def keeps_until(state: State, node: Node, limits: Limits) -> float | None:
+    """When the last task that a silent node may run has ended there, in monotonic seconds."""
+    held = [gone_at(state, node, task, limits) for task in tasks_on(state, node.name)]
+    return max(held, default=None)
+
+
 def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
     timer = _timer(node.name)
     gone = _fell_silent_together(state, node, limits)

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -40,14 +40,25 @@ LINGER_S: Final = 1.0
 _BATCH: Final = 32
 ROOM_AGAIN_S: Final = 10.0
 _KEPT: Final = 64
+# Fields are only ever added behind the others, and quotes in a text are escaped.
+_LAST_FIELD: Final = f',"{JobSummary.__struct_encode_fields__[-1]}":'.encode()
+_decode_summary: Final = msgspec.json.Decoder(JobSummary).decode
+
+
+class Line(NamedTuple):
+    """A job's summary as it is to be sent: what was written when the job ended is not read again
+    to be written again."""
+
+    id: int
+    summary: JobSummary | msgspec.Raw
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Summaries of jobs, the newest first: all from the number `floor` on, but for those above the
-    limit; 0: there is nothing below."""
+    """Jobs, the newest first: all from the number `floor` on, but for those above the limit; 0:
+    there is nothing below."""
 
-    jobs: list[JobSummary]
+    jobs: list[Line]
     floor: int
 
 
@@ -225,5 +236,11 @@ def _retraced(name: JobId, database: sqlite3.Connection) -> Job | None:
 
 def _page(asked: Asked, database: sqlite3.Connection) -> Page:
     found = archive.search(database, asked)
-    decode = msgspec.json.Decoder(JobSummary).decode
-    return Page([decode(row.summary) for row in found.jobs], found.floor)
+    return Page([line_of(row) for row in found.jobs], found.floor)
+
+
+def line_of(row: Archived) -> Line:
+    """An older release has written fewer fields: those are read, and get their defaults."""
+    if row.summary.rfind(_LAST_FIELD) >= 0:
+        return Line(row.job, msgspec.Raw(row.summary))
+    return Line(row.job, _decode_summary(row.summary))

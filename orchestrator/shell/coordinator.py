@@ -132,7 +132,7 @@ class Coordinator:
         self.changes = changes
         self._journal = journal
         self._clock = clock
-        self._limits = limits
+        self.limits: Final = limits
         self._networks = networks
         self._first_job = first_job
         self._sessions = sessions
@@ -201,7 +201,7 @@ class Coordinator:
         finally:
             self._requests.pop(request, None)
         if isinstance(result, a.Declined) and result.code == a.UNKNOWN_JOB:
-            found = await self.archive.answer(self.state, asked, self.now(), self._limits)
+            found = await self.archive.answer(self.state, asked, self.now(), self.limits)
             name = getattr(asked, "job", None)
             if found is None and name is not None and self.forgot(name):
                 return a.Declined(a.UNKNOWN_JOB, forgotten_text(name), FORGOTTEN_HINT)
@@ -217,7 +217,7 @@ class Coordinator:
             searched = self.state.forgotten
             known = await self.submitted(submit.user, submit.key)
             if known is not None:
-                return submitted_before(submit, *known)
+                return submitted_before(submit.key, submit.digest, *known)
             result = await self.request(partial(_numbered, replace(submit, searched=searched)))
             if not isinstance(result, a.Declined) or result.code != a.SEARCH_AGAIN:
                 return result
@@ -319,7 +319,7 @@ class Coordinator:
         began, known = time.perf_counter(), len(facts)
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
-            decided = turn(self.state, received.stimulus, received.at, self._limits)
+            decided = turn(self.state, received.stimulus, received.at, self.limits)
             actions += decided.actions
             for fact in decided.facts:
                 facts.append(fact)
@@ -355,7 +355,7 @@ class Coordinator:
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
         began = time.perf_counter()
-        with Meanwhile(self._limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
+        with Meanwhile(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
             await self._journal.append(staged)
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)

@@ -147,7 +147,7 @@ def test_each_wrong_state_is_one_sentence_and_what_to_do(
     job = submit()
     for arguments, said, hint in (
         (("signal", job, "USR1"), f"job {job} is QUEUED: only the ranks", "muster cancel"),
-        (("signal", job, "NOPE"), "signal: is not a signal", ""),
+        (("signal", job, "NOPE"), "signal: `NOPE`: is not a signal", ""),
         (("rerun", "999999"), "there is no job 999999", "muster ps -a"),
         (("explain", "999999"), "there is no job 999999", "muster ps -a"),
     ):
@@ -188,6 +188,14 @@ def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     found = json.loads(muster("explain", "why", "--json").stdout)
     assert (found["wanted"], found["starts_now"]) == (2, False)
     assert {node["reason"]["code"] for node in found["nodes"]} == {"not_connected"}
+    what_if = muster("explain", "why", "--nodes", "1", "--after", "drain", "c1").stdout
+    assert "if it asked for 1 node and c1 was drained:" in what_if
+    assert "needs 1 node; 0 could be taken now" in what_if
+    assert "drained by you" in what_if
+    wrong = muster("explain", "why", "--after", "drain", "nobody")
+    assert wrong.returncode == 2
+    assert "'nobody' is no node" in wrong.stderr
+    assert muster("explain", "rdma", "why", "--nodes", "1").returncode == 2
     ended = submit(name="gone")
     muster("cancel", ended, "--reason", "typo")
     assert "cancelled by admin-user: typo" in muster("explain", ended).stdout

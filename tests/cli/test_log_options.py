@@ -279,6 +279,14 @@ def test_a_tail_of_nothing_is_no_option_of_a_download(run: Run, fake: FakeCoordi
             "rank 0 of job 42 has written nothing\n  every rank: muster logs --rank all 42\n",
         ),
         (
+            ended(job_view(), JobState.FAILED, 127),
+            (
+                "rank 0 of job 42 has written nothing\n"
+                "  every rank: muster logs --rank all 42\n"
+                "  why it ended: muster show 42\n"
+            ),
+        ),
+        (
             job_view(),
             (
                 "rank 0 of job 42 has written nothing so far\n"

@@ -359,6 +359,48 @@ def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     assert "attempt 1: as above\n" in text
 
 
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            "rank 9 on gpu-03 exited with code 17: ValueError: loss is nan at step 1200",
+            "rank 9 on gpu-03 exited with code 17",
+        ),
+        ("x" * 100, "x" * 59 + "…"),
+    ],
+)
+def test_a_line_of_the_timeline_says_what_it_is_about(
+    run: Run, fake: FakeCoordinator, said: str, line: str
+) -> None:
+    steps = tuple(
+        api.Step(timestamp(at), f"{said}{more}") for at, more in ((2, ""), (3, "; 9 more"))
+    )
+    fake.put(ended(job_view(timeline=steps), JobState.FAILED, 17, said))
+    text = run("show", "42").stdout.decode()
+    assert text.count(said) == 1
+    assert f"  {line}: as above\n" in text
+    assert f"  {line}: as above; 9 more\n" in text
+
+
+def test_on_a_narrow_terminal_nodes_keep_their_names(
+    environ: dict[str, str], fake: FakeCoordinator
+) -> None:
+    view = failed_job()
+    ranks = tuple(api.RankView(rank, ExitStatus(17)) for rank in range(6))
+    (attempt,) = view.attempts
+    (task,) = attempt.tasks
+    task = msgspec.structs.replace(task, ranks=ranks)
+    attempt = msgspec.structs.replace(attempt, tasks=(task,))
+    fake.put(msgspec.structs.replace(view, attempts=(attempt,)))
+    terminal = Terminal(environ, "show", "42", width=60)
+    assert terminal.end() == 0
+    lines = terminal.raw.decode().splitlines()
+    row = next(at for at, line in enumerate(lines) if line.startswith("  gpu-03  "))
+    # What failed there goes on below itself.
+    assert "0-5 (0: exit 17, 1: exit" in lines[row]
+    assert lines[row + 1].startswith(" " * 16)
+
+
 def test_what_many_nodes_refuse_alike_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     view = failed_job()
     (attempt,) = view.attempts

@@ -86,6 +86,7 @@ class Script:
     jobs: dict[int, api.JobView] = field(default_factory=dict)
     fabrics: dict[int, FabricView] = field(default_factory=dict)
     nodes: tuple[api.NodeView, ...] = ()
+    nodes_a_page: int = 1000
     environments: dict[int, api.EnvironmentView] = field(default_factory=dict)
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
@@ -247,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "POST", ["jobs", number, "cancel"]:
                 self._cancel(int(number))
             case "GET", ["nodes"]:
-                self._reply(api.NodeList(script.nodes))
+                self._nodes()
             case "GET", ["version"]:
                 self._reply(api.VersionView("0.1.0", 1, 1, 7, "alice", "admin"))
             case _:
@@ -286,6 +287,12 @@ class _Handler(BaseHTTPRequestHandler):
         limit = int(self.query.get("limit", 100))
         cursor = str(found[limit - 1].id) if len(found) > limit else None
         self._reply(api.JobList(tuple(found[:limit]), cursor))
+
+    def _nodes(self) -> None:
+        nodes, size = self.server.script.nodes, self.server.script.nodes_a_page
+        begin = int(self.query.get("cursor", 0))
+        cursor = str(begin + size) if len(nodes) > begin + size else None
+        self._reply(api.NodeList(nodes[begin : begin + size], cursor))
 
     def _wait(self, number: int) -> None:
         script = self.server.script

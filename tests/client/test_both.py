@@ -73,12 +73,27 @@ def test_without_arguments_they_find_what_muster_finds(
             make(fake.url)
 
 
-def test_jobs_and_nodes_are_found_by_name(make: MakeClient) -> None:
-    jobs = {number: job_view(number, name=name) for number, name in ((1, "eval"), (2, "train"))}
-    node = api.NodeView(
-        "gpu-01", "connected", api.Reason("free", "free"), "", "default", 0, "", 1, 1, {}, None,
+def node_view(name: str) -> api.NodeView:
+    return api.NodeView(
+        name, "connected", api.Reason("free", "free"), "", "default", 0, "", 1, 1, {}, None,
         None, None, "0.1.0",
     )  # fmt: skip
+
+
+def test_all_nodes_come_over_pages(make: MakeClient) -> None:
+    names = [f"n{number}" for number in range(5)]
+    nodes = tuple(node_view(name) for name in names)
+    with running(Script(nodes=nodes, nodes_a_page=2)) as fake:
+        client = make(fake.url, TOKEN)
+        found = client.nodes()
+        assert ([node.name for node in found.nodes], found.cursor) == (names, None)
+        assert len(fake.script.requests) == 3
+        assert client.node("n4").name == "n4"
+
+
+def test_jobs_and_nodes_are_found_by_name(make: MakeClient) -> None:
+    jobs = {number: job_view(number, name=name) for number, name in ((1, "eval"), (2, "train"))}
+    node = node_view("gpu-01")
     with running(Script(jobs=jobs, nodes=(node,))) as fake:
         client = make(fake.url, TOKEN)
         assert [client.find_job(text) for text in ("eval", "train", "last", "7")] == [1, 2, 2, 7]
@@ -89,6 +104,9 @@ def test_jobs_and_nodes_are_found_by_name(make: MakeClient) -> None:
         with pytest.raises(NoSuchNodeError) as unknown:
             client.node("gpu-1")
         assert unknown.value.hint == "did you mean gpu-01?"
+        with pytest.raises(NoSuchNodeError) as far:
+            client.node("gpu-09")
+        assert far.value.hint == "`muster nodes` lists them"
 
 
 def test_all_jobs_come_over_pages(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -155,6 +156,27 @@ def test_a_cut_of_one_direction_and_from_one_peer(rig: Rig, two: tuple[Machine, 
     del rig.machines["third"]
     first.mend()
     assert hears(second, first, patience_s=10)
+
+
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft (package nftables)")
+def test_a_loss_and_its_end(two: tuple[Machine, Machine]) -> None:
+    first, second = two
+    first.lose(1.0)
+    assert not hears(first, second)
+    assert hears(second, first, patience_s=10)
+    # Of three words one comes through, most likely by far; and of a stream all, said again.
+    first.lose(0.01)
+    assert hears(first, second, patience_s=10)
+    with subprocess.Popen(
+        first.enter(sys.executable, "-c", RECEIVE), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        second.exec(sys.executable, "-c", SEND, first.address)
+        assert process.stdout.readline() == "all\n"
+    first.lose(1.0)
+    first.mend()
+    assert hears(first, second, patience_s=10)
 
 
 RECEIVE = """

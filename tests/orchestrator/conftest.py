@@ -11,7 +11,8 @@ from tests.orchestrator.process import CoordinatorProcess
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProcess]:
     folder = tmp_path_factory.mktemp("coordinator")
     defaults = {"lab": {"time_limit": "24h", "retry": {"infra": 9}}}
-    made = CoordinatorProcess(folder, heartbeat_s=1, lease_s=10, pool_defaults=defaults)
+    # Agents by hand send no heartbeats: a test on a busy machine is not silent too soon.
+    made = CoordinatorProcess(folder, heartbeat_s=3, lease_s=10, pool_defaults=defaults)
     with made.start() as process:
         yield process
 

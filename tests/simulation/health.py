@@ -21,17 +21,16 @@ if TYPE_CHECKING:
 FIRST_SEEN: Final = 800
 """From this seed on. Those before stay the runs that they were."""
 
+FIRST_FAILED: Final = 850
+"""From this seed on GPUs fail under jobs, too."""
+
 _EVERY_S: Final = 10.0
 _STILL_S: Final = (5.0, 110.0)
 """Ranks that hang do so from then to then after their start, and go on by themselves."""
 
 
 class Health:
-    """One node's. In peace nothing happens to its hardware any more.
-
-    What is reported of hardware is of no GPU: such a line is in the history of its node and not in
-    that of a job.
-    """
+    """One node's. In peace nothing happens to its hardware any more."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -132,17 +131,35 @@ class Health:
     def _happen(self) -> None:
         if not self.active:
             return
-        what = self.rng.choice((self._report, self._fill, self._lose_port))
+        those = [self._report, self._fill, self._lose_port]
+        if self.world.seed >= FIRST_FAILED:
+            those.append(self._fail_gpu)
+        what = self.rng.choice(those)
         if self.node.up and not self.node.frozen:
             what()
         self._later()
 
     def _report(self) -> None:
-        self.events += 1
+        """Of no GPU: it is in the history of its node and not in that of a job."""
         grade = self.rng.choice((Grade.SHOWN, Grade.NOTE, Grade.NOTE, Grade.CRITICAL))
         self.world.met[f"hardware_{grade.value}"] += 1
+        self._say("link", grade, "a switch has lost power")
+
+    def _fail_gpu(self) -> None:
+        """A GPU's Xid, of the job's own making or not."""
+        grade = self.rng.choice((Grade.SHOWN, Grade.CRITICAL))
+        machine = self.node.machine
+        held = {uuid for folder in machine.folders.values() for uuid in folder.gpus}
+        gpus = [gpu for gpu in machine.inventory.devices if gpu.uuid in held]
+        gpu = self.rng.choice(gpus or machine.inventory.devices)
+        xid = 79 if grade is Grade.CRITICAL else 31
+        self.world.met[f"xid_{grade.value}"] += 1
+        self._say(f"xid {xid}", grade, f"GPU {gpu.pci}: Xid {xid}", gpu.pci, gpu.uuid)
+
+    def _say(self, code: str, grade: Grade, text: str, pci: str = "", uuid: str = "") -> None:
+        self.events += 1
         boot = self.node.machine.boot_id
-        event = HardwareEvent(boot, self.events, "link", grade, "a switch has lost power")
+        event = HardwareEvent(boot, self.events, code, grade, text, pci, uuid)
         self.node.feed(s.HardwareSeen(event))
 
     def _fill(self) -> None:

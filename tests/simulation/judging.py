@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from muster.protocol.hardware import Grade
+from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.outcome import CauseCode
+from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core import facts as f
+from orchestrator.core import hang_facts as hf
 from orchestrator.core import service_facts as sf
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import State
+from orchestrator.core.task import OVER
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
@@ -34,10 +37,16 @@ class Judging:
             match fact:
                 case f.NodeLeaseExpired(node):
                     self._check_brake(state, node)
+                case f.StopRequested(job, number, cause) if cause.code is CauseCode.HARDWARE:
+                    self._check_blamed(state, job, number, cause)
+                case hf.HangJudged():
+                    self.checkers.world.met["hang_judged"] += 1
                 case f.RetryScheduled(job):
                     self._check_progress(state, job)
                 case sf.HardwareReported(node, event):
                     self._check_hardware(state, node, critical=event.grade is Grade.CRITICAL)
+                    if event.code.startswith("xid "):
+                        self._check_gpu(state, node, event)
                 case _:
                     pass
 
@@ -80,3 +89,32 @@ class Judging:
         heard = [(event.boot, event.number) for _, event in node.hardware]
         if len(set(heard)) < len(heard):
             self.checkers.fail(f"hardware: {name} has reported {heard}, some of it twice")
+
+    def _check_gpu(self, state: State, name: NodeName, event: HardwareEvent) -> None:
+        """Of a GPU that has failed, at once: the attempt that has it ends, or goes on without that
+        node; the others go on. One that is only shown ends nothing."""
+        for (job, number), share in state.nodes[name].holders.items():
+            attempt = state.jobs[job].attempts[number - 1]
+            runs = attempt.phase not in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)
+            there = any(task.node == name and task.state not in OVER for task in attempt.present)
+            has = event.uuid in share.gpus or (share.whole and not share.gpus)
+            if event.grade is Grade.CRITICAL and has and runs and there:
+                self.checkers.fail(f"hardware: {event.text} of {name}, and job {job} goes on")
+
+    def _check_blamed(self, state: State, job: JobId, number: int, cause: Cause) -> None:
+        """Nobody ends for a GPU that another has, or that is none of the critical."""
+        self.checkers.world.met["hardware_ended_attempt"] += 1
+        assert cause.node is not None
+        node = state.nodes[NodeName(cause.node)]
+        share = node.holders.get((job, number))
+        if share is None:
+            return
+        said = [event for _, event in node.hardware if event.text in cause.text]
+        wrong = [
+            event
+            for event in said
+            if event.grade is not Grade.CRITICAL
+            or not (event.uuid in share.gpus or (share.whole and not share.gpus))
+        ]
+        if not said or wrong:
+            self.checkers.fail(f"hardware: job {job} ends, {cause.text}, of {wrong}")

@@ -1,22 +1,31 @@
-"""The cluster of a storm: machines in namespaces, each agent behind a proxy of its own."""
+"""The cluster of a storm: machines in namespaces, each agent behind a proxy of its own, and each
+daemon with its state on a small disk of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
+from examples.local_cluster import ClusterError
 from examples.namespace_cluster import PORT, NamespaceCluster
 from examples.rig.proxy import Proxy
 
 HEARTBEAT_S, LEASE_S = 1.0, 15.0
 PROGRAM = Path(__file__).with_name("program.py")
+DISK_BYTES = 96 << 20
+COORDINATOR = "coordinator"
 
 
 @dataclass
 class StormCluster(NamespaceCluster):
-    """`proxies` has each node's way to the coordinator by the node's name."""
+    """`proxies` has each node's way to the coordinator by the node's name. What is on the disks
+    when all is over is kept in `kept`."""
 
     seed: int = 0
     proxies: dict[str, Proxy] = field(default_factory=dict)
@@ -29,13 +38,46 @@ class StormCluster(NamespaceCluster):
             "MUSTER_COORDINATOR_LEASE_S": f"{LEASE_S:g}",
             "MUSTER_COORDINATOR_PREPARE_TIMEOUT_S": "60",
         }
-        super().__post_init__()
+        # Before any machine boots: it has what is mounted then.
+        for name in (COORDINATOR, *(f"node-{n}" for n in range(1, self.agents + 1))):
+            self._mount(self.disk(name))
+        try:
+            super().__post_init__()
+        except BaseException:
+            self._open.close()
+            raise
+
+    def disk(self, name: str) -> Path:
+        """Where the state folder of a daemon is."""
+        return self.root / "state" / name
 
     def stop(self) -> None:
         try:
             super().stop()
         finally:
             self._open.close()
+
+    def _mount(self, disk: Path) -> None:
+        disk.mkdir(parents=True)
+        size = f"size={DISK_BYTES},mode=700"
+        argv = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)]
+        done = subprocess.run(argv, capture_output=True, check=False, text=True)
+        if done.returncode != 0:
+            raise ClusterError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        self._open.callback(self._unmount, disk)
+
+    def _unmount(self, disk: Path) -> None:
+        kept = self.root / "kept" / disk.name
+        shutil.copytree(disk, kept, symlinks=True, ignore=_no_files, dirs_exist_ok=True)
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+    def _init(self) -> None:
+        super()._init()
+        path = self.root / "config" / "coordinator.yaml"
+        settings = yaml.safe_load(path.read_text())
+        settings["state_dir"] = str(self.disk(COORDINATOR))
+        settings["job_logs"] = {**settings.get("job_logs", {}), "free_bytes_min": 0}
+        path.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def _place(self, number: int) -> dict[str, object]:
         address = self.head.address
@@ -48,6 +90,16 @@ class StormCluster(NamespaceCluster):
         self.proxies[f"node-{number}"] = self._open.enter_context(proxy)
         url = f"https://{address}:{proxy.port}"
         return {**super()._place(number), "coordinator": url}
+
+
+def _no_files(folder: str, names: list[str]) -> set[str]:
+    """What nobody reads afterwards: sockets, pipes, and the room that a journal keeps."""
+    return {
+        name
+        for name in names
+        if name.endswith(".reserve")
+        or not ((path := Path(folder, name)).is_symlink() or path.is_file() or path.is_dir())
+    }
 
 
 def job_of(folder: Path, kind: str, seconds: float) -> dict[str, object]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 
 from examples.local_cluster import Daemon
 from examples.rig.proxy import End, Flow, Way
+from tests.small_disk import fill
 from tests.storm.cluster import PROGRAM, StormCluster
 
 Undo = Callable[[], None]
@@ -20,6 +22,9 @@ Later = Callable[[float, str, Undo], None]
 Say = Callable[[str, str], None]
 
 _PROGRAM: Final = PROGRAM.name
+_STOPS_S: Final = 10.0
+_NOTICED_S: Final = 30.0
+"""So long after there is room again it may be told that there is none."""
 
 
 class Deeds:
@@ -32,6 +37,7 @@ class Deeds:
         self.say = say
         self.busy: set[str] = set()
         self.down: set[str] = set()
+        self.full_until = 0.0
         self.all: Final[dict[str, tuple[int, Callable[[], str | None]]]] = {
             "coordinator killed": (3, self.kill_coordinator),
             "agent killed": (4, self.kill_agent),
@@ -47,6 +53,8 @@ class Deeds:
             "connections half open": (2, self.half_open),
             "connections cut short": (2, self.truncate),
             "connections slow": (2, self.slow),
+            "coordinator's disk full": (1, self.fill_coordinator),
+            "node's disk full": (2, self.fill_node),
         }
 
     def one(self) -> str | None:
@@ -90,6 +98,7 @@ class Deeds:
         if daemon.name in self.busy:
             return None
         os.kill(daemon.pid, signal.SIGSTOP)
+        _await_stop(daemon)
         undo = partial(_go_on, daemon)
         self._until(self.rng.uniform(0.5, 8.0), daemon.name, undo)
         return daemon.name
@@ -184,6 +193,28 @@ class Deeds:
         self._until(self.rng.uniform(1.0, 8.0), f"proxy {name}", proxy.mend)
         return name
 
+    # --- disks ------------------------------------------------------------------------------------
+
+    def fill_coordinator(self) -> str | None:
+        name = self.cluster.coordinator.name
+        if name in self.busy:
+            return None
+        for_s = self._fill(name)
+        self.full_until = time.monotonic() + for_s + _NOTICED_S
+        return name
+
+    def fill_node(self) -> str | None:
+        name = self._node()
+        if name is not None:
+            self._fill(name)
+        return name
+
+    def _fill(self, name: str) -> float:
+        """To the last byte; for how long."""
+        for_s = self.rng.uniform(0.5, 8.0)
+        self._until(for_s, name, fill(self.cluster.disk(name)).unlink)
+        return for_s
+
     # --- the books --------------------------------------------------------------------------------
 
     def _node(self) -> str | None:
@@ -195,8 +226,21 @@ class Deeds:
         self.later(seconds, target, undo)
 
 
+def _await_stop(daemon: Daemon) -> None:
+    """nsenter stops itself when what it has started is stopped. Told to go on before it has done
+    that, it would stop for good, and nobody would learn how the daemon ends."""
+    assert daemon.process is not None
+    deadline = time.monotonic() + _STOPS_S
+    while not _is_stopped(daemon.process.pid) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def _go_on(daemon: Daemon) -> None:
-    """nsenter stops itself when what it has started is stopped, and does not go on with it."""
+    """nsenter does not go on with what it has started."""
     assert daemon.process is not None
     for pid in (daemon.pid, daemon.process.pid):
         _continue(pid)

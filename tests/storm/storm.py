@@ -29,6 +29,8 @@ from tests.storm.users import Users
 CONVERGENCE_S = 240.0
 AGENTS = 3
 TICK_S = 0.1
+REAPED_S = 30.0
+"""So long what was killed with its machine may still be a process, on a machine that is busy."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Report:
     states: Counter[str] = field(default_factory=Counter)
     attempts: int = 0
     converged_s: float | None = None
+    grown_bytes: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
     def text(self) -> str:
@@ -51,6 +54,8 @@ class Report:
         lines.append(f"jobs: {states}; {self.attempts} attempts")
         if self.converged_s is not None:
             lines.append(f"all had come to an end {self.converged_s:.1f} s after the last fault")
+        grown = ", ".join(f"{name} {size >> 20} MiB" for name, size in self.grown_bytes.items())
+        lines.append(f"memory grew by: {grown}")
         lines += [f"VIOLATION {text}" for text in self.violations]
         lines.append(f"{len(self.violations)} violations")
         return "\n".join(lines)
@@ -77,10 +82,9 @@ class Storm:
                 self._storm(cluster)
         except (ClusterError, RigError) as error:
             self._violation(f"the cluster failed: {error}")
-        left = cluster.leftovers()
-        if left:
-            time.sleep(1.0)  # what was killed with its machine is still being reaped
-            left = cluster.leftovers()
+        ends = time.monotonic() + REAPED_S
+        while (left := cluster.leftovers()) and time.monotonic() < ends:
+            time.sleep(TICK_S)
         for line in left:
             self._violation(f"I4: when all is over a process is left: {line}")
         self._events.close()
@@ -88,25 +92,37 @@ class Storm:
 
     def _storm(self, cluster: StormCluster) -> None:
         before = {name: machine.hosts() for name, machine in cluster.machines.items()}
-        users = Users(
-            cluster.client(), self.root / "jobs", random.Random(f"users {self.seed}"), self._say
-        )
         deeds = Deeds(cluster, self._rng, self._later, self._fault)
         self._deeds = deeds
+        users = Users(
+            cluster.client(),
+            self.root / "jobs",
+            random.Random(f"users {self.seed}"),
+            self._say,
+            no_room=lambda: time.monotonic() < deeds.full_until,
+        )
+        memory = judge.Memory(cluster)
         users.start()
         end, due = time.monotonic() + self.seconds, time.monotonic() + 2.0
         while time.monotonic() < end:
             self._undo_due(time.monotonic())
             self._look_at_daemons(cluster)
             if time.monotonic() >= due:
+                memory.look()
                 deeds.one()
                 due = time.monotonic() + self._rng.uniform(1.0, 5.0)
             time.sleep(TICK_S)
         self._say("calm", "no further fault is begun")
         self._undo_due(float("inf"))
         calm = time.monotonic()
-        users.stop()
+        if not users.stop(CONVERGENCE_S):
+            self._violation("I10: a user still waits for an answer")
+            return
         self._converge(cluster, users, calm)
+        memory.look()
+        self.report.grown_bytes = memory.grown()
+        for text in memory.violations():
+            self._violation(text)
         self._judge(cluster, users, before)
 
     # --- faults and their ends --------------------------------------------------------------------
@@ -136,6 +152,7 @@ class Storm:
     def _converge(self, cluster: StormCluster, users: Users, calm: float) -> None:
         """Wait until every job has ended, every log is delivered and nothing is left (I10)."""
         missing = ["nobody has looked"]
+        delivered: set[int] = set()
         while missing and time.monotonic() < calm + CONVERGENCE_S:
             self._look_at_daemons(cluster)
             try:
@@ -146,9 +163,7 @@ class Storm:
                     if job.state not in ENDED_STATES
                 ] or judge.left(cluster)
                 if not missing:
-                    client = cluster.client()
-                    jobs = list(users.jobs.values())
-                    missing = [text for job in jobs for text in judge.undelivered(client, job)]
+                    missing = self._undelivered(cluster, users, delivered)
             except ClientError as error:
                 missing = [f"I10: the coordinator does not answer: {error}"]
             if missing:
@@ -159,6 +174,17 @@ class Storm:
         else:
             self.report.converged_s = time.monotonic() - calm
             self._say("converged", f"{self.report.converged_s:.1f}")
+
+    def _undelivered(self, cluster: StormCluster, users: Users, delivered: set[int]) -> list[str]:
+        """What is complete is so for good: of hundreds of jobs none is read again for it."""
+        client, missing = cluster.client(), []
+        for job in users.jobs.values():
+            if job.id not in delivered:
+                found = judge.undelivered(client, job)
+                missing += found
+                if not found:
+                    delivered.add(job.id)
+        return missing
 
     def _judge(self, cluster: StormCluster, users: Users, before: dict[str, str]) -> None:
         client = cluster.client()

@@ -18,7 +18,7 @@ SEED = 11
 @pytest.mark.root
 @pytest.mark.torch
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1500)
 @pytest.mark.fault(68)
 def test_ten_minutes_of_faults_break_no_promise(
     tmp_path: Path, measured: Callable[[int, float], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.storm.cluster import job_of
 
 UNFINISHED_MAX = 5
 PAUSE_S = 0.3
+_NO_ROOM = 507
 KINDS = {"one": 5, "gang": 4, "torchrun": 1}
 
 
@@ -34,12 +36,14 @@ class Job:
 
 @dataclass
 class Users:
-    """They act in a thread of their own, since a call to a coordinator that is away waits."""
+    """They act in a thread of their own, since a call to a coordinator that is away waits.
+    `no_room`: the coordinator may say that its disk is full."""
 
     client: Client
     root: Path
     rng: random.Random
     log: Any
+    no_room: Callable[[], bool] = lambda: False
     jobs: dict[int, Job] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
@@ -52,17 +56,21 @@ class Users:
         self._thread = threading.Thread(target=self._run, name="users", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """No job is submitted any more. What was begun is ended first."""
+    def stop(self, patience_s: float) -> bool:
+        """No job is submitted any more. What was begun is ended first; whether it was in time."""
         self._stop.set()
-        self._thread.join(120)
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.is_set() or self._pending is not None:
             try:
                 self._act()
             except ApiError as error:
-                self._violation("I1", f"a call was refused: {error}")
+                if error.problem.status == _NO_ROOM and self.no_room():
+                    self.did["refused for want of room"] += 1
+                else:
+                    self._violation("I1", f"a call was refused: {error}")
             except ClientError as error:
                 self.did["unanswered"] += 1
                 self.log("unanswered", str(error))

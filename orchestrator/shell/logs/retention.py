@@ -14,6 +14,7 @@ from typing import Final, Never
 import structlog
 
 from muster.protocol.ids import JobId
+from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.coordinator import Coordinator
@@ -121,13 +122,7 @@ class Retention:
             return None
         if now - job.ended_at > _SETTLED_S:
             return job.ended_at
-        stored = self._store.job(name).stored
-        done = all(
-            not task.leaves_log or (attempt.number, task.rank) in stored
-            for attempt in job.attempts
-            for task in attempt.tasks
-        )
-        return job.ended_at if done else None
+        return None if awaited(job, self._store.job(name).stored) else job.ended_at
 
 
 def _present(root: Path) -> list[JobId]:

@@ -12,6 +12,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
 from orchestrator.api import job_list
 from orchestrator.api.about import QUERY
@@ -20,7 +21,7 @@ from orchestrator.core import facts as f
 from orchestrator.core.display import job_summary
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
-from orchestrator.shell.archive import Page
+from orchestrator.shell.archive import Line, Page, line_of, row_of
 from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
@@ -229,7 +230,7 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
 
     class Archive:
         async def page(self, before: int, limit: int, **_: object) -> Page:
-            found = [job for job in there if job.id < before][: min(limit, 4)]
+            found = [Line(job.id, job) for job in there if job.id < before][: min(limit, 4)]
             return Page(found, found[-1].id if len(found) == min(limit, 4) else 0)
 
     class Owner:
@@ -259,3 +260,20 @@ def test_a_job_on_its_way_to_the_archive_is_listed_once() -> None:
         found = asyncio.run(pages(limit))
         assert [job for page in found for job in page] == [8, 7, 6, 5, 4, 3, 2, 1], limit
         assert all(len(page) <= limit for page in found)
+
+
+def test_what_an_older_release_has_archived_is_listed_with_all_fields() -> None:
+    """What this one has is sent as it was written, whatever its texts say."""
+    state = State()
+    apply(state, f.JobSubmitted(JobId(1), parse_mapping(JOB), "alice"), 0.0)
+    said = 'it said: {"a":1,"gpus":8}'
+    cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, said, exit=ExitStatus(3))
+    apply(state, f.JobEnded(JobId(1), cause), 1.0)
+    row = row_of(state.jobs[JobId(1)])
+    whole = json.loads(row.summary)
+    assert isinstance(line_of(row).summary, msgspec.Raw)
+    assert json.loads(msgspec.json.encode(line_of(row).summary)) == whole
+    for missing in (["gpus"], ["rerun_of", "held_by", "held_at", "gpus"]):
+        older = {key: value for key, value in whole.items() if key not in missing}
+        row = row._replace(summary=json.dumps(older, separators=(",", ":")).encode())
+        assert json.loads(msgspec.json.encode(line_of(row).summary)) == whole

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from muster.client import AsyncClient, LogQuery
+from muster.protocol.http import LogRecord
 from tests.orchestrator.api.log_scene import Scene, texts, with_scene
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
 
@@ -34,6 +36,44 @@ def test_since_a_time(coordinator: CoordinatorProcess) -> None:
         assert texts(await logs(job, "since=9999w")) == ["0\n", "1\n", "2\n", "3\n"]
         after = f"since=2023-11-14T22:13:22Z&cursor={everything[0]['cursor']}"
         assert texts(await logs(job, after)) == ["2\n", "3\n"]
+        await scene.finish()
+
+    with_scene(coordinator, main)
+
+
+def test_what_a_job_writes_is_never_shown_as_a_page(coordinator: CoordinatorProcess) -> None:
+    """Somebody with a token in his browser opens the address: it is saved, whatever it holds."""
+
+    async def main(scene: Scene) -> None:
+        await scene.write(0, b"<script>alert(1)</script>\n", 1.0)
+        path = f"/v1/jobs/{scene.job}/logs"
+        for kind, ending in (("text", "log"), ("ndjson", "ndjson")):
+            async with scene.user.http.get(f"{path}?format={kind}") as answer:
+                name = f'attachment; filename="job-{scene.job}.{ending}"'
+                assert answer.headers["Content-Disposition"] == name
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert answer.headers["Content-Security-Policy"] == "default-src 'self'"
+                assert answer.content_type in ("text/plain", "application/x-ndjson")
+                assert b"alert(1)" in await answer.read()
+        await scene.finish()
+
+    with_scene(coordinator, main)
+
+
+def test_without_a_choice_it_is_everything(coordinator: CoordinatorProcess) -> None:
+    """All ranks, over HTTP and by a client that says nothing."""
+
+    async def main(scene: Scene) -> None:
+        for rank in (0, 1):
+            await scene.write(rank, b"rank %d\n" % rank, float(rank))
+        assert texts(await scene.user.logs(scene.job)) == ["rank 0\n", "rank 1\n"]
+        client = AsyncClient(coordinator.url, coordinator.admin)
+        found = [entry async for entry in client.logs(scene.job, LogQuery())]
+        await client.close()
+        assert [entry.data for entry in found if isinstance(entry, LogRecord)] == [
+            "rank 0\n",
+            "rank 1\n",
+        ]
         await scene.finish()
 
     with_scene(coordinator, main)

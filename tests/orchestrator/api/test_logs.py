@@ -8,7 +8,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from muster.protocol.ids import TaskId
+from muster.protocol.logs import TaskLogsEnd
+from muster.protocol.messages import PrepareTask
+from muster.protocol.states import TaskState
 from tests.orchestrator.api.log_scene import Scene, texts, with_scene
+from tests.orchestrator.fake_agent import prepared
 from tests.orchestrator.process import CoordinatorProcess
 
 
@@ -92,6 +97,29 @@ def test_a_node_that_delivers_nothing_is_not_waited_for_for_ever(
         assert texts(records) == ["x\n"]
         assert trailer["end"] is True
         assert trailer["reason"] == "not all logs were delivered by n2"
+
+    with_scene(coordinator, main)
+
+
+def test_a_node_that_never_had_the_task_has_no_logs_to_deliver(
+    coordinator: CoordinatorProcess,
+) -> None:
+    """Its job was cancelled before the node had heard of it."""
+
+    async def main(scene: Scene) -> None:
+        await scene.finish()
+        one, two = scene.agents
+        job = await scene.user.submit(nodes=2)
+        task = await one.prepare()
+        await two.expect(PrepareTask)
+        await scene.user.cancel(job)
+        await one.report(task, TaskState.CLEANED, prepared=prepared())
+        await two.report(TaskId(f"{job}.1.1"), TaskState.CLEANED)
+        await scene.user.ended(job)
+        await scene.links[0].say(TaskLogsEnd(task, 0))
+        *_, trailer = await scene.user.logs(job, "follow=1")
+        assert trailer["end"] is True
+        assert "reason" not in trailer
 
     with_scene(coordinator, main)
 

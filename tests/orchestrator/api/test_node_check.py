@@ -20,9 +20,11 @@ def inventory(name: str, **more: Any) -> Inventory:
     return Inventory("127.0.0.1", f"machine-{name}", cpus=4, **more)
 
 
-async def check(user: User, node: str, body: Any = None) -> tuple[int, Any]:
-    async with user.http.post(f"/v1/nodes/{node}/check", json=body or {}) as answer:
-        if answer.status == 201:
+async def check(user: User, node: str, body: Any = None, key: str = "") -> tuple[int, Any]:
+    headers = {"Idempotency-Key": key} if key else {}
+    path = f"/v1/nodes/{node}/check"
+    async with user.http.post(path, json=body or {}, headers=headers) as answer:
+        if answer.status in (200, 201):
             assert answer.headers["Location"].startswith("/v1/jobs/")
         return answer.status, await answer.json()
 
@@ -88,5 +90,29 @@ def test_a_check_is_a_job_of_the_node_and_the_free_ones_of_its_pool(
             assert (await check(user, "c1", {"mib": 0}))[0] == 400
             status, said = await check(user, "c1", {"mb": 1})
             assert (status, "mb" in said["detail"]) == (422, True)
+
+    asyncio.run(main())
+
+
+def test_a_key_makes_one_check_however_often_it_is_sent(coordinator: CoordinatorProcess) -> None:
+    """The second time its node is busy: with the very check that it asks for."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            user_of(coordinator) as user,
+            connect(coordinator, "i1") as agent,
+        ):
+            await agent.hello(inventory=inventory("i1", pool="i"))
+            status, first = await check(user, "i1", key="once")
+            assert status == 201
+            await agent.expect(PrepareTask)
+            status, again = await check(user, "i1", key="once")
+            assert (status, again["id"]) == (200, first["id"])
+            for node, body in (("i1", {"mib": 2}), ("i2", {})):
+                status, said = await check(user, node, body, key="once")
+                assert (status, said["code"]) == (409, "idempotency_conflict")
+                assert f"job {first['id']}" in said["detail"]
+            await user.cancel(first["id"])
 
     asyncio.run(main())

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from muster.protocol import http as h
 from muster.protocol.ids import JobId, NodeName
@@ -16,15 +17,17 @@ from orchestrator.core import facts as f
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import chance, explain
 from orchestrator.core.job import JobPhase
+from orchestrator.core.limits import Limits
 from orchestrator.core.placement import Waiting, place
 from orchestrator.core.scheduler import next_placement
 from orchestrator.core.state import State
+from orchestrator.core.suppose import supposed
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec
 from tests.orchestrator.core.test_meeting import eth
 
 
 def told(cluster: Cluster, job: int) -> h.Explanation:
-    return explain(cluster.state, cluster.job(job), cluster.now)
+    return explain(cluster.state, cluster.job(job), cluster.now, cluster.limits)
 
 
 def said(found: h.Explanation) -> dict[str, tuple[bool, str]]:
@@ -286,7 +289,7 @@ def test_it_says_starts_now_of_those_that_the_scheduler_places_and_of_no_other(
     state = state_of(nodes, jobs, taken, avoid)
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now)
+        found = explain(state, job, now, Limits())
         # The queue of its pool alone: the scheduler takes pools in any order.
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
@@ -313,7 +316,7 @@ def test_what_it_says_would_start_now_does(
     state = state_of(nodes, jobs, taken, set())
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(state, job, now)
+        found = explain(state, job, now, Limits())
         for hint in found.hints:
             trial = deepcopy(state)
             trial.queues = {job.spec.pool: trial.queues[job.spec.pool]}
@@ -334,3 +337,50 @@ def test_what_it_says_would_start_now_does(
             placed = next_placement(trial)
             assert placed is not None, hint
             assert placed.job == job.id, hint
+
+
+def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.Explanation:
+    names = [NodeName(name) for name in drained]
+    there = supposed(cluster.state, cluster.job(job), cluster.now, nodes, names)
+    return explain(*there, cluster.now, cluster.limits)
+
+
+def test_what_would_be_if_it_asked_for_fewer_nodes_or_one_were_drained() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1", "n2")
+    cluster.submit(limited())
+    cluster.run_gang(1)
+    cluster.submit(spec("second", nodes=3))
+    before = deepcopy(cluster.state)
+    assert not told(cluster, 2).starts_now
+    fewer = what_if(cluster, 2, 2)
+    assert (fewer.wanted, fewer.ready, fewer.starts_now) == (2, 2, True)
+    both = what_if(cluster, 2, 2, "n2")
+    assert (both.wanted, both.starts_now) == (2, False)
+    assert said(both)["n2"] == (False, "is drained by you since 0s: supposed")
+    never = what_if(cluster, 2, 4)
+    assert never.text.startswith("cannot start: ")
+    assert cluster.state == before, "nothing of it is so"
+    # And it comes as it was told.
+    cluster.drain("n2")
+    assert {n: can for n, (can, _) in said(told(cluster, 2)).items()} == {
+        n: can for n, (can, _) in said(what_if(cluster, 2, None, "n2")).items()
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(NODES, JOBS, st.sets(st.integers(0, 5), max_size=3), st.integers(1, 6))
+def test_what_is_supposed_is_judged_as_if_it_were_so(
+    nodes: list[Any], jobs: list[Any], taken: set[int], wanted: int
+) -> None:
+    state = state_of(nodes, jobs, taken, set())
+    now = Cluster().now
+    for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
+        found = explain(*supposed(state, job, now, wanted, ()), now, Limits())
+        alone = deepcopy(state)
+        alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
+        there = alone.jobs[job.id]
+        there.spec = structs.replace(there.spec, nodes=wanted, max_nodes=None)
+        placed = next_placement(alone)
+        assert found.starts_now == (placed is not None and placed.job == job.id)
+        assert found.wanted == wanted

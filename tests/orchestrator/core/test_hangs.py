@@ -23,10 +23,12 @@ from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.state import State
+from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 SIGNS = (Sign.LOG, Sign.NETWORK, Sign.CPU)
@@ -35,11 +37,11 @@ STEP = Frame("step", "/w/train.py", 41)
 HELD = Frame("augment", "/w/data.py", 17)
 
 
-def gang(hang: Hang = Hang.NOTIFY) -> Cluster:
+def gang(hang: Hang = Hang.NOTIFY, **more: Any) -> Cluster:
     """Two nodes with a rank each."""
     cluster = Cluster()
     cluster.join("n0", "n1")
-    cluster.submit(spec(nodes=2, launcher="processes", nproc_per_node=1, hang=hang))
+    cluster.submit(spec(nodes=2, launcher="processes", nproc_per_node=1, hang=hang, **more))
     cluster.run_gang(1)
     return cluster
 
@@ -118,6 +120,25 @@ def test_a_gang_that_stands_still_is_looked_at_twice_and_the_odd_rank_named() ->
     assert cluster.job(1).attempts[0].cause is None
 
 
+def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
+    for what in (Hang.NOTIFY, Hang.RESTART):
+        cluster = gang(what, notify=("https://hooks.example.com/x",))
+        hang(cluster, idle(0), idle(1))
+        made = [fact.event for fact in cluster.facts if isinstance(fact, nf.NoticeDue)]
+        assert made == [nf.Told.STARTED, nf.Told.HUNG]
+        job = cluster.job(1)
+        notice = job.notices[2, 0]
+        said = message(cluster.state, job, 2, notice, cluster.now)
+        assert (said.event, said.attempt, said.cause) == ("hung", 1, None)
+        assert said.text == "hung: rank 1 at data.py:17"
+        if what is Hang.NOTIFY:
+            assert "; hung: rank 1 at data.py:17; nothing of it moved for" in said.job.reason.text
+            says(cluster, 1, active(1))
+            # It is over before the webhook has heard of it: what is told is still what was found.
+            assert "hung" not in message(cluster.state, job, 2, notice, cluster.now).job.reason.text
+            assert message(cluster.state, job, 2, notice, cluster.now).text == said.text
+
+
 def test_it_is_over_when_it_moves() -> None:
     cluster = gang()
     hang(cluster, idle(0), idle(1))
@@ -161,7 +182,7 @@ def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
 
 
 def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -> None:
-    cluster = gang(Hang.RESTART)
+    cluster = gang(Hang.RESTART, notify=("https://hooks.example.com/x",))
     first, second = idle(0, doing=Doing.DISK), idle(1)
     says(cluster, 0, first)
     says(cluster, 1, second)
@@ -179,6 +200,7 @@ def test_what_waits_for_a_disk_is_slow_after_ten_minutes_and_never_restarted() -
     (fact,) = judged(cluster)
     assert fact.verdict.kind is HangKind.SLOW
     assert told[0] >= 9
+    assert [notice.event for notice in cluster.job(1).notices.values()] == ["started", "slow"]
     assert cluster.job(1).attempts[0].cause is None
 
 

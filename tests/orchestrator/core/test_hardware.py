@@ -22,6 +22,7 @@ from orchestrator.core.display import job_view, node_view
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.node import AdminState
+from orchestrator.core.retrace import retrace
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 from tests.orchestrator.core.test_gpus import gpu, join, part, uuid, where
 
@@ -109,6 +110,13 @@ def test_the_rank_that_has_the_gpu_is_named(gpus: int | None, at: int, rank: int
     assert (found.rank, found.node) == (rank, second.node)
     whose = "" if rank is None else f"rank {rank} on "
     assert found.text == f"{whose}{second.node}: {TEXT}"
+
+
+def test_what_nvml_counts_is_as_grave(cluster: Cluster) -> None:
+    report(cluster, "a", event(code="nvml ecc"))
+    assert cause(cluster, 1).code is CauseCode.HARDWARE
+    assert not cluster.node("a").in_service
+    assert cluster.job(2).attempts[-1].phase is AttemptPhase.RUNNING
 
 
 def test_it_is_tried_again_elsewhere(cluster: Cluster) -> None:
@@ -230,6 +238,17 @@ def test_the_record_outlives_the_job(cluster: Cluster) -> None:
     join(later, "a")
     apply(later.state, kept, 0.0)
     assert [it for _, it in later.node("a").hardware] == [event()]
+
+
+@pytest.mark.parametrize("grade", [Grade.SHOWN, Grade.CRITICAL])
+def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> None:
+    """As told from the archive, which has none of its nodes'."""
+    report(cluster, "a", event(grade=grade))
+    cluster.finish(task(1, 1, 0))
+    facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
+    again = retrace((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
+    assert f"a: {TEXT}" in [text for _, text in again.attempts[0].changes.told()]
+    assert again.attempts[0].changes == cluster.job(1).attempts[0].changes
 
 
 def test_another_boot_counts_anew(cluster: Cluster) -> None:

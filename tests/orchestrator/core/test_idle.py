@@ -100,6 +100,7 @@ def test_a_webhook_is_told_of_a_job_that_goes_on() -> None:
     number = job.notices_made
     told = message(cluster.state, job, number, job.notices[number, 0], cluster.now)
     assert (told.event, told.attempt, told.cause) == ("idle", 1, None)
+    assert told.text == "all its GPUs have been used less than 5 % for 1h"
     assert "all its GPUs have been used less than 5 % for 1h" in told.job.reason.text
 
 

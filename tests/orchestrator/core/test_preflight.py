@@ -67,7 +67,8 @@ def test_what_is_wrong_is_told_and_another_node_is_taken(more: dict[str, Any], s
     prepare_all(cluster, 2)
     assert cluster.job(1).attempts[1].cause is None
     assert check(cluster.state) == []
-    assert said in explain(cluster.state, cluster.job(1), cluster.now).attempts[0].ended
+    found = explain(cluster.state, cluster.job(1), cluster.now, cluster.limits)
+    assert said in found.attempts[0].ended
 
 
 def test_all_that_are_ill_are_left_out_at_once() -> None:

@@ -23,7 +23,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
-from orchestrator.core.display import job_view, node_view
+from orchestrator.core.display import job_view, node_seen, node_view
 from orchestrator.core.invariants import check
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
@@ -67,6 +67,14 @@ def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
         cluster.leave(name)
     cluster.beat(60 + LIMITS.lease_margin_s - 1)
     assert cluster.shown(1) is JobState.RUNNING
+    seen = {
+        name: node_seen(cluster.state, cluster.node(name), cluster.now, LIMITS).state.text
+        for name in ("n0", "n1")
+    }
+    assert seen == {
+        "n0": "unreachable; what it runs keeps it for 1 s",
+        "n1": "unreachable; what it runs keeps it for 3541 s",
+    }
     cluster.beat(2)
     assert cluster.shown(1) is JobState.LOST
     assert cluster.node("n0").link is LinkState.SUSPECT

@@ -9,7 +9,16 @@ import msgspec
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.messages import Hello, Refused
-from orchestrator.core import admission, decide, follow, launch, policy, silence, timers
+from orchestrator.core import (
+    admission,
+    decide,
+    follow,
+    hardware,
+    launch,
+    policy,
+    silence,
+    timers,
+)
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.limits import Limits
@@ -86,6 +95,15 @@ def _every_event_is_news(real: Any) -> Any:
     return seen
 
 
+def _kept_by_nodes_alone(real: Any) -> Any:
+    """A job's own records do not say what has happened to its GPUs."""
+
+    def seen(*args: Any) -> list[f.Fact]:
+        return [msgspec.structs.replace(fact, noted=False) for fact in real(*args)]
+
+    return seen
+
+
 MUTANTS = (
     Mutant(
         "there is no brake",
@@ -131,6 +149,24 @@ MUTANTS = (
         _put(follow, "follow_hardware", _nobody_is_drained),
         ("hardware",),
         seed=800,
+    ),
+    Mutant(
+        "a GPU that has failed is nobody's",
+        _put(hardware, "_has", lambda *_: False),
+        ("hardware",),
+        seed=850,
+    ),
+    Mutant(
+        "a GPU that has failed is everybody's",
+        _put(hardware, "_has", lambda *_: True),
+        ("hardware",),
+        seed=856,
+    ),
+    Mutant(
+        "the archive does not know what has happened to a job's hardware",
+        _wrap(decide, "hardware_seen", _kept_by_nodes_alone),
+        ("archive",),
+        seed=850,
     ),
     Mutant(
         "what hardware has reported is reported again on each new connection",

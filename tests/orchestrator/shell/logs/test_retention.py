@@ -8,16 +8,19 @@ from typing import Any, cast
 import pytest
 
 from muster.daemon.clock import SystemClock
-from muster.protocol.ids import JobId, TaskId
+from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.logs import StreamId, StreamKind
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.job import JobPhase
+from orchestrator.core.state import Task
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.removed import read_removed
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
+from tests.orchestrator.core.playbook import prepared
 
 NOW = 1_000_000.0
 DAY = 86400.0
@@ -25,12 +28,15 @@ DAY = 86400.0
 
 def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLEANED) -> Any:
     """As much of a job as retention looks at; one task, of attempt 1 on node 0."""
-    task = SimpleNamespace(state=state, rank=0)
+    exit_status = ExitStatus(code=0) if state is TaskState.CLEANED else None
+    task = Task(TaskId(f"{number}.1.0"), JobId(number), 1, 0, NodeName("n1"), state=state)
+    task.prepared, task.exit = prepared(), exit_status
     return SimpleNamespace(
         id=JobId(number),
         phase=JobPhase.ACTIVE if ended_at is None else JobPhase.ENDED,
         ended_at=ended_at,
         attempts=[SimpleNamespace(number=1, tasks=[task])],
+        spec=SimpleNamespace(setup=None),
     )
 
 

@@ -1,0 +1,37 @@
+"""Whose logs are waited for when a job has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.protocol.messages import Refusal
+from muster.protocol.states import TaskState
+from muster.spec.types import Retry, Shell
+from orchestrator.core.deliveries import awaited
+from tests.orchestrator.core.playbook import Cluster, spec, task
+
+
+def refused(**more: Any) -> Cluster:
+    """A gang of two of which one node was prepared, and the other one has refused."""
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, retry=Retry(infra=0), **more))
+    cluster.prepare(task(1, 1, 0))
+    full = Refusal("no_space", "the disk is full", node_fault=True)
+    cluster.report(task(1, 1, 1), TaskState.CLEANED, refusal=full)
+    cluster.clean(task(1, 1, 0))
+    return cluster
+
+
+def nodes(cluster: Cluster, *stored: tuple[int, int]) -> list[str]:
+    return [task.node for task in awaited(cluster.job(1), stored)]
+
+
+def test_a_node_on_which_nothing_can_have_run_has_none() -> None:
+    cluster = refused()
+    assert nodes(cluster) == ["n0"]
+    assert nodes(cluster, (1, 0)) == []
+
+
+def test_a_setup_runs_before_its_node_is_prepared() -> None:
+    assert nodes(refused(setup=Shell("make")), (1, 0)) == ["n1"]
