@@ -5,19 +5,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, Fact
+from orchestrator.core.facts import AttemptArranged, AttemptStarted, Fact, StopRequested
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
 from orchestrator.core.service_facts import HardwareReported, NodeDrained
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import Stimulus
+
+_MOVES: Final = (AttemptArranged, AttemptStarted, StopRequested)
 
 
 @dataclass(slots=True)
@@ -51,11 +54,11 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
-        leased = any(isinstance(one, AttemptArranged) for one in followed.facts)
-        if leased or isinstance(fact, NodeDrained | HardwareReported):
-            # A port is leased before another gang of the same report looks for one, and a gang is
-            # told once to leave, though two of its nodes are drained at once, or two of its GPUs
-            # fail.
+        moved = any(isinstance(one, _MOVES) for one in followed.facts)
+        if moved or isinstance(fact, NodeDrained | HardwareReported):
+            # A port is leased before another gang of the same report looks for one, a gang that
+            # starts or ends has done so before what came with that is judged, and one is told once
+            # to leave, though two of its nodes are drained at once, or two of its GPUs fail.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)
