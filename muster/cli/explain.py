@@ -138,7 +138,7 @@ def _row(verdict: NodeVerdict, now: datetime | None) -> list[str | Cell]:
 
 def _print_when(found: Explanation, now: datetime | None) -> None:
     if found.starts_now:
-        print("\nstarts now")
+        print("\nwould start now" if found.supposing else "\nstarts now")
     elif found.starts_by is not None:
         when = _by(found.starts_by, now)
         print()

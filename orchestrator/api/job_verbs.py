@@ -102,7 +102,8 @@ class JobVerbsApi:
                 f"what became of it: muster explain {name}",
             )
         told = explain(*supposed(state, job, now, query.nodes, drained), now, limits)
-        return reply(msgspec.structs.replace(told, supposing=supposing))
+        text = "it would start now" if told.starts_now else told.text
+        return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
 
     async def signal(self, request: web.Request) -> web.Response:
         """To the ranks on all nodes; ends nothing by itself."""

@@ -13,7 +13,9 @@ from muster.spec.types import JobSpec
 from orchestrator.core.state import Task
 
 # Python's words, with a path that it has made absolute; then those that say it as it was given.
-_OPENED: Final = re.compile(r"can't open file '([^']+)': \[Errno 2\]")
+_OPENED: Final = re.compile(
+    r"can't open file '([^']+)': \[Errno 2\](?: No such file or directory)?"
+)
 _RELATIVE: Final = (
     re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^/'][^']*)'"),
     re.compile(r"The program '([^/'][^']*/[^']*)' was not found"),
@@ -29,14 +31,15 @@ def told_of_the_folder(spec: JobSpec, task: Task, cause: Cause | None) -> Cause 
     """The cause, with what to do where a file was looked for in that folder."""
     if cause is None or spec.workdir is not None:
         return cause
-    name = _missing(cause.text, task.prepared.workdir if task.prepared is not None else "")
-    return cause if name is None else replace(cause, text=cause.text + ADVICE.format(name))
-
-
-def _missing(text: str, folder: str) -> str | None:
-    opened = _OPENED.search(text)
-    if opened is not None:
-        path = opened[1]
-        return path.removeprefix(f"{folder}/") if folder and path.startswith(f"{folder}/") else None
-    found = (pattern.search(text) for pattern in _RELATIVE)
-    return next((match[1] for match in found if match is not None), None)
+    folder = task.prepared.workdir if task.prepared is not None else ""
+    opened = _OPENED.search(cause.text)
+    if opened is None:
+        found = (pattern.search(cause.text) for pattern in _RELATIVE)
+        name = next((match[1] for match in found if match is not None), None)
+        said = cause.text.rstrip(".")
+    else:
+        within = folder and opened[1].startswith(f"{folder}/")
+        name = opened[1].removeprefix(f"{folder}/") if within else None
+        # What is advised where a folder is named would only lead astray.
+        said = cause.text[: opened.end()]
+    return cause if name is None else replace(cause, text=said + ADVICE.format(name))

@@ -12,15 +12,13 @@ from orchestrator.core.actions import Action
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, AttemptStarted, Fact, StopRequested
+from orchestrator.core.facts import AttemptArranged, Fact
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
 from orchestrator.core.service_facts import HardwareReported, NodeDrained
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import Stimulus
-
-_MOVES: Final = (AttemptArranged, AttemptStarted, StopRequested)
 
 
 @dataclass(slots=True)
@@ -29,6 +27,9 @@ class Turn:
 
     facts: list[Fact] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
+
+
+_AT_ONCE: Final = frozenset({NodeDrained, HardwareReported})
 
 
 def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn:
@@ -41,7 +42,7 @@ def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn
     if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             _carry(state, [placed], now, limits, done)
-    if any(may_join(state, fact) for fact in done.facts):
+    if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _carry(state, [joined], now, limits, done)
     return done
@@ -54,11 +55,11 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
-        moved = any(isinstance(one, _MOVES) for one in followed.facts)
-        if moved or isinstance(fact, NodeDrained | HardwareReported):
-            # A port is leased before another gang of the same report looks for one, a gang that
-            # starts or ends has done so before what came with that is judged, and one is told once
-            # to leave, though two of its nodes are drained at once, or two of its GPUs fail.
+        leased = any(type(one) is AttemptArranged for one in followed.facts)
+        if leased or type(fact) in _AT_ONCE:
+            # A port is leased before another gang of the same report looks for one, and a gang is
+            # told once to leave, though two of its nodes are drained at once, or two of its GPUs
+            # fail.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)

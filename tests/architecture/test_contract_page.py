@@ -6,6 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from muster.cli.verbs import VERBS
+from orchestrator.api.descriptions import DESCRIPTIONS
+
 ROOT = Path(__file__).parents[2]
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -31,3 +34,14 @@ def test_every_promise_of_the_page_has_a_test() -> None:
     )
     assert rows
     assert [promise for promise, shown in rows if not _NAMED.search(shown)] == []
+
+
+def test_every_route_and_every_verb_is_on_the_page() -> None:
+    """A route by its method and whole path, a verb as a word of its promise."""
+    page = (ROOT / "docs/contract.md").read_text()
+    promises = " ".join(re.findall(r"^\| (?!promise|--)(.*) \| .* \|$", page, re.MULTILINE))
+    routes = [f"{method} {path}" for method, path in DESCRIPTIONS if method != "HEAD"]
+    named = set(re.findall(r"[A-Z]+ /[\w./:{}]*[\w}]", promises))
+    assert [route for route in routes if route not in named] == []
+    words = set(re.findall(r"[a-z]+", promises))
+    assert [verb for verb in VERBS if verb not in words] == []
