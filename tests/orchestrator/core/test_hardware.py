@@ -388,7 +388,7 @@ def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_does_not_start() -
 def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() -> None:
     cluster, mine = alone()
     cluster.run_gang(1)
-    ended = {"prepared": prepared(), "exit": ExitStatus(0)}
+    ended: dict[str, Any] = {"prepared": prepared(), "exit": ExitStatus(0)}
     hears(
         cluster,
         TaskReport(mine, TaskState.EXITED, ranks=(RankReport(0, exit=ExitStatus(0)),), **ended),
