@@ -140,7 +140,16 @@ class Agent:
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
             self._looks = Looks(hangs, folders, self._clock, self._inbox.post, owner)
-            gpus = Gpus(config, self._inbox.post)
+            hardware = HardwareWatch(
+                config.hardware.kmsg,
+                config.state_dir,
+                identity.boot_id,
+                self._clock,
+                lambda: self._state.identity.inventory.devices,
+                self._inbox.post,
+            )
+            hardware.saw(identity.inventory.devices)
+            gpus = Gpus(config, self._inbox.post, hardware.saw)
             fabric = Fabric(config, self._inbox.post)
             self._tasks = Tasks(
                 folders,
@@ -168,14 +177,6 @@ class Agent:
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             owner.spawn(self._disks.watch(), name="disks", eternal=True)
-            hardware = HardwareWatch(
-                config.hardware.kmsg,
-                config.state_dir,
-                identity.boot_id,
-                self._clock,
-                lambda: self._state.identity.inventory.devices,
-                self._inbox.post,
-            )
             owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
             if fabric.devices():
                 ports = PortWatch(config.fabric.root, awaited=fabric.awaited)

@@ -47,12 +47,14 @@ class Gpus:
         self,
         config: AgentConfig,
         post: Callable[[Stimulus], None],
+        changed: Callable[[tuple[GpuDevice, ...]], None] = lambda _: None,
         *,
         poll_s: float = POLL_S,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         self._config = config
         self._post = post
+        self._changed = changed
         self._poll_s = poll_s
         self._give_up_s = give_up_s
         self._seen: tuple[GpuDevice, ...] | None = None
@@ -121,6 +123,7 @@ class Gpus:
         found = await asyncio.to_thread(self._devices)
         if found != self._seen:
             self._seen = found
+            self._changed(found)
             for gpu in found:
                 if why := gpu.fault or gpu.busy:
                     _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)

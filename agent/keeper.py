@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,14 @@ from typing import Final
 import msgspec
 import structlog
 
-from agent.core.shim import ShimCommand, ShimKill, ShimStatus
+from agent.core.shim import (
+    WRITES_HOSTFILE,
+    ShimCommand,
+    ShimHostfile,
+    ShimKill,
+    ShimPhase,
+    ShimStatus,
+)
 from agent.core.stimuli import (
     PlanRefused,
     ShimReported,
@@ -25,7 +33,7 @@ from agent.folders import Folders
 from agent.hangs.watch import HangWatch
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
-from agent.process.shim import ShimConnection, ShimUnreachable, connect
+from agent.process.shim import ShimConnection, ShimUnreachable, connect, speak
 from agent.proof.proofs import Proofs
 from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
@@ -94,9 +102,10 @@ class Keeper:
         """Remove the task's folder once its shim has gone."""
         self._removal.set()
 
-    async def run(self) -> None:
-        """Speak with the shim until it has gone, then wait to be removed."""
-        removed = await self._follow_shim()
+    async def run(self, new: socket.socket | None = None) -> None:
+        """Speak with the shim until it has gone, then wait to be removed. `new`: our end of the
+        connection that a shim was given with its task."""
+        removed = await self._follow_shim(new)
         self._orders.clear()
         if removed:
             self._post(TaskRemoved(self.task))
@@ -116,16 +125,20 @@ class Keeper:
                 await asyncio.sleep(_AGAIN_S)
         self._post(TaskRemoved(self.task))
 
-    async def _follow_shim(self) -> bool:
+    async def _follow_shim(self, new: socket.socket | None) -> bool:
         """True when the folder was removed, too, as that had been ordered."""
         pause_s = _PAUSE_FIRST_S
         while True:
             try:
-                connection = await connect(self._folder, self._heard)
+                if new is None:
+                    connection = await connect(self._folder, self._heard)
+                else:
+                    connection = await self._speak_first(new)
             except ShimUnreachable:
                 pass
             else:
                 await self._converse(connection)
+            new = None
             # Nothing that the shim's record could tell is news when all is known and stored.
             over = self._removal.is_set() and self._last is not None and self._last.phase.terminal
             if over:
@@ -145,6 +158,12 @@ class Keeper:
             if found.status.phase.terminal:
                 return False
             await asyncio.sleep(_AGAIN_S)
+
+    async def _speak_first(self, new: socket.socket) -> ShimConnection:
+        """A shim that was given its connection waits to be told what to do, and says nothing."""
+        connection = await speak(self._folder, new, self._heard)
+        self._heard(ShimStatus(self.task, ShimPhase.NEW))
+        return connection
 
     def _examine(self, over: bool) -> tuple[FoundTask, bool]:
         """In a thread: the task's truth, and whether its folder was removed, which is wanted where
@@ -184,11 +203,14 @@ class Keeper:
         self._telling = False
         if self._connection is None or self._writing is not None:
             return
-        commands: list[ShimCommand] = []
+        commands: list[ShimCommand | ShimHostfile] = []
         for order in self._orders:
-            if isinstance(order, Hostfile):
+            if not isinstance(order, Hostfile):
+                commands.append(order)
+            elif self._last is not None and self._last.v >= WRITES_HOSTFILE:
+                commands.append(ShimHostfile(order.text))
+            else:
                 break
-            commands.append(order)
         if commands and not self._connection.send(*commands):
             # To be told to whoever answers next.
             return
@@ -199,14 +221,15 @@ class Keeper:
             self._writing = asyncio.get_running_loop().create_task(self._write(), name=name)
 
     async def _write(self) -> None:
-        """The host file that is the first order; what comes after it is told then."""
+        """The host file that is the first order, for an old shim; what comes after it is told
+        then."""
         hostfile = self._orders[0]
         assert isinstance(hostfile, Hostfile)
         try:
             await asyncio.to_thread(self._folders.write_hostfile, self.task, hostfile.text)
             self._orders.popleft()
         except FileError as error:
-            # Without its host file a job must not start.
+            # As the shim itself refuses then.
             self._orders[0] = ShimKill()
             self._post(PlanRefused(self.task, Refusal("spawn_failed", str(error), node_fault=True)))
         self._writing = None

@@ -23,6 +23,10 @@ _CANNOT_LOOK: Final = {
 }
 
 
+# These files are told by one read or not at all; a list of ranges may be long.
+_LINE_BYTES_MAX: Final = 1 << 16
+
+
 class NoPortsError(DaemonError):
     """There are not enough; the text says which range was searched."""
 
@@ -90,21 +94,30 @@ class _Ephemeral:
 
 
 def _ephemeral(root: Path) -> _Ephemeral:
-    folder = root / "proc/sys/net/ipv4"
+    folder = os.path.join(root, "proc/sys/net/ipv4")
     try:
-        low, high = (folder / "ip_local_port_range").read_text().split()
+        low, high = _line(f"{folder}/ip_local_port_range").split()
         own = range(int(low), int(high) + 1)
     except (OSError, ValueError):
         own = range(32768, 61000)
     left = []
     try:
-        for part in (folder / "ip_local_reserved_ports").read_text().split(","):
+        for part in _line(f"{folder}/ip_local_reserved_ports").split(","):
             begin, _, end = part.strip().partition("-")
             if begin:
                 left.append(range(int(begin), int(end or begin) + 1))
     except (OSError, ValueError):
         pass
     return _Ephemeral(own, tuple(left))
+
+
+def _line(path: str) -> str:
+    """What stands in a file of the kernel's. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _LINE_BYTES_MAX).decode()
+    finally:
+        os.close(fd)
 
 
 def _can_bind(port: int) -> bool:

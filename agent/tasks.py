@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -173,14 +174,28 @@ class Tasks:
             self._idle.begin(task, prepare.idle, prepare.gpus)
             if placed.fabric is None:
                 self._owner.spawn(self._look(task), name=f"fabric.{task}")
-            await self._shims.spawn(self._folders.path(task))
+            connection = await self._spawn(task)
         except (DaemonError, OSError, RuntimeError, MemoryError) as error:
             # Also where this process has no more descriptors, threads or memory: it lives on.
             self._logs.complete(task)
             self._post(ShimFailed(task, str(error), _code(error)))
             await keeper.run_failed()
             return
-        await keeper.run()
+        await keeper.run(connection)
+
+    async def _spawn(self, task: TaskId) -> socket.socket | None:
+        """Our end of the connection to a new shim; None where it has to be connected to."""
+        if not self._shims.gives:
+            await self._shims.spawn(self._folders.path(task))
+            return None
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._shims.spawn(self._folders.path(task), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
 
     async def _look(self, task: TaskId) -> None:
         self._post(FabricSeen(task, await self._fabric.look(task)))

@@ -26,6 +26,9 @@ have done its work."""
 SIGNALS_RANKS: Final = 2
 """Shims of an earlier version would take a signal to some ranks for one to all."""
 
+WRITES_HOSTFILE: Final = 3
+"""For shims of an earlier version the agent does it."""
+
 
 class ShimPhase(enum.Enum):
     """How far a task is. Those that are terminal change no more, and their record is on disk."""
@@ -207,6 +210,13 @@ class ShimPrepare(_Command, frozen=True, tag="prepare"):
     hosts: ShimHosts | None = None
 
 
+class ShimHostfile(_Command, frozen=True, tag="hostfile"):
+    """Write the task's host file; a start that comes after it finds it there. Only for shims of
+    `WRITES_HOSTFILE`."""
+
+    text: str
+
+
 class ShimStart(_Command, frozen=True, tag="start"):
     """Open the gate. `argv`: the program, or torchrun's arguments, or with `interpreter` words
     for the job's Python.
@@ -262,3 +272,4 @@ class ShimRelease(_Command, frozen=True, tag="release"):
 
 
 ShimCommand = ShimPrepare | ShimStart | ShimStop | ShimSignal | ShimKill | ShimLease | ShimRelease
+"""What is told to shims of every version."""

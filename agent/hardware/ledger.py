@@ -21,20 +21,27 @@ _log = structlog.get_logger("agent.hardware")
 class Ledger(msgspec.Struct, frozen=True):
     """`seq` is the last record of the kernel's log that was judged in the boot `boot`. `gpus` are
     the UUIDs by address of all that this node has had: one that has failed may not be among its
-    GPUs any more when its Xid is read.
+    GPUs any more when its Xid is read. `ailing` are those of which it was told
+    that NVML counts something, by UUID, each with what.
     """
 
     boot: str = ""
     seq: int = -1
     gpus: dict[str, str] = {}
     events: tuple[HardwareEvent, ...] = ()
+    ailing: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def last(self) -> int:
+        """The number of the last event."""
+        return self.events[-1].number if self.events else -1
 
     def in_boot(self, boot: str) -> Ledger:
         """The same in this boot of the machine, of which no line has been judged if it is another
         one: what failed before may have been mended since."""
         if boot == self.boot:
             return self
-        return msgspec.structs.replace(self, boot=boot, seq=-1, events=())
+        return msgspec.structs.replace(self, boot=boot, seq=-1, events=(), ailing=())
 
     def with_event(self, event: HardwareEvent) -> Ledger:
         return msgspec.structs.replace(self, events=(*self.events, event)[-EVENTS_MAX:])

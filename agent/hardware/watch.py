@@ -1,4 +1,4 @@
-"""Follows the kernel's log, and posts what it tells of this node's hardware."""
+"""Follows the kernel's log and what NVML counts, and posts what this node's hardware tells."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from agent.core.stimuli import HardwareSeen, Stimulus
 from agent.hardware import ledger as ledgers
 from agent.hardware.ledger import Ledger
 from agent.hardware.lines import Reader, Seen, record
+from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware import Grade, HardwareEvent
+from muster.protocol.hardware import COUNTED, Grade, HardwareEvent
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 
 _RECORD_BYTES: Final = 16 * 1024
@@ -65,7 +66,14 @@ class HardwareWatch:
         self._writing: asyncio.Task[None] | None = None
         self._written_at = 0.0
         self._unwritten = False
+        self._gpus: tuple[GpuDevice, ...] = ()
+        self._stirred = asyncio.Event()
         self.watching = False
+
+    def saw(self, devices: tuple[GpuDevice, ...]) -> None:
+        """A look at the GPUs has found them so."""
+        self._gpus = devices
+        self._stirred.set()
 
     async def run(self, critical: Callable[[], object] | None = None) -> Never:
         """Until cancelled; `critical` is called after each event of that grade."""
@@ -85,8 +93,7 @@ class HardwareWatch:
                 why=f"{error.strerror}: failures of GPUs, and kills for memory, are not noticed; "
                 "let the agent read the kernel's log (CAP_SYSLOG)",
             )
-            await asyncio.Event().wait()
-            raise AssertionError from error
+            await self._follow(None, critical)
         try:
             if judged_before:
                 # The kernel keeps a megabyte or so.
@@ -99,22 +106,23 @@ class HardwareWatch:
             _log.warning("hardware_not_watched", path=str(self._path), why=str(error))
         finally:
             os.close(fd)
-        await asyncio.Event().wait()
-        raise AssertionError
+        await self._follow(None, critical)
 
-    async def _follow(self, fd: int, critical: Callable[[], object] | None) -> Never:
+    async def _follow(self, fd: int | None, critical: Callable[[], object] | None) -> Never:
+        """Without the kernel's log there are the GPUs."""
         loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
         polled = False
         try:
-            loop.add_reader(fd, readable.set)
+            if fd is not None:
+                loop.add_reader(fd, self._stirred.set)
         except OSError:
             # A plain file, in a test.
             polled = True
         try:
             while True:
-                before = self._ledger.seq
-                more = self._read(fd, judge=True)
+                before = self._ledger.last
+                more = fd is not None and self._read(fd, judge=True)
+                self._count()
                 fresh = [it for it in self._ledger.events if it.number > before]
                 if fresh:
                     self._learn_gpus()
@@ -130,15 +138,15 @@ class HardwareWatch:
                 elif polled:
                     await asyncio.sleep(_POLL_S)
                 else:
-                    readable.clear()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(60.0):
-                            await readable.wait()
+                            await self._stirred.wait()
+                    self._stirred.clear()
                 now = self._clock.now().mono
                 if self._learn_gpus() or (self._unwritten and now - self._written_at > _LAZY_S):
                     await self._write()
         finally:
-            if not polled:
+            if fd is not None and not polled:
                 loop.remove_reader(fd)
 
     def _read(self, fd: int, *, judge: bool) -> bool:
@@ -202,7 +210,7 @@ class HardwareWatch:
                 task = TaskId(seen.task)
         return HardwareEvent(
             self._ledger.boot,
-            self._ledger.seq,
+            max(self._ledger.seq, self._ledger.last + 1),
             seen.code,
             seen.grade,
             seen.text,
@@ -211,6 +219,25 @@ class HardwareWatch:
             task,
             seen.pid,
         )
+
+    def _count(self) -> None:
+        """What NVML counts of GPUs: told when it begins to, and not again in this boot for as long
+        as it stays, so that a node that was resumed stays so over restarts of the agent."""
+        there = {gpu.uuid for gpu in self._gpus if gpu.uuid}
+        found = {
+            (gpu.uuid, kind): gpu for gpu in self._gpus if gpu.uuid and (kind := counted(gpu.fault))
+        }
+        known = set(self._ledger.ailing)
+        for (uuid, kind), gpu in found.items():
+            if (uuid, kind) not in known:
+                text = f"GPU {gpu.pci} {gpu.fault}"
+                seen = Seen(f"{COUNTED}{kind}", Grade.CRITICAL, text, gpu.pci)
+                event = msgspec.structs.replace(self._event(seen), uuid=uuid)
+                self._ledger = self._ledger.with_event(event)
+        ailing = {one for one in known if one[0] not in there} | set(found)
+        if ailing != known:
+            self._unwritten = True
+            self._ledger = msgspec.structs.replace(self._ledger, ailing=tuple(sorted(ailing)))
 
     def _uuid(self, pci: str) -> str:
         now = {gpu.pci: gpu.uuid for gpu in self._devices() if gpu.uuid}

@@ -16,6 +16,7 @@ from typing import Final
 
 _IN_MODIFY: Final = 0x00000002
 _IN_Q_OVERFLOW: Final = 0x00004000
+_IN_IGNORED: Final = 0x00008000
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
 _EVENT: Final = struct.Struct("iIII")
 _READ_BYTES: Final = 64 * 1024
@@ -71,9 +72,13 @@ class Inotify:
         while at < len(data):
             watch, mask, _, name_bytes = _EVENT.unpack_from(data, at)
             at += _EVENT.size + name_bytes
+            if mask & _IN_IGNORED:
+                continue  # a watch has ended, which is no news
             if mask & _IN_Q_OVERFLOW:
                 watches.update(self._grown)
             watches.add(watch)
+        if not watches:
+            return
         for watch in watches:
             grown = self._grown.get(watch)
             if grown is not None:

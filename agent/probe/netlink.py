@@ -82,6 +82,19 @@ def subscribe() -> socket.socket:
     return sock
 
 
+def told(sock: socket.socket) -> bool:
+    """Whether a subscription has heard of a change since it was last asked."""
+    heard = False
+    while True:
+        try:
+            heard = bool(sock.recv(1 << 16)) or heard
+        except BlockingIOError:
+            return heard
+        except OSError:
+            # More than the socket could hold.
+            return True
+
+
 Messages = tuple[tuple[int, bytes], ...]
 
 

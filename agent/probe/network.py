@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
+import threading
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +45,9 @@ _DEPTH_MAX: Final = 4
 
 
 class NetworkProbe:
-    """Reads this node's network, and again only when the kernel answers something new."""
+    """Reads this node's network. The kernel is asked when it has told of a change, which it does of
+    every one, and what it answers is read only where that is new. For any thread.
+    """
 
     def __init__(
         self, address: str | None = None, interface: str | None = None, root: Path = Path("/")
@@ -51,14 +57,31 @@ class NetworkProbe:
         self._interface = interface
         self._root = root
         self._seen: tuple[netlink.Messages, tuple[Interface, ...]] | None = None
+        self._asking = threading.Lock()
+        self._changes: socket.socket | None = None
 
     def interfaces(self) -> tuple[Interface, ...]:
         """Those that have an address or are pinned. Raises OSError."""
-        messages = netlink.ask()
-        if self._seen is None or self._seen[0] != messages:
-            found = interfaces_of(netlink.read(messages), self._root)
-            self._seen = messages, pin(found, self._address, self._interface)
-        return self._seen[1]
+        with self._asking:
+            if self._seen is not None and not self._changed():
+                return self._seen[1]
+            if self._changes is None:
+                # Before the kernel is asked: what changes after that is not missed.
+                self._subscribe()
+            messages = netlink.ask()
+            if self._seen is None or self._seen[0] != messages:
+                found = interfaces_of(netlink.read(messages), self._root)
+                self._seen = messages, pin(found, self._address, self._interface)
+            return self._seen[1]
+
+    def _changed(self) -> bool:
+        return self._changes is None or netlink.told(self._changes)
+
+    def _subscribe(self) -> None:
+        """A kernel that tells nobody is asked each time."""
+        with contextlib.suppress(OSError):
+            self._changes = netlink.subscribe()
+            weakref.finalize(self, self._changes.close)
 
 
 def pin(

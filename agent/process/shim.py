@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from agent.core.shim import ShimCommand, ShimStatus
+from agent.core.shim import ShimCommand, ShimHostfile, ShimStatus
 from agent.shim.record import SOCKET
 
 # Thousands of ranks with 4 KiB of error each.
@@ -42,7 +42,7 @@ class ShimConnection(asyncio.Protocol):
         self._unread = bytearray()
         self._transport: asyncio.WriteTransport | None = None
 
-    def send(self, *commands: ShimCommand) -> bool:
+    def send(self, *commands: ShimCommand | ShimHostfile) -> bool:
         """All at once, in order; False where the shim is gone."""
         if self._transport is None or self._transport.is_closing():
             return False
@@ -88,6 +88,15 @@ class ShimConnection(asyncio.Protocol):
         self.close()
 
 
+async def speak(task_dir: Path, connection: socket.socket, heard: Heard) -> ShimConnection:
+    """Over a socket that is connected already."""
+    connection.setblocking(False)
+    _, protocol = await asyncio.get_running_loop().create_unix_connection(
+        lambda: ShimConnection(task_dir, heard), sock=connection
+    )
+    return protocol
+
+
 async def connect(task_dir: Path, heard: Heard) -> ShimConnection:
     """Connect to the shim of this task. Raises ShimUnreachable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -95,16 +104,13 @@ async def connect(task_dir: Path, heard: Heard) -> ShimConnection:
     folder = -1
     try:
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        loop = asyncio.get_running_loop()
         # A socket's path has 107 bytes at the most, a folder's 4095.
-        await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{SOCKET}")
-        _, protocol = await loop.create_unix_connection(
-            lambda: ShimConnection(task_dir, heard), sock=connection
-        )
+        path = f"/proc/self/fd/{folder}/{SOCKET}"
+        await asyncio.get_running_loop().sock_connect(connection, path)
+        return await speak(task_dir, connection, heard)
     except OSError as error:
         connection.close()
         raise ShimUnreachable(f"no shim answers for {task_dir.name}: {error.strerror}") from error
     finally:
         if folder >= 0:
             os.close(folder)
-    return protocol

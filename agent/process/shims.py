@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -36,14 +37,18 @@ class Shims(Protocol):
     folder of its task, and speaks to it on the socket there.
     """
 
+    # Whether a shim can be given a connection.
+    gives: bool
+
     async def start(self) -> None:
         """Be ready to start shims. Raises SpawnError."""
 
-    async def spawn(self, task_dir: Path) -> int:
+    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
         """Start the shim of the task that the folder is named after; returns its pid.
 
         Its path is absolute. The folder is made where it is missing, its parent must be there.
-        On return the shim can be connected to. Raises SpawnError.
+        On return the shim can be connected to; `given`, where the backend `gives`, is its end of a
+        first connection, on which it says nothing before it was told something. Raises SpawnError.
         """
         ...
 
@@ -67,7 +72,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     cannot be."""
     if config.shims == "template":
         return False
-    lacking = _lacking()
+    lacking = lacks_units()
     if config.shims == "systemd":
         if lacking:
             raise SpawnError(f"shims is systemd, but {lacking}; set it to template or auto")
@@ -77,7 +82,7 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     return in_unit and not lacking and not config.shared_host
 
 
-def _lacking() -> str:
+def lacks_units() -> str:
     """Why this process can make no units, "" where it can."""
     if not BOOTED.is_dir():
         return "this machine was not booted by systemd"

@@ -28,6 +28,8 @@ READY = 0
 class Template:
     """Forks shims. A template that died is replaced when the next shim is wanted."""
 
+    gives = True
+
     def __init__(self, options: ShimOptions | None = None) -> None:
         self._options = options or ShimOptions()
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,14 +47,14 @@ class Template:
         async with self._turn:
             await self._ensure()
 
-    async def spawn(self, task_dir: Path) -> int:
+    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
         """As agent/process/shims.py says."""
         request = request_of(task_dir, self._options)
         async with self._turn:
             for last in (False, True):
                 try:
                     await self._ensure()
-                    answer = await self._ask(request)
+                    answer = await self._ask(request, given)
                 except (OSError, EOFError, TimeoutError) as error:
                     # It died, now or while nobody looked: once more with a new one.
                     await self._end()
@@ -86,11 +88,15 @@ class Template:
         if not ready.get("ready"):
             raise SpawnError(f"the shim template answered {ready!r} in place of ready")
 
-    async def _ask(self, request: dict[str, object]) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, object], given: socket.socket | None) -> dict[str, Any]:
         assert self._channel is not None
         self._asked += 1
         # A packet is taken whole or not at all; the template has at most one that it has not read.
-        self._channel.send(json.dumps({**request, "id": self._asked}).encode())
+        packet = json.dumps({**request, "id": self._asked}).encode()
+        if given is None:
+            self._channel.send(packet)
+        else:
+            socket.send_fds(self._channel, [packet], [given.fileno()])
         return await self._answer(self._asked, self._awaited(self._asked), ANSWER_S)
 
     def _awaited(self, number: int) -> asyncio.Future[dict[str, Any]]:

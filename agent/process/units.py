@@ -127,6 +127,8 @@ def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getr
 class Units:
     """Starts shims by `systemd-run`."""
 
+    gives = False
+
     def __init__(self, options: ShimOptions | None = None) -> None:
         self._options = options or ShimOptions()
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -134,7 +136,11 @@ class Units:
     async def start(self) -> None:
         """Nothing has to be there before the first task."""
 
-    async def spawn(self, task_dir: Path) -> int:
+    async def spawn(
+        self,
+        task_dir: Path,
+        given: socket.socket | None = None,  # noqa: ARG002  it is for others
+    ) -> int:
         """As agent/process/shims.py says."""
         argv = argv_of(task_dir, self._options)
         task = task_dir.name
@@ -142,13 +148,13 @@ class Units:
             await asyncio.to_thread(task_dir.mkdir, mode=0o700, exist_ok=True)
             async with self._room:
                 code, said = await run(argv, START_S + 10.0)
-        except OSError as error:
-            raise SpawnError(f"no shim for task {task}: {error.strerror}") from error
         except TimeoutError as error:
             raise SpawnError(
                 f"no shim for task {task}: systemd does not start its unit {unit_of(task)}; is "
                 "this node overloaded?"
             ) from error
+        except OSError as error:
+            raise SpawnError(f"no shim for task {task}: {error.strerror}") from error
         if code != 0:
             owned = await asyncio.to_thread(_owned, task_dir)
             why = f"{task_dir} belongs to a shim that is still alive" if owned else said

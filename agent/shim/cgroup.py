@@ -7,6 +7,9 @@ import os
 from agent.shim import linux
 
 FOLDER = "muster"
+# Of each parent, the folder in which its tasks' are made. It stays where it is: neither it nor this
+# process is moved. So it is looked for once, and not for each task.
+_found: dict[str | None, str] = {}
 
 
 def own_cgroup() -> str | None:
@@ -69,20 +72,16 @@ class Cgroup:
     def make(cls, parent: str | None, name: str) -> Cgroup | None:
         """`parent`/muster/`name`, or below the own cgroup; None where that cannot be written."""
         try:
-            base = parent or own_cgroup()
-            if base is None or not os.path.exists(os.path.join(base, "cgroup.procs")):
+            middle = _found.get(parent)
+            if middle is None or not os.path.isdir(middle):
+                middle = _make_middle(parent)
+            if middle is None:
                 return None
-            middle = os.path.join(base, FOLDER)
-            os.makedirs(middle, mode=0o755, exist_ok=True)
-            # The kernel refuses where the base holds processes itself: then there is no count
-            # of OOM kills, and nothing else is lost.
-            for folder in (base, middle):
-                _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
-                _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")
             path = os.path.join(middle, name)
             os.mkdir(path, mode=0o755)
         except OSError:
             return None
+        _found[parent] = middle
         return cls(path)
 
     def close(self) -> None:
@@ -123,6 +122,21 @@ class Cgroup:
     def remove(self) -> bool:
         """Remove it with what the job made below; False where something is still in it."""
         return _remove(self.path)
+
+
+def _make_middle(parent: str | None) -> str | None:
+    """Raises OSError."""
+    base = parent or own_cgroup()
+    if base is None or not os.path.exists(os.path.join(base, "cgroup.procs")):
+        return None
+    middle = os.path.join(base, FOLDER)
+    os.makedirs(middle, mode=0o755, exist_ok=True)
+    # The kernel refuses where the base holds processes itself: then there is no count of OOM
+    # kills, and nothing else is lost.
+    for folder in (base, middle):
+        _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
+        _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")
+    return middle
 
 
 def prefix_of(pid: int) -> str:

@@ -65,6 +65,13 @@ class Start:
         self.listen_port = port
 
 
+class Hostfile:
+    """Write the task's host file, before a start that comes after it."""
+
+    def __init__(self, document: dict[str, object]) -> None:
+        self.text = _text(document, "text") or ""
+
+
 class Stop:
     """Signal, grace, kill."""
 
@@ -111,7 +118,7 @@ class Release:
     """The exit record has been taken over: the shim may go."""
 
 
-Command = Prepare | Start | Stop | Signal | Kill | Lease | Release
+Command = Prepare | Hostfile | Start | Stop | Signal | Kill | Lease | Release
 
 
 def parse(document: dict[str, object]) -> Command:
@@ -119,6 +126,8 @@ def parse(document: dict[str, object]) -> Command:
     match document.get("cmd"):
         case "prepare":
             return Prepare(document)
+        case "hostfile":
+            return Hostfile(document)
         case "start":
             return Start(document)
         case "stop":

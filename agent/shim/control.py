@@ -24,6 +24,7 @@ class Client:
         self.connection = connection
         self.received = b""
         self.unsent = b""
+        self.writing = False  # a turn of the loop is to go on with it
         self.stale = True
 
 
@@ -78,10 +79,18 @@ class Control:
         if uid not in (0, os.geteuid()):
             connection.close()
             return
+        self._serve(connection)
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve whoever had the task begun: what a new one would say is no news there."""
+        self._serve(connection).stale = False
+
+    def _serve(self, connection: socket.socket) -> Client:
         connection.setblocking(False)
         client = self._clients[connection.fileno()] = Client(connection)
         self._loop.watch(connection.fileno(), lambda: self._receive(client))
         self.on_company()
+        return client
 
     def _receive(self, client: Client) -> None:
         try:
@@ -111,7 +120,10 @@ class Control:
         except OSError:
             self._drop(client)
             return
-        writing = (lambda: self._send(client)) if client.unsent else None
+        if bool(client.unsent) is client.writing:
+            return
+        client.writing = not client.writing
+        writing = (lambda: self._send(client)) if client.writing else None
         self._loop.watch(client.connection.fileno(), lambda: self._receive(client), writing)
 
     def _drop(self, client: Client) -> None:

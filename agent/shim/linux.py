@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 
@@ -102,6 +103,7 @@ def prctl(option: int, value: int | bytes) -> None:
         raise OSError(code, os.strerror(code))
 
 
+@functools.cache
 def boot_id() -> str:
     """One life of this kernel."""
     with open("/proc/sys/kernel/random/boot_id") as file:

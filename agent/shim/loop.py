@@ -4,6 +4,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import functools
 import os
 import selectors
 import signal
@@ -90,7 +91,7 @@ class Loop:
         ours.setblocking(False)
         kernels.setblocking(False)
         self._wakeup = (ours, kernels)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        _note_children(os.getpid())
         signal.set_wakeup_fd(kernels.fileno(), warn_on_full_buffer=False)
 
         def woken() -> None:
@@ -136,6 +137,12 @@ class Loop:
             if timer is not None and timer[0] <= moment:
                 del self._timers[name]
                 timer[1]()
+
+
+@functools.cache
+def _note_children(own: int) -> None:  # noqa: ARG001  a fork is another process
+    """Once a process; the byte in the socket says all."""
+    signal.signal(signal.SIGCHLD, lambda *_: None)
 
 
 def close_quietly(fd: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import stat
@@ -13,6 +14,7 @@ LOCK = "lock"
 IDENTITY = "shim.json"
 EXIT = "exit.json"
 SOCKET = "shim.sock"
+HOSTFILE = "hostfile"
 LOGS = "logs"
 TORCHRUN_LOGS = "torchrun"
 ERRORS = "errors"
@@ -42,18 +44,24 @@ def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> 
 
     `mark` is in the environment of every process of the task.
     """
-    own = linux.stat_of(os.getpid())
     document = {
         "v": 1,
         "task": task,
         "pid": os.getpid(),
-        "start_time": None if own is None else own[2],
+        "start_time": _start_time(os.getpid()),
         "boot_id": linux.boot_id(),
         "mark": mark,
         "cgroup": cgroup,
     }
     # Not synced: after a power failure there is no shim either.
     _replace(folder_fd, IDENTITY, document, sync=False)
+
+
+@functools.cache
+def _start_time(own: int) -> int | None:
+    """Of this process, whose number is `own`: a child of a fork has another one."""
+    stat = linux.stat_of(own)
+    return None if stat is None else stat[2]
 
 
 def reserve_exit(folder_fd: int) -> None:
@@ -75,13 +83,24 @@ def write_exit(folder_fd: int, document: dict[str, object]) -> None:
     _replace(folder_fd, EXIT, document, sync=True)
 
 
+def write_hostfile(folder_fd: int, text: str) -> None:
+    """Readable by the job. Raises OSError."""
+    _replace_bytes(folder_fd, HOSTFILE, text.encode(), sync=False, mode=0o644)
+
+
 def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
+    _replace_bytes(folder_fd, name, json.dumps(document).encode(), sync)
+
+
+def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
     temporary = f".{name}.new"
     # What has been reserved is written over, and what is left of it given back.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
     try:
-        data = json.dumps(document).encode()
+        if mode != 0o600:
+            # Whatever the umask.
+            os.fchmod(fd, mode)
         size = len(data)
         while data:
             data = data[os.write(fd, data) :]

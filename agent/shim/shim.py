@@ -57,7 +57,7 @@ def live(
         channel.settimeout(READY_PAUSE_S if ready is None else None)
         try:
             data, fds, _, _ = socket.recv_fds(
-                channel, REQUEST_BYTES_MAX, 3, socket.MSG_CMSG_CLOEXEC
+                channel, REQUEST_BYTES_MAX, 4, socket.MSG_CMSG_CLOEXEC
             )
         except TimeoutError:
             ready = _get_ready(options, ahead=True)
@@ -173,10 +173,12 @@ def _run(
 ) -> int:
     """Be the shim of task `name` until it is released; returns 0 when nothing of it is left.
 
-    `fds`: its folder, the lock of that, its listening socket. The channel hears of the end.
+    `fds`: its folder, the lock of that, its listening socket, and that of whoever wanted it, if
+    given. The channel hears of the end.
     """
-    folder_fd, lock, listening = fds
-    listener = socket.socket(fileno=listening)
+    folder_fd, lock, listening, *given = fds
+    # Told what they are, Python need not ask the kernel.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=listening)
     listener.setblocking(False)
     try:
         with Loop() as loop:
@@ -188,6 +190,8 @@ def _run(
             alone = _watch_company(loop, control, task, options)
             if options.sigterm:
                 loop.on_signal(signal.SIGTERM, lambda: _end(task, options, control, alone))
+            for fd in given:
+                control.take(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd))
             loop.run()
             os.unlink(record.SOCKET, dir_fd=folder_fd)
             os.close(lock)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import enum
 import os
 
-# 2: a signal may be for some ranks only.
-VERSION = 2
+# 2: a signal may be for some ranks only. 3: it writes the host file.
+VERSION = 3
 
 
 class Phase(enum.StrEnum):

@@ -105,6 +105,8 @@ class Task(Outcome, Course):
         match command:
             case Prepare():
                 self._prepare(command)
+            case commands.Hostfile():
+                self._write_hostfile(command.text)
             case Start():
                 self._start(command)
             case Stop():
@@ -154,8 +156,18 @@ class Task(Outcome, Course):
         )
         self._preparation.begin()
 
+    def _write_hostfile(self, text: str) -> None:
+        """Without its host file a job must not start."""
+        try:
+            record.write_hostfile(self._folder_fd, text)
+        except OSError as error:
+            if self.status.phase is Phase.PREPARED and not self._start_seen:
+                why = f"The host file of the task cannot be written: {error.strerror}."
+                self.refused(RefusalCode.SPAWN_FAILED, why)
+                self._watch_end()
+
     def _start(self, command: Start) -> None:
-        if self.status.phase is not Phase.PREPARED or self._start_seen:
+        if self.status.phase is not Phase.PREPARED or self._start_seen or self._ends:
             return
         preparation = self._preparation
         assert preparation is not None

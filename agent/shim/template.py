@@ -3,8 +3,9 @@ interpreter's start.
 
 Run as `python -I -S -c "...; from agent.shim.template import main; main(FD)"`, FD being a packet
 socket to the agent. A request is {"id", "task_dir", "task", options...}; the answer {"id"} with
-"pid" or "error". With the answer the shim's socket can be connected to. The template ends when the
-agent's end of the socket is closed; shims that have a task live on.
+"pid" or "error". With the answer the shim's socket can be connected to; a connected one that comes
+with the request is served by the shim as well, from the start. The template ends when the agent's
+end of the socket is closed; shims that have a task live on.
 """
 
 from __future__ import annotations
@@ -92,15 +93,19 @@ class _Template:
 
     def _serve_agent(self) -> bool:
         """False when the agent has gone; its shims that wait go when they notice that we have."""
-        request = self._agent.recv(REQUEST_BYTES_MAX)
+        request, given, _, _ = socket.recv_fds(
+            self._agent, REQUEST_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC
+        )
         if not request:
             return False
         wish = json.loads(request)
-        answer = self._answer(wish)
+        answer = self._answer(wish, given)
+        for fd in given:
+            os.close(fd)
         self._agent.send(json.dumps({**answer, "id": wish["id"]}).encode())
         return True
 
-    def _answer(self, wish: dict[str, object]) -> dict[str, object]:
+    def _answer(self, wish: dict[str, object], given: list[int]) -> dict[str, object]:
         folder = str(wish["task_dir"])
         self._options = Options.of(wish)
         try:
@@ -111,7 +116,7 @@ class _Template:
             return {"error": f"{folder} cannot be made a task's folder: {error.strerror}"}
         with listener:
             try:
-                pid = self._hand_over(wish, (folder_fd, lock, listener.fileno()))
+                pid = self._hand_over(wish, (folder_fd, lock, listener.fileno(), *given))
             except OSError as error:
                 return {"error": f"this node can start no process: {error.strerror}"}
             finally:
@@ -119,7 +124,7 @@ class _Template:
                 os.close(lock)
         return {"pid": pid}
 
-    def _hand_over(self, wish: dict[str, object], fds: tuple[int, int, int]) -> int:
+    def _hand_over(self, wish: dict[str, object], fds: tuple[int, ...]) -> int:
         """Give the task to a shim; returns its pid. Raises OSError where there can be none."""
         task = [json.dumps(wish).encode()]
         while self._idle:

@@ -15,6 +15,9 @@ EVENTS_MAX: Final = 64
 TEXT_MAX: Final = 300
 OOM: Final = "oom"
 """The code of a kill for memory."""
+XID: Final = "xid "
+COUNTED: Final = "nvml "
+"""How the codes begin of what befalls a GPU: by the kernel's log, and by what NVML counts."""
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -28,8 +31,9 @@ class Grade(enum.Enum):
 
 
 class HardwareEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. `number` is that of its record in the kernel's log, which grows throughout the
-    boot `boot`: one that is not greater than the last that was heard of is no news.
+    """One event. `number` grows throughout the boot `boot`, and is that of its record in the
+    kernel's log where that is greater than the last: one that is not greater than the last that
+    was heard of is no news.
 
     `code` tells events of one kind apart (`xid 79`). `pci` and `uuid` are the GPU's or the card's,
     "" where there is none or it is not known; `task` is whose memory ran out, `pid` the process

@@ -66,6 +66,8 @@ REBOOTED: Final = "it was booted anew"
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
     match stimulus:
+        case s.ReportReceived(session, report):
+            return _report(state, session, report, now, limits)
         case s.CoordinatorStarted():
             return _started(state, stimulus, now, limits)
         case s.SubmitReceived():
@@ -86,8 +88,6 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return remove(state, stimulus)
         case s.HelloReceived(session, hello, peer):
             return _hello(state, session, hello, peer, now, limits)
-        case s.ReportReceived(session, report):
-            return _report(state, session, report, now, limits)
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([f.NodeDisconnected(name, session)] if name is not None else [])

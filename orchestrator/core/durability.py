@@ -69,9 +69,12 @@ _EPHEMERAL: Final = (
 )
 
 
+_OF: Final[dict[type, Durability]] = {
+    **dict.fromkeys(_LAZY, Durability.LAZY),
+    **dict.fromkeys(_PATIENT, Durability.PATIENT),
+    **dict.fromkeys(_EPHEMERAL, Durability.EPHEMERAL),
+}
+
+
 def durability_of(fact: f.Fact) -> Durability:
-    if isinstance(fact, _EPHEMERAL):
-        return Durability.EPHEMERAL
-    if isinstance(fact, _PATIENT):
-        return Durability.PATIENT
-    return Durability.LAZY if isinstance(fact, _LAZY) else Durability.SYNC
+    return _OF.get(type(fact), Durability.SYNC)

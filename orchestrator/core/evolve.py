@@ -42,26 +42,34 @@ SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 
-_OF_NO_REVISION: Final = (
-    f.RunTimed,
-    f.JobForgotten,
-    nf.NoticeFailed,
-    idf.IdleTimed,
-    *get_args(hf.Looking),
+_OF_NO_REVISION: Final = frozenset(
+    {f.RunTimed, f.JobForgotten, nf.NoticeFailed, idf.IdleTimed, *get_args(hf.Looking)}
 )
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
     """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
     match fact:
-        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
-            apply_cluster(state, fact)
         case (
-            f.NodeConnected()
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.TaskCleaned()
+            | f.TaskLost()
+            | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
+        ):
+            _apply_task(state, fact, at)
+        case (
+            f.NodeHeard()
+            | f.NodeConnected()
             | f.NameClaimed()
             | f.NodeSynced()
             | f.FailureSuspected()
-            | f.NodeHeard()
             | f.PortsSeen()
             | f.PeersSeen()
             | f.DisksSeen()
@@ -71,6 +79,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.NodeLeaseExpired()
         ):
             apply_link(state, fact)
+        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
+            apply_cluster(state, fact)
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
@@ -142,24 +152,10 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_hang(state, fact, at)
         case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
             apply_idle(state, fact, at)
-        case (
-            f.TaskPrepared()
-            | f.TaskRefused()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskExited()
-            | f.TaskCleaned()
-            | f.TaskLost()
-            | f.TaskLeft()
-            | f.TaskCut()
-            | f.TaskBack()
-        ):
-            _apply_task(state, fact, at)
         case _:
             assert_never(fact)
     name = getattr(fact, "job", None)
-    if name is not None and not isinstance(fact, _OF_NO_REVISION):
+    if name is not None and type(fact) not in _OF_NO_REVISION:
         state.jobs[name].revision += 1
 
 

@@ -51,12 +51,24 @@ from orchestrator.core.witnesses import accused, witnessed
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
     match fact:
         case (
-            f.EpochStarted()
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.TaskCleaned()
+            | f.TaskLost()
+            | f.TaskLeft()
+        ):
+            return _task_moved(state, fact, now, limits)
+        case (
+            f.NodeHeard()
+            | f.EpochStarted()
             | f.NodeRegistered()
             | f.TaskCut()
             | f.TaskBack()
             | f.NameClaimed()
-            | f.NodeHeard()
             | f.PortsSeen()
             | f.DisksSeen()
             | f.SurvivorsSeen()
@@ -152,18 +164,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision([], _tell(state, job, attempt, attempt.tasks[rank], None, limits))
         case f.AttemptClosed(job_id, number):
             return Decision(_after(state, state.jobs[job_id], number, limits))
-        case (
-            f.TaskPrepared()
-            | f.TaskRefused()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskExited()
-            | f.TaskCleaned()
-            | f.TaskLost()
-            | f.TaskLeft()
-        ):
-            return _task_moved(state, fact, now, limits)
         case _:
             assert_never(fact)
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.failures import FailureKind
-from muster.protocol.hardware import EVENTS_MAX, OOM, Grade, HardwareEvent, sound
+from muster.protocol.hardware import (
+    COUNTED,
+    EVENTS_MAX,
+    OOM,
+    XID,
+    Grade,
+    HardwareEvent,
+    sound,
+)
 from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core import facts as f
@@ -122,7 +130,7 @@ def _concerned(node: Node | None, event: HardwareEvent) -> tuple[tuple[JobId, in
         return ()
     if event.code == OOM:
         return _whose_memory(node, event)
-    if not event.code.startswith("xid "):
+    if not event.code.startswith((XID, COUNTED)):
         return ()
     shares = sorted(node.holders.items())
     return tuple(holder for holder, share in shares if _has(node, share, event))

@@ -23,6 +23,12 @@ OVER: Final = frozenset({S.CLEANED, S.LOST})
 """Nothing of the task can be running on its node any more."""
 
 
+_BEHIND: Final = {
+    **{state: frozenset(ORDER[: ORDER.index(state) + 1]) for state in ORDER},
+    S.LOST: frozenset[S](),
+}
+
+
 def reached(state: S, wanted: S) -> bool:
     """Whether a task in `state` has got as far as `wanted`; a lost one has got nowhere."""
-    return state is not S.LOST and ORDER.index(state) >= ORDER.index(wanted)
+    return wanted in _BEHIND[state]

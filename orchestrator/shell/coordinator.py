@@ -54,23 +54,25 @@ SPACE_EVERY_S: Final = 2.0
 FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
 
 _log = structlog.get_logger("muster.coordinator")
-_MILESTONES: Final = (
-    f.EpochStarted,
-    f.NodeRegistered,
-    f.JobSubmitted,
-    f.JobHeld,
-    f.JobReleased,
-    f.JobChanged,
-    f.CancelRequested,
-    f.AttemptPlaced,
-    f.AttemptStarted,
-    f.SignalRequested,
-    f.StopRequested,
-    f.AttemptClosed,
-    f.JobEnded,
-    f.NodeConnected,
-    f.NodeDisconnected,
-    f.NodeLeaseExpired,
+_MILESTONES: Final = frozenset(
+    (
+        f.EpochStarted,
+        f.NodeRegistered,
+        f.JobSubmitted,
+        f.JobHeld,
+        f.JobReleased,
+        f.JobChanged,
+        f.CancelRequested,
+        f.AttemptPlaced,
+        f.AttemptStarted,
+        f.SignalRequested,
+        f.StopRequested,
+        f.AttemptClosed,
+        f.JobEnded,
+        f.NodeConnected,
+        f.NodeDisconnected,
+        f.NodeLeaseExpired,
+    )
 )
 
 
@@ -433,7 +435,7 @@ def _final(facts: list[f.Fact]) -> set[Hashable]:
 
 
 def _log_fact(fact: f.Fact) -> None:
-    if not isinstance(fact, _MILESTONES):
+    if type(fact) not in _MILESTONES:
         return
     fields = {
         name: value

@@ -23,17 +23,28 @@ def test_every_fault_is_there_once_with_a_test_or_the_reason() -> None:
     assert [row.number for row in faults() if not tests[row.number] and not row.why] == []
 
 
-def test_every_test_that_is_named_is_there() -> None:
-    there = {
+def named_in_files() -> set[str]:
+    return {
         f"{file.relative_to(ROOT).as_posix()}::{name}"
         for file in ROOT.glob("tests/**/test_*.py")
         for name in names_in(file)
     }
-    assert sorted(set(by_test()) - there) == []
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    assert sorted(set(by_test()) - named_in_files()) == []
 
 
 def test_no_test_names_a_fault_that_is_none() -> None:
     assert set(named()) == {row.number for row in faults()}
+
+
+def test_the_record_speaks_of_tests_that_are_there_and_none_failed() -> None:
+    """A test that goes, or gets another name, takes its outcome along: `./dev matrix` makes it
+    anew."""
+    record = read()
+    assert sorted(set(record) - named_in_files()) == []
+    assert [name for name, one in record.items() if one.outcome == "failed"] == []
 
 
 def test_the_page_says_what_the_record_says() -> None:

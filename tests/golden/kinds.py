@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.shim import ShimCommand, ShimRank, ShimStatus
+from agent.core.shim import ShimCommand, ShimHostfile, ShimRank, ShimStatus
 from agent.folders import Manifest
 from agent.process.adopt import ShimIdentity
 from agent.proof.sampler import Watched
@@ -166,7 +166,7 @@ def _kinds() -> list[Kind]:
             logs.decode_chunk,
         ),
         *map(_fact, typing.get_args(Durable)),
-        *map(_to_shim, typing.get_args(ShimCommand)),
+        *map(_to_shim, (*typing.get_args(ShimCommand), ShimHostfile)),
         Kind(
             "from_shim",
             "status",

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,19 +135,23 @@ def test_it_feeds_the_watchdog(
         assert [notified.recv(1000) for _ in range(3)] == [b"WATCHDOG=1"] * 3
 
 
-def test_stopping_lets_everybody_go_and_leaves_the_job_alone(tmp_path: Path) -> None:
+def test_stopping_lets_everybody_go_and_leaves_the_job_alone(
+    tmp_path: Path, measured: Callable[[int, float], None]
+) -> None:
     async def main() -> None:
         async with user_of(coordinator) as user, connect(coordinator, "n1") as agent:
             await agent.hello()
             job = await user.submit()
             await agent.expect(PrepareTask)
             waiting = asyncio.create_task(user.get(f"/v1/jobs/{job}/wait?timeout_s=60"))
+            began = time.monotonic()
             stopping = asyncio.create_task(asyncio.to_thread(coordinator.terminate))
             async with asyncio.timeout(DEADLINE_S):
                 message = await agent.socket.receive()
                 assert message.type is aiohttp.WSMsgType.CLOSE, message
                 assert (message.data, message.extra) == (1001, "the coordinator is restarting")
                 assert await stopping == 0
+            measured(7, time.monotonic() - began)
             try:
                 assert (await waiting)["state"] == "PREPARING", "the job itself goes on"
             except aiohttp.ClientError:

@@ -118,7 +118,7 @@ def debian() -> Path:
     if new.exists():
         shutil.rmtree(new)
     # What it mounts and starts is gone when it is.
-    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "nice", "-n", "19"]
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     argv += [
         "debootstrap",
         "--variant=minbase",
@@ -220,9 +220,10 @@ def _end(boxes: list[Path]) -> None:
 
     def gone() -> bool:
         for box in boxes:
-            for file in box.rglob("cgroup.procs"):
+            # Unlike Path.rglob, it bears folders that go meanwhile.
+            for folder, _, _ in os.walk(box):
                 with contextlib.suppress(OSError):
-                    for pid in map(int, file.read_text().split()):
+                    for pid in map(int, Path(folder, "cgroup.procs").read_text().split()):
                         # 0 is one that we cannot see, and to kill it all of us.
                         if pid > 0:
                             os.kill(pid, signal.SIGKILL)

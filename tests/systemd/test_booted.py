@@ -37,10 +37,12 @@ class Machine:
     def __init__(self, container: Container) -> None:
         self.container = container
         self.run, self.said, self.muster = container.run, container.said, container.muster
+        self.submitted: list[str] = []
 
     def submit(self, name: str, program: str = PROGRAM) -> str:
         """A job that runs, as the coordinator knows; returns its id."""
         job = self.muster("submit", "--name", name, "--", "sh", "-c", program, name).stdout.strip()
+        self.submitted.append(job)
         wait_long(lambda: self.state(job) == "running", f"job {job} runs")
         wait_long(lambda: self.pid(name) != "", f"job {job} tells its pid")
         return job
@@ -109,7 +111,7 @@ def documented() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     folder: Path = tmp_path_factory.mktemp("booted")
     with booted(folder) as container:
         container.run("useradd", "--create-home", USER)
@@ -122,6 +124,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         finally:
             units = ("--unit=muster-agent", "--unit=muster-coordinator", "--unit=muster-task-*")
             print(container.run("journalctl", "--no-pager", *units, check=False).stdout)
+
+
+@pytest.fixture
+def machine(whole: Machine) -> Iterator[Machine]:
+    """The same for all; a test that failed leaves it no job."""
+    yield whole
+    while whole.submitted:
+        whole.muster("cancel", "--grace", "1s", whole.submitted.pop(), check=False)
 
 
 def test_a_task_is_a_unit_of_its_own(machine: Machine) -> None:
@@ -162,6 +172,16 @@ def test_a_cancel_empties_the_unit(machine: Machine) -> None:
     job = machine.submit("stubborn", STUBBORN)
     machine.muster("cancel", "--grace", "1s", job)
     machine.wait(job)
+    machine.nothing_left()
+
+
+def test_what_a_killed_shim_leaves_is_ended(machine: Machine) -> None:
+    job = machine.submit("orphan", STUBBORN)
+    shim = machine.show(f"muster-task-{job}-1-0", "MainPID")
+    machine.run("sh", "-c", f"kill -KILL {shim}")
+    text = "the process that watches over the ranks"
+    wait_long(lambda: text in machine.muster("show", job).stdout, "the cause is told")
+    machine.muster("cancel", job)
     machine.nothing_left()
 
 

@@ -266,6 +266,12 @@ def _card(nvml: Any, handle: Any) -> Seen:
     )
 
 
+def counted(fault: str) -> str:
+    """Of which kind a fault is that `ailment` has found, in a word; "" for one of another source:
+    a GPU that is not given for another reason has not failed."""
+    return next((kind for words, kind in _COUNTED if fault.startswith(words)), "")
+
+
 def ailment(nvml: Any, handle: Any) -> str:
     """What NVML counts that no job should meet, in words that follow the GPU's address; "" where it
     counts nothing, or cannot be asked: older drivers and cards know less."""
@@ -284,14 +290,17 @@ def ailment(nvml: Any, handle: Any) -> str:
     if values and values[0].nvmlReturn == 0:
         action = _RECOVERY.get(values[0].value.uiVal)
         if action:
-            return f"must be recovered, says its driver: {action}"
+            return f"{_MUST_RECOVER}: {action}"
     errors = asked(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _VOLATILE))
     if errors:
         many = "s" if errors != 1 else ""
-        return f"counts {errors} uncorrectable ECC error{many} since its last reset: reset it"
+        return f"{_COUNTS}{errors} uncorrectable ECC error{many} since its last reset: reset it"
     return ""
 
 
+_MUST_RECOVER: Final = "must be recovered, says its driver"
+_COUNTS: Final = "counts "
+_COUNTED: Final = ((REMAP_FAILED, "remap"), (_MUST_RECOVER, "recovery"), (_COUNTS, "ecc"))
 _RECOVERY_ACTION: Final = 274
 _RECOVERY: Final = {
     1: "reset it (nvidia-smi --gpu-reset)",

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import msgspec
 import pytest
 
 from agent.core.stimuli import HardwareSeen, Stimulus
 from agent.hardware import ledger
 from agent.hardware.watch import HardwareWatch
+from agent.probe.fabric.gpus import REMAP_FAILED
 from muster.daemon.clock import SystemClock
 from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware import Grade
 
 GPU = GpuDevice("0000:1b:00.0", "GPU-1")
 PATIENCE_S = 30.0
@@ -42,6 +45,7 @@ class Node:
     log: Path
     devices: tuple[GpuDevice, ...] = (GPU,)
     heard: list[HardwareSeen] = field(default_factory=list)
+    watch: HardwareWatch | None = None
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def post(self, stimulus: Stimulus) -> None:
@@ -56,6 +60,8 @@ class Node:
         watch = HardwareWatch(
             self.log, self.folder, boot, SystemClock(), lambda: self.devices, self.post
         )
+        watch.saw(self.devices)
+        self.watch = watch
         running = asyncio.create_task(watch.run())
         await until(lambda: watch.watching)
         try:
@@ -64,6 +70,12 @@ class Node:
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
+
+    def look(self, fault: str = "") -> None:
+        """NVML says that of the GPU."""
+        assert self.watch is not None
+        self.devices = (msgspec.structs.replace(GPU, fault=fault),)
+        self.watch.saw(self.devices)
 
     def write(self, *lines: str) -> None:
         with self.log.open("a") as file:
@@ -194,3 +206,60 @@ async def test_a_ledger_that_is_spoilt_is_begun_anew(node: Node) -> None:
         node.write(xid(2, 48))
         (seen,) = await node.hears(1)
     assert seen.event.code == "xid 48"
+
+
+ECC = "counts 2 uncorrectable ECC errors since its last reset: reset it"
+
+
+@in_a_loop
+async def test_what_nvml_begins_to_count_is_told_once_until_it_is_mended(node: Node) -> None:
+    async with node.agent():
+        node.look(ECC)
+        (seen,) = await node.hears(1)
+        node.look(ECC.replace("2", "3"))
+        node.look("is divided by MIG, and Muster gives out whole GPUs")
+        node.look(REMAP_FAILED)
+        await node.hears(2)
+    event = seen.event
+    assert (event.code, event.grade, event.uuid) == ("nvml ecc", Grade.CRITICAL, "GPU-1")
+    assert event.text == f"GPU 0000:1b:00.0 {ECC}"
+    assert [it.event.code for it in node.heard] == ["nvml ecc", "nvml remap"]
+    # Whoever resumes the node does not find it drained by the next agent.
+    async with node.agent():
+        await node.hears(2)
+        node.look()
+        node.write(xid(1, 31))
+        await node.hears(3)
+        node.look(REMAP_FAILED)
+        *before, again = await node.hears(4)
+    assert [it.news for it in before] == [False, False, True]
+    assert (again.event.code, again.news) == ("nvml remap", True)
+    node.log.write_text("")
+    async with node.agent("another boot"):
+        (told,) = await node.hears(1)
+    assert (told.event.code, told.news) == ("nvml remap", True)
+
+
+@in_a_loop
+async def test_what_nvml_counts_hides_no_line_of_the_kernel(node: Node) -> None:
+    async with node.agent():
+        node.write(xid(1, 31))
+        await node.hears(1)
+        node.look(ECC)
+        await node.hears(2)
+        node.write(xid(2))
+        heard = list(await node.hears(3))
+    assert [it.event.code for it in heard] == ["xid 31", "nvml ecc", "xid 79"]
+    numbers = [it.event.number for it in heard]
+    assert numbers == sorted(set(numbers)), "each is news"
+
+
+@in_a_loop
+async def test_gpus_are_watched_where_the_kernels_log_may_not_be_read(tmp_path: Path) -> None:
+    node = Node(tmp_path, tmp_path / "none")
+    watch = HardwareWatch(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
+    running = asyncio.create_task(watch.run())
+    watch.saw((msgspec.structs.replace(GPU, fault=ECC),))
+    (seen,) = await node.hears(1)
+    assert seen.event.code == "nvml ecc"
+    running.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from agent.core.shim import (
     ShimStatus,
 )
 from agent.process.adopt import Ownership, find
-from agent.process.shim import ShimConnection, ShimUnreachable, connect
+from agent.process.shim import ShimConnection, ShimUnreachable, connect, speak
 from agent.process.shims import ShimOptions
 from agent.process.template import Template
 from agent.shim.cgroup import Cgroup
@@ -44,10 +45,12 @@ class Dialogue:
         self._told: asyncio.Queue[ShimStatus | None] = asyncio.Queue()
 
     @classmethod
-    async def begin(cls, folder: Path) -> Dialogue:
-        """Raises ShimUnreachable."""
+    async def begin(cls, folder: Path, given: socket.socket | None = None) -> Dialogue:
+        """`given`: over a connection that the shim has already. Raises ShimUnreachable."""
         dialogue = cls()
-        dialogue.connection = await connect(folder, dialogue._told.put_nowait)
+        heard = dialogue._told.put_nowait
+        connecting = connect(folder, heard) if given is None else speak(folder, given, heard)
+        dialogue.connection = await connecting
         dialogue.connection.ended.add_done_callback(lambda _: dialogue._told.put_nowait(None))
         return dialogue
 
@@ -128,9 +131,17 @@ class Node:
         folder = self.state_dir / "tasks" / name
         return await self.speak(folder, await self.template.spawn(folder))
 
-    async def speak(self, folder: Path, pid: int) -> Spoken:
+    async def given(self, name: str = "7.1.0") -> Spoken:
+        """A task whose shim gets its first connection with it, as an agent does it."""
+        folder = self.state_dir / "tasks" / name
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = await self.template.spawn(folder, theirs)
+        return await self.speak(folder, pid, ours)
+
+    async def speak(self, folder: Path, pid: int, given: socket.socket | None = None) -> Spoken:
         """Connect to a shim that is there."""
-        self.dialogues.append(await Dialogue.begin(folder))
+        self.dialogues.append(await Dialogue.begin(folder, given))
         return Spoken(self.dialogues[-1], pid)
 
     async def again(self, task: Spoken) -> Spoken:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.core.shim import ShimPhase, ShimRelease, ShimStart
+from agent.core.shim import ShimExit, ShimPhase, ShimRelease, ShimStart, StoppedBy
+from agent.process.adopt import Ownership, examine
 from agent.shim import linux
 from agent.shim.cgroup import own_cgroup
 from agent.shim.template import IDLE_MAX
@@ -186,3 +187,34 @@ def test_of_a_burst_few_shims_are_kept(any_stage: Stage) -> None:
         await until(lambda: len(children_of(template)) == IDLE_MAX, "the others have ended")
 
     any_stage.play(story)
+
+
+def test_a_shim_that_is_given_its_connection_says_nothing_before_it_is_told_something(
+    stage: Stage,
+) -> None:
+    async def story(node: Node) -> None:
+        for number in (7, 8):
+            task = await node.given(f"{number}.1.0")
+            # Another one that connects knows nothing of it, and is told at once.
+            other = await node.again(task)
+            assert (await other.until(lambda _: True)).phase is ShimPhase.NEW
+            await task.run("true")
+            assert task.told[0].phase is ShimPhase.PREPARED
+            assert (await task.ended()).exit == ShimExit(code=0)
+            await task.send(ShimRelease())
+            await task.gone()
+
+    stage.play(story)
+
+
+def test_a_shim_whose_given_connection_ends_before_its_start_gives_up(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.given()
+        assert (await task.prepared()).phase is ShimPhase.PREPARED
+        task.connection.close()
+        await until(lambda: examine(task.dir).ownership is Ownership.ENDED, "its record")
+        found = examine(task.dir).status
+        assert found is not None
+        assert (found.phase, found.stopped_by) == (ShimPhase.CLEANED, StoppedBy.ABANDONED)
+
+    any_stage.play(story, orphan_s=0.3)

@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from agent.core.shim import (
+    WRITES_HOSTFILE,
     RefusalCode,
     ShimExit,
+    ShimHostfile,
     ShimKill,
     ShimPhase,
     ShimRelease,
@@ -43,6 +45,39 @@ def test_true_ends_with_0_and_leaves_its_record(stage: Stage) -> None:
         assert status.running_s is not None
         on_disk = msgspec.json.decode(task.read("exit.json"), type=ShimStatus)
         assert on_disk == status
+
+    stage.play(story)
+
+
+def test_the_host_file_is_there_when_the_program_starts(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared()
+        for text in ("n1 slots=1\n", "n1 slots=2\nn2 slots=2\n"):
+            assert task.connection.send(ShimHostfile(text))
+        await task.send(ShimStart(argv=["cat", str(task.dir / "hostfile")]))
+        status = await task.ended()
+        assert status.exit == ShimExit(code=0)
+        assert status.v >= WRITES_HOSTFILE
+        assert task.read("logs/rank-0.stdout") == b"n1 slots=2\nn2 slots=2\n"
+        assert (task.dir / "hostfile").stat().st_mode & 0o777 == 0o644
+
+    any_stage.play(story)
+
+
+def test_without_its_host_file_no_program_starts(stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared()
+        (task.dir / ".hostfile.new").mkdir()
+        start = ShimStart(argv=["touch", str(task.dir / "started")])
+        assert task.connection.send(ShimHostfile("n1 slots=1\n"), start)
+        status = await task.ended()
+        assert status.phase is ShimPhase.REFUSED
+        assert status.refusal is not None
+        assert status.refusal.code == RefusalCode.SPAWN_FAILED
+        assert "host file of the task cannot be written: Is a directory" in status.refusal.text
+        assert not (task.dir / "started").exists()
 
     stage.play(story)
 

@@ -23,7 +23,7 @@ from agent.process import left_units, shims, units
 from agent.process.adopt import Ownership, examine
 from agent.process.left_units import LeftUnit
 from agent.process.shims import ShimOptions, SpawnError, by_units, request_of
-from agent.process.units import argv_of, command_of, description_of, folder_of, unit_of
+from agent.process.units import Units, argv_of, command_of, description_of, folder_of, unit_of
 from agent.shim import record
 from agent.shim.cgroup import Cgroup
 from muster.daemon.config import load_config
@@ -161,6 +161,71 @@ def test_agents_that_share_a_machine_make_no_units(tmp_path: Path) -> None:
     file.write_text("shims: systemd\nshared_host: true\n")
     with pytest.raises(ConfigError, match="same names"):
         load_config(AgentConfig, prefix="MUSTER_AGENT", file=file, environ={})
+
+
+# --- starting one ---------------------------------------------------------------------------------
+
+# As systemd-run does: returns when the shim is ready, which lives on.
+SYSTEMD_RUN = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+"$@" 2>/dev/null &
+until [ -S "{folder}/shim.sock" ]; do sleep 0.01; done
+"""
+FAILING = """#!/bin/sh
+echo 'Failed to start transient service unit:' >&2
+echo 'Unit muster-task-7-1-0.service was already loaded.' >&2
+exit 1
+"""
+
+
+def systemd_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    program = tmp_path / "bin" / "systemd-run"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+def test_a_unit_is_started_and_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "7.1.0"
+    systemd_run(tmp_path, monkeypatch, SYSTEMD_RUN.format(folder=folder))
+
+    async def story() -> None:
+        shims = Units(ShimOptions(cgroup=False))
+        await shims.start()
+        pid = await shims.spawn(folder)
+        task = Spoken(await Dialogue.begin(folder), pid)
+        await task.run("sh", "-c", "exit 7")
+        status = await task.ended()
+        assert status.exit is not None
+        assert status.exit.code == 7
+        systemd_run(tmp_path, monkeypatch, FAILING)
+        with pytest.raises(SpawnError, match="belongs to a shim that is still alive"):
+            await shims.spawn(folder)
+        await task.send(ShimRelease())
+        await task.gone()
+        await shims.close()
+
+    asyncio.run(story())
+
+
+def test_why_there_is_no_unit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shims = Units(ShimOptions())
+
+    def refused(text: str, why: str) -> None:
+        systemd_run(tmp_path, monkeypatch, text)
+        with pytest.raises(SpawnError, match=why):
+            asyncio.run(shims.spawn(tmp_path / "7.1.0"))
+
+    refused(FAILING, "already loaded")
+    refused("#!/bin/sh\nexit 3\n", "systemd-run ended with 3")
+    refused("#!/bin/sh\n", "journalctl -u muster-task-7-1-0.service")
+    monkeypatch.setattr(units, "START_S", -9.9)
+    refused("#!/bin/sh\nexec sleep 1000\n", "does not start its unit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpawnError, match="No such file"):
+        asyncio.run(shims.spawn(tmp_path / "7.1.0"))
 
 
 # --- what is left ---------------------------------------------------------------------------------

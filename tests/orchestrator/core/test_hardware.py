@@ -112,6 +112,13 @@ def test_the_rank_that_has_the_gpu_is_named(gpus: int | None, at: int, rank: int
     assert found.text == f"{whose}{second.node}: {TEXT}"
 
 
+def test_what_nvml_counts_is_as_grave(cluster: Cluster) -> None:
+    report(cluster, "a", event(code="nvml ecc"))
+    assert cause(cluster, 1).code is CauseCode.HARDWARE
+    assert not cluster.node("a").in_service
+    assert cluster.job(2).attempts[-1].phase is AttemptPhase.RUNNING
+
+
 def test_it_is_tried_again_elsewhere(cluster: Cluster) -> None:
     cluster.submit(part(4, retry=Retry(infra=1)))
     cluster.run_gang(3)

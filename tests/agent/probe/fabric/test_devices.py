@@ -224,6 +224,7 @@ def test_a_gpu_that_is_not_sound_is_not_given(
     nvml.nvmlDeviceGetFieldValues = lambda *_: [value]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert read.devices_of(Live(node.root))[0].fault == fault
+    assert bool(read.counted(fault)) is bool(fault)
 
 
 def test_how_much_each_gpu_is_used(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

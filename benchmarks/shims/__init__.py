@@ -1,0 +1,1 @@
+"""Shims: how soon one is there, and what it takes."""

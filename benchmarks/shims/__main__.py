@@ -1,0 +1,96 @@
+"""Shims by how they are started: from the wish for one until it can be spoken to, and what memory
+each has for itself.
+
+A unit needs a machine that systemd booted, and root: elsewhere there are the forked ones alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agent.core.shim import ShimKill, ShimRelease, ShimStatus
+from agent.process.shim import ShimConnection, connect
+from agent.process.shims import Shims, lacks_units
+from agent.process.template import Template
+from agent.process.units import Units
+from benchmarks.launch.report import machine, table, write_json
+from benchmarks.launch.samples import Aim, Row
+
+# Between two: a template makes the next one ahead of need.
+PAUSE_S = 0.2
+SIZE_AIM_MB = 20
+
+
+def main() -> int:
+    args = _arguments()
+    where = machine()
+    rows, notes = [], []
+    lacking = lacks_units()
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        rows += asyncio.run(measured("forked", Template(), Path(folder), args.rounds))
+        if lacking:
+            notes.append(f"no units here: {lacking}")
+        else:
+            rows += asyncio.run(measured("unit", Units(), Path(folder), args.rounds))
+    print(table(where, rows, notes))
+    if args.json is not None:
+        write_json(args.json, where, rows, notes)
+    return 0
+
+
+async def measured(what: str, shims: Shims, folder: Path, rounds: int) -> list[Row]:
+    start = Row("start", what, "ours")
+    size = Row("memory", what, "ours", "MB", aim=Aim(SIZE_AIM_MB))
+    await shims.start()
+    try:
+        for number in range(rounds):
+            await asyncio.sleep(PAUSE_S)
+            # No cluster gives such a number.
+            task = folder / f"{10**9 + number}.1.0"
+            began = time.perf_counter()
+            pid = await shims.spawn(task)
+            start.add((time.perf_counter() - began) * 1000)
+            size.add(memory_mb(pid))
+            await _end(task)
+    finally:
+        await shims.close()
+    return [start, size]
+
+
+def memory_mb(pid: int) -> float:
+    """What it has alone, and its part of what it shares."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("Pss:"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+async def _end(task: Path) -> None:
+    over = asyncio.Event()
+
+    def heard(status: ShimStatus) -> None:
+        if status.phase.terminal:
+            over.set()
+
+    connection: ShimConnection = await connect(task, heard)
+    connection.send(ShimKill())
+    await over.wait()
+    connection.send(ShimRelease())
+    await connection.ended
+    await asyncio.to_thread(shutil.rmtree, task)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench shims", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
