@@ -26,7 +26,7 @@ def may_place(state: State, fact: f.Fact) -> bool:
     or changes a queue, a node, its link, the networks or the room on the disk. Without such a fact
     nobody need look.
     """
-    # What comes most often stands first, here as in `apply` and `follow`: a match asks case by case.
+    # What comes most often stands first, as in `apply` and `follow`: a match asks case by case.
     match fact:
         case f.TaskCleaned() | f.TaskLost():
             # All others keep their nodes until their attempt is closed.

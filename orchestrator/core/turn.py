@@ -39,10 +39,10 @@ def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn
     _carry(state, decision.facts, now, limits, done)
     done.actions[:0] = decision.actions
     # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
-    if any([may_place(state, fact) for fact in done.facts]):
+    if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             _carry(state, [placed], now, limits, done)
-    if state.elastic and any([may_join(state, fact) for fact in done.facts]):
+    if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
             _carry(state, [joined], now, limits, done)
     return done
@@ -55,7 +55,7 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
-        leased = any([type(one) is AttemptArranged for one in followed.facts])
+        leased = any(type(one) is AttemptArranged for one in followed.facts)
         if leased or type(fact) in _AT_ONCE:
             # A port is leased before another gang of the same report looks for one, and a gang is
             # told once to leave, though two of its nodes are drained at once, or two of its GPUs
