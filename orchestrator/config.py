@@ -62,11 +62,13 @@ class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """When a node is drained by itself: at fault in so many different jobs (0: never), of which
-    none is forgotten; as many nodes of a pool as are `pool_share` of it, and no more."""
+    none is forgotten; as many nodes of a pool as are `pool_share` of it, and no more. So is one
+    whose agent has started more often than `restarts` (0: never) within ten minutes."""
 
     jobs: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
     forgiven_after: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
     pool_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.25
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=30)] = 5
 
 
 class EndedJobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -313,6 +313,7 @@ def _limits(config: CoordinatorConfig) -> Limits:
             jobs=config.quarantine.jobs,
             forgiven_after=config.quarantine.forgiven_after,
             pool_share=config.quarantine.pool_share,
+            restarts=config.quarantine.restarts,
         ),
     )
 

@@ -53,6 +53,7 @@ from orchestrator.core.notices import tried
 from orchestrator.core.placement import never_fits
 from orchestrator.core.reports import news
 from orchestrator.core.requests import cancel, change, signal
+from orchestrator.core.restarts import restarted
 from orchestrator.core.state import State, Task
 from orchestrator.core.task import OVER
 from orchestrator.core.timers import decide_timer, restart_timers
@@ -198,6 +199,7 @@ def _hello(
     decision.facts.append(
         f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
     )
+    decision.facts += restarted(state, hello.node, life, now.mono, limits)
     decision.facts += _ports_seen(state, hello.node, hello.ports)
     # Before the tasks: a rank may have died of it.
     decision.facts += _disks_seen(state, hello.node, hello.disks)

@@ -6,6 +6,7 @@ from typing import assert_never
 
 from orchestrator.core import facts as f
 from orchestrator.core.node import LINK_TRANSITIONS, Brake, LinkState
+from orchestrator.core.restarts import LIVES_KEPT, another_life
 from orchestrator.core.state import Node, State, Suspect
 from orchestrator.core.transition import InvalidTransition
 
@@ -28,7 +29,7 @@ def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.Spac
             for node in state.nodes.values():
                 node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
                 node.heard_at = node.lease_until = node.ahead_s = 0.0
-                node.instance, node.claimed, node.ports = "", None, ()
+                node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
                 node.disks = ()
                 node.survivors.clear()
             state.judged_from, state.brake = 0.0, None
@@ -52,6 +53,8 @@ def apply_link(state: State, fact: f.OfLink) -> None:
             _link_to(node, LinkState.CONNECTED)
             node.session, node.peer, node.protocol = session, peer, protocol
             node.heard_at, node.lease_until = heard_at, lease_until
+            if another_life(node, life):
+                node.lives = (*node.lives, heard_at)[-LIVES_KEPT:]
             node.ahead_s, node.instance = ahead_s, life
             node.connected_at = heard_at
             # It tells them again.

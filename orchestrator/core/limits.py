@@ -10,12 +10,14 @@ from orchestrator.core.hangs import HangLimits
 class Quarantine(msgspec.Struct, frozen=True):
     """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
     never), none of which is forgotten. A fault is once `forgiven_after` attempts have ended well on
-    the node. Never more than `pool_share` of the nodes of a pool are.
+    the node. Never more than `pool_share` of the nodes of a pool are. So is one whose agent has
+    started more often than `restarts` (0: never) within ten minutes.
     """
 
     jobs: int = 3
     forgiven_after: int = 10
     pool_share: float = 0.25
+    restarts: int = 5
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             pass  # whoever knows all nodes takes it out
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
-            node.faults, node.faults_gone = (), 0
+            node.faults, node.faults_gone, node.lives = (), 0, ()
         case sf.NodeBlamed(_, job, attempt, text):
             faults = (*node.faults, Fault(job, attempt, text))
             node.faults_gone += len(faults[:-FAULTS_KEPT])

@@ -72,6 +72,7 @@ class Node:
     lease_until: float = 0.0
     ahead_s: float = 0.0  # of its wall clock
     instance: str = ""
+    lives: tuple[float, ...] = ()  # when other instances took over, the last of them
     claimed: tuple[str, float] | None = None  # by another agent: from where, when
     ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
     disks: tuple[DiskHealth, ...] = ()  # that are full or hang
