@@ -154,13 +154,13 @@ MUTANTS = (
         "a GPU that has failed is nobody's",
         _put(hardware, "_has", lambda *_: False),
         ("hardware",),
-        seed=850,
+        seed=852,
     ),
     Mutant(
         "a GPU that has failed is everybody's",
         _put(hardware, "_has", lambda *_: True),
         ("hardware",),
-        seed=856,
+        seed=920,
     ),
     Mutant(
         "the archive does not know what has happened to a job's hardware",
