@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Final
 
+from muster.protocol.messages import GPU_BUSY
+from muster.protocol.states import TaskState
 from orchestrator.core.state import Job, Task
+
+_BEFORE_A_SHIM: Final = frozenset(
+    {
+        GPU_BUSY,
+        "gpu_gone",
+        "gpu_dirty",
+        "preflight_failed",
+        "spawn_failed",
+        "no_space",
+        "no_ports",
+        "no_descriptors",
+    }
+)
+"""Refusals by an agent itself, before anything of the job ran: its next life knows nothing of the
+task, and so has no end of its log to tell."""
 
 
 def awaited(job: Job, stored: Container[tuple[int, int]]) -> list[Task]:
-    """The tasks whose logs are not all here; `stored` has attempt and rank of those that are.
-
-    Before its node has said that it is prepared, nothing of a task has run but the job's `setup`:
-    without one there is nothing to deliver, though the node may have refused it and died since.
-    """
+    """The tasks whose logs are not all here; `stored` has attempt and rank of those that are."""
     return [
         task
         for attempt in job.attempts
         for task in attempt.tasks
-        if task.leaves_log
-        and (task.prepared is not None or job.spec.setup is not None)
-        and (attempt.number, task.rank) not in stored
+        if (attempt.number, task.rank) not in stored and _may_have_log(job, task)
     ]
+
+
+def _may_have_log(job: Job, task: Task) -> bool:
+    """Not the node that is lost, nor one that never had the task: a cancel may have come first.
+
+    Before it has said that it is prepared, nothing of a task has run but the job's `setup`.
+    """
+    if task.state is not TaskState.CLEANED or task.prepared or task.exit:
+        return task.state is not TaskState.LOST
+    if job.spec.setup is None or task.refusal is None:
+        return False
+    return task.refusal.code not in _BEFORE_A_SHIM

@@ -17,14 +17,7 @@ from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks
 from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.interfaces import Endpoint
-from muster.protocol.messages import (
-    GPU_BUSY,
-    Inventory,
-    Prepared,
-    RankReport,
-    Refusal,
-    StacksReport,
-)
+from muster.protocol.messages import Inventory, Prepared, RankReport, Refusal, StacksReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
@@ -122,15 +115,6 @@ class Task:
     @property
     def present(self) -> bool:
         return self.left is None
-
-    @property
-    def leaves_log(self) -> bool:
-        """Whether its node may have a log of it: not where it never had the task, or is lost."""
-        if self.state is TaskState.LOST:
-            return False
-        if self.state is not TaskState.CLEANED or self.prepared or self.exit:
-            return True
-        return self.refusal is not None and self.refusal.code != GPU_BUSY
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True):

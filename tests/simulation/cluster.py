@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import NodeName, parse_task_id
 from muster.protocol.messages import Inventory
 from muster.spec.types import JobSpec
+from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job
@@ -298,11 +299,11 @@ class Cluster:
         """Nobody is told for ever that a log is not complete, unless it was lost with a disk."""
         if "folder_loss" in self.swarm.chosen:
             return
-        for attempt in job.attempts:
-            for task in attempt.tasks:
-                owed = task.leaves_log and task.id not in self.checkers.ground.stored
-                if owed and (self.gone is None or task.node != self.gone.name):
-                    raise Violation(f"I6: the log of {task.id} never came, and is waited for")
+        keys = (parse_task_id(task) for task in self.checkers.ground.stored)
+        stored = {(attempt, rank) for number, attempt, rank in keys if number == job.id}
+        for task in awaited(job, stored):
+            if self.gone is None or task.node != self.gone.name:
+                raise Violation(f"I6: the log of {task.id} never came, and is waited for")
 
     def _reckon(self) -> None:
         state = self.coordinator.state

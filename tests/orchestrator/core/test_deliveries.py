@@ -11,14 +11,14 @@ from orchestrator.core.deliveries import awaited
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
 
-def refused(**more: Any) -> Cluster:
+def refused(code: str = "no_space", **more: Any) -> Cluster:
     """A gang of two of which one node was prepared, and the other one has refused."""
     cluster = Cluster()
     cluster.join("n0", "n1")
     cluster.submit(spec(nodes=2, retry=Retry(infra=0), **more))
     cluster.prepare(task(1, 1, 0))
-    full = Refusal("no_space", "the disk is full", node_fault=True)
-    cluster.report(task(1, 1, 1), TaskState.CLEANED, refusal=full)
+    refusal = Refusal(code, "it cannot", node_fault=True)
+    cluster.report(task(1, 1, 1), TaskState.CLEANED, refusal=refusal)
     cluster.clean(task(1, 1, 0))
     return cluster
 
@@ -34,4 +34,8 @@ def test_a_node_on_which_nothing_can_have_run_has_none() -> None:
 
 
 def test_a_setup_runs_before_its_node_is_prepared() -> None:
-    assert nodes(refused(setup=Shell("make")), (1, 0)) == ["n1"]
+    assert nodes(refused("setup_failed", setup=Shell("make")), (1, 0)) == ["n1"]
+
+
+def test_an_agent_that_could_make_no_shim_has_run_no_setup() -> None:
+    assert nodes(refused("gpu_gone", setup=Shell("make")), (1, 0)) == []
