@@ -9,10 +9,11 @@ from typing import Final
 
 from muster.protocol.instant import Instant
 from orchestrator.core.actions import Action
+from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, Fact
+from orchestrator.core.facts import AttemptArranged, AttemptStarted, Fact, TaskExited
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
@@ -29,7 +30,7 @@ class Turn:
     actions: list[Action] = field(default_factory=list)
 
 
-_AT_ONCE: Final = frozenset({NodeDrained, HardwareReported})
+_AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 
 def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn:
@@ -52,6 +53,8 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
+        if type(fact) is AttemptStarted and _has_ended(state, fact):
+            continue
         if type(fact) is HardwareReported and any(
             type(it) is not HardwareReported for it in pending
         ):
@@ -64,10 +67,16 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         followed = follow(state, fact, now, limits)
         leased = any(type(one) is AttemptArranged for one in followed.facts)
         if leased or type(fact) in _AT_ONCE:
-            # A port is leased before another gang of the same report looks for one, and a gang is
-            # told once to leave, though two of its nodes are drained at once, or two of its GPUs
-            # fail.
+            # A port is leased before another gang of the same report looks for one, what ended well
+            # has ended before its GPU is heard to fail, and a gang is told once to leave, though
+            # two of its nodes are drained at once, or two of its GPUs fail.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)
         done.actions += followed.actions
+
+
+def _has_ended(state: State, fact: AttemptStarted) -> bool:
+    """A gang may be ready and lose its node in one breath: then it does not start."""
+    phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
+    return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

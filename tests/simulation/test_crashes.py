@@ -15,7 +15,7 @@ from orchestrator.core import facts
 from tests.simulation.cluster import Cluster
 from tests.simulation.crashes import Crashes, Deed, Point, Who, every, members
 
-COURSES: Final = (*range(1000, 1060), 1075)
+COURSES: Final = (*range(1000, 1060), 1075, 1081)
 TROUBLE_S: Final = 300.0
 PARTS: Final = 8
 

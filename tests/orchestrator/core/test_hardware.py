@@ -9,7 +9,7 @@ import pytest
 
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import Grade, HardwareEvent
-from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.messages import Heartbeat, Hello, RankReport, TaskReport
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
@@ -367,3 +367,42 @@ def test_a_storm_keeps_the_last(cluster: Cluster) -> None:
     for number in range(100):
         report(cluster, "b", event(number, grade=Grade.SHOWN))
     assert [it.number for _, it in cluster.node("b").hardware] == list(range(84, 100))
+
+
+def hears(cluster: Cluster, *tasks: TaskReport, **more: Any) -> None:
+    """A new connection of the first node, which tells of a GPU that failed."""
+    node = cluster.node("a")
+    cluster.leave("a")
+    cluster.sessions += 1
+    who = (node.name, node.agent_id, node.boot_id, node.version, node.inventory)
+    hello = Hello(*who, tasks, protocol_max=5, hardware=(event(**more),))
+    cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
+
+
+def alone() -> tuple[Cluster, TaskId]:
+    cluster = Cluster()
+    join(cluster, "a")
+    cluster.submit(part(8, retry=Retry(infra=0)))
+    return cluster, task(1, 1, 0)
+
+
+def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_does_not_start() -> None:
+    cluster, mine = alone()
+    hears(cluster, TaskReport(mine, TaskState.PREPARED, prepared=prepared()))
+    (attempt,) = cluster.job(1).attempts
+    assert attempt.phase is AttemptPhase.STOPPING
+    assert attempt.cause is not None
+    assert attempt.cause.code is CauseCode.HARDWARE
+    assert attempt.released_at is None
+
+
+def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() -> None:
+    cluster, mine = alone()
+    cluster.run_gang(1)
+    ended: dict[str, Any] = {"prepared": prepared(), "exit": ExitStatus(0)}
+    hears(
+        cluster,
+        TaskReport(mine, TaskState.EXITED, ranks=(RankReport(0, exit=ExitStatus(0)),), **ended),
+    )
+    cluster.clean(mine, **ended)
+    assert cluster.shown(1) is JobState.SUCCEEDED
