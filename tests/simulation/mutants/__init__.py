@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent.core.task import later
 from tests.simulation.cluster import Cluster
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -53,16 +52,11 @@ def run_seed(seed: int) -> str | None:
 
 def hunt(mutant: Mutant, seeds: range) -> Found | None:
     """Plant the bug, and run seeds until one finds it."""
-    try:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            mutant.patch(monkeypatch)
-            # What the cores remember is of the true ones; and of these nothing is to stay.
-            later.cache_clear()
-            order = [mutant.seed, *(seed for seed in seeds if seed != mutant.seed)]
-            for tried, seed in enumerate(order, 1):
-                text = run_seed(seed)
-                if text is not None:
-                    return Found(seed, tried, text)
-        return None
-    finally:
-        later.cache_clear()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutant.patch(monkeypatch)
+        order = [mutant.seed, *(seed for seed in seeds if seed != mutant.seed)]
+        for tried, seed in enumerate(order, 1):
+            text = run_seed(seed)
+            if text is not None:
+                return Found(seed, tried, text)
+    return None
