@@ -13,7 +13,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decide import decide
 from orchestrator.core.elastic import may_join, next_join
 from orchestrator.core.evolve import apply
-from orchestrator.core.facts import AttemptArranged, AttemptStarted, Fact, TaskExited
+from orchestrator.core.facts import AttemptArranged, AttemptStarted, Fact, StopRequested, TaskExited
 from orchestrator.core.follow import follow
 from orchestrator.core.limits import Limits
 from orchestrator.core.scheduler import may_place, next_placement
@@ -55,11 +55,8 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         fact = pending.popleft()
         if type(fact) is AttemptStarted and _has_ended(state, fact):
             continue
-        if type(fact) is HardwareReported and any(
-            type(it) is not HardwareReported for it in pending
-        ):
-            # A gang that starts or ends by what came with it has done so when it is judged: its end
-            # is asked for once.
+        if type(fact) is HardwareReported and any(type(it) is StopRequested for it in pending):
+            # A gang that what came with it ends has ended when it is judged: it is asked once.
             pending.append(fact)
             continue
         apply(state, fact, now.wall)
