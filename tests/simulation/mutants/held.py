@@ -31,13 +31,13 @@ MUTANTS = (
         "a gang waits for a process that computes no more",
         _put(decide, "given_up", _nothing),
         ("stuck", "I10"),
-        seed=1208,
+        seed=1201,
     ),
     Mutant(
         "a task that outlives SIGKILL and may run on is given up",
         _wrap(decide, "given_up", _takes_all_for_dead),
         ("I3", "I4", "I5"),
-        seed=1218,
+        seed=1201,
     ),
     Mutant(
         "a node on which the kernel holds a process gets the next job",
