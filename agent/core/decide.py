@@ -42,11 +42,6 @@ ROUNDING_S = 0.01
 
 def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
     match stimulus:
-        case s.LinkUp():
-            beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
-            return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
-        case s.LinkDown():
-            return Decision([f.LinkClosed()])
         case s.CommandReceived(command):
             return _command(state, command, now)
         case s.ShimReported(task, status):
@@ -54,6 +49,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if held is None or _stale(held, status.phase):
                 return Decision()
             return Decision([f.ShimSeen(task, status, now.mono)])
+        case s.LinkUp():
+            beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
+            return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
+        case s.LinkDown():
+            return Decision([f.LinkClosed()])
         case s.TaskFound(task, status, paths, ports, fabric, gpus):
             return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus)])
         case s.ShimFailed(task, text, code):

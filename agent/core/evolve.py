@@ -15,25 +15,28 @@ from muster.protocol.messages import with_devices
 
 
 def apply(state: State, fact: f.Fact) -> None:
-    if isinstance(fact, f.LinkOpened | f.LinkClosed | f.Welcomed | f.Heard | f.LeaseGranted):
-        _apply_link(state, fact)
-    elif isinstance(fact, f.NetworkChanged):
-        inventory = msgspec.structs.replace(state.identity.inventory, interfaces=fact.interfaces)
-        state.identity = replace(state.identity, inventory=inventory)
-    elif isinstance(fact, f.PortsChanged):
-        state.ports = fact.ports
-    elif isinstance(fact, f.DisksChanged):
-        state.disks = fact.disks
-    elif isinstance(fact, f.HardwareKnown):
-        state.hardware = (*state.hardware, fact.event)[-EVENTS_MAX:]
-    elif isinstance(fact, f.RdmaChanged):
-        inventory = msgspec.structs.replace(state.identity.inventory, rdma=fact.rdma)
-        state.identity = replace(state.identity, inventory=inventory)
-    elif isinstance(fact, f.GpusChanged):
-        inventory = with_devices(state.identity.inventory, fact.devices)
-        state.identity = replace(state.identity, inventory=inventory)
-    else:
-        _apply_task(state, fact)
+    match fact:
+        case (
+            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.LeaseGranted()
+        ) as of_link:
+            _apply_link(state, of_link)
+        case f.NetworkChanged(interfaces):
+            inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
+            state.identity = replace(state.identity, inventory=inventory)
+        case f.PortsChanged(ports):
+            state.ports = ports
+        case f.DisksChanged(disks):
+            state.disks = disks
+        case f.HardwareKnown(event):
+            state.hardware = (*state.hardware, event)[-EVENTS_MAX:]
+        case f.RdmaChanged(rdma):
+            inventory = msgspec.structs.replace(state.identity.inventory, rdma=rdma)
+            state.identity = replace(state.identity, inventory=inventory)
+        case f.GpusChanged(devices):
+            inventory = with_devices(state.identity.inventory, devices)
+            state.identity = replace(state.identity, inventory=inventory)
+        case _:
+            _apply_task(state, fact)
 
 
 def _apply_link(state: State, fact: f.LinkFact) -> None:

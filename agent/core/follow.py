@@ -34,21 +34,16 @@ LEASE_S_MIN: Final = 0.001
 
 def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
     match fact:
-        case (
-            f.LinkOpened()
-            | f.LinkClosed()
-            | f.Welcomed()
-            | f.Heard()
-            | f.Buried()
-            | f.NetworkChanged()
-            | f.PortsChanged()
-            | f.GpusChanged()
-            | f.HardwareKnown()
-            | f.DisksChanged()
-            | f.RdmaChanged()
-            | f.TaskGone()
-        ):
+        # What comes most often stands first: a match asks case by case.
+        case f.Heard():
             return []
+        case f.ShimSeen(task) | f.TaskAdopted(task):
+            held = state.tasks[task]
+            restored = _restore(held)
+            # Of a success nobody hears before its names are taken back: one report for two.
+            waits = restored and held.status is not None and succeeded(held.status)
+            said = [] if waits else _say(state, held, now)
+            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
         case f.LeaseGranted(until):
             return [
                 a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
@@ -76,13 +71,6 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return [*_say(state, held, now), *_tidy(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
-        case f.ShimSeen(task) | f.TaskAdopted(task):
-            held = state.tasks[task]
-            restored = _restore(held)
-            # Of a success nobody hears before its names are taken back: one report for two.
-            waits = restored and held.status is not None and succeeded(held.status)
-            said = [] if waits else _say(state, held, now)
-            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
         case f.FabricKnown(task):
             # Before its folders are told it is no news.
             held = state.tasks[task]
@@ -100,6 +88,20 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return [*_say(state, held, now), *_tidy(held)]
         case f.Forgotten(task) | f.LogsKept(task):
             return _tidy(state.tasks[task])
+        case (
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.Buried()
+            | f.NetworkChanged()
+            | f.PortsChanged()
+            | f.GpusChanged()
+            | f.HardwareKnown()
+            | f.DisksChanged()
+            | f.RdmaChanged()
+            | f.TaskGone()
+        ):
+            return []
         case _:
             assert_never(fact)
 

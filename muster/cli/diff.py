@@ -19,6 +19,7 @@ from muster.protocol.http import EnvironmentView, JobView
 # Of every run its own: that they differ says nothing.
 _OF_THE_RUN: Final = ("MUSTER_", "MASTER_", "PET_MASTER_")
 _NOTHING: Final = "-"
+_ITS_FOLDER: Final = "/TASK/"
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -97,10 +98,12 @@ def _flat(tree: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str
 
 
 def _environment(view: EnvironmentView, spec: Mapping[str, str]) -> dict[str, str]:
-    """Of node rank 0, what is not the job file's own."""
+    """Of node rank 0, what is not the job file's own. Each task has a folder of its own: that is no
+    difference."""
     env = view.nodes[0].env if view.nodes else None
+    folder = f"/{view.job}.{view.attempt}.0/"
     return {
-        f"env.{name}": value
+        f"env.{name}": value.replace(folder, _ITS_FOLDER)
         for name, value in sorted((env or {}).items())
         if not name.startswith(_OF_THE_RUN) and f"env.{name}" not in spec
     }

@@ -109,7 +109,7 @@ KEYS: Final[dict[str, About]] = {
         "The folder on the nodes in which the job runs.",
         "workdir: /shared/qwen",
         "an absolute path; also `{path: /x, ship: false}`",
-        "chosen by the agent",
+        "an empty one of its own on each node",
     ),
     "python": About(
         "The interpreter of the job: a program, a virtual environment or a conda prefix.",

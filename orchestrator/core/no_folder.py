@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from muster.protocol.outcome import Cause
-from muster.spec.types import JobSpec
+from muster.spec.types import Argv, JobSpec
 from orchestrator.core.state import Task
 
 # Python's words, with a path that it has made absolute; then those that say it as it was given.
@@ -21,6 +21,7 @@ _RELATIVE: Final = (
     re.compile(r"The program '([^/'][^']*/[^']*)' was not found"),
     re.compile(r"(?:^|[\s:'])((?:\.{1,2}|[\w.-]+)/[^\s:']+): No such file or directory"),
 )
+_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 ADVICE: Final = (
     "; the job has no `workdir`, so it ran in an empty folder: name the one that has {}, which "
     "every node must have (muster submit --set workdir=/shared/folder)"
@@ -36,6 +37,7 @@ def told_of_the_folder(spec: JobSpec, task: Task, cause: Cause | None) -> Cause 
     if opened is None:
         found = (pattern.search(cause.text) for pattern in _RELATIVE)
         name = next((match[1] for match in found if match is not None), None)
+        name = name or _own_module(spec, cause.text)
         said = cause.text.rstrip(".")
     else:
         within = folder and opened[1].startswith(f"{folder}/")
@@ -43,3 +45,13 @@ def told_of_the_folder(spec: JobSpec, task: Task, cause: Cause | None) -> Cause 
         # What is advised where a folder is named would only lead astray.
         said = cause.text[: opened.end()]
     return cause if name is None else replace(cause, text=said + ADVICE.format(name))
+
+
+def _own_module(spec: JobSpec, text: str) -> str | None:
+    """The module that the job itself names: `-m train` looks for it in the folder first."""
+    missing = _MODULE.search(text)
+    words = spec.run.argv[:2] if isinstance(spec.run, Argv) else ()
+    if missing is None or len(words) < 2 or words[0] != "-m":
+        return None
+    package = words[1].partition(".")[0]
+    return package if missing[1].partition(".")[0] == package else None

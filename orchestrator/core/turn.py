@@ -55,6 +55,13 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         fact = pending.popleft()
         if type(fact) is AttemptStarted and _has_ended(state, fact):
             continue
+        if type(fact) is HardwareReported and any(
+            type(it) is not HardwareReported for it in pending
+        ):
+            # A gang that starts or ends by what came with it has done so when it is judged: its end
+            # is asked for once.
+            pending.append(fact)
+            continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)

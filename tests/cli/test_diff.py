@@ -16,8 +16,10 @@ def put(fake: FakeCoordinator, job: int, spec: dict[str, object], env: dict[str,
 
 
 def test_only_what_differs_is_shown(run: Run, fake: FakeCoordinator) -> None:
-    put(fake, 41, {"stop": {"grace": "30s"}, "env": {"A": "1"}}, {"A": "1", "NCCL_DEBUG": "INFO"})
-    put(fake, 42, {"stop": {"grace": "5m"}, "env": {"A": "2"}, "python": "/v"}, {"A": "2"})
+    one, two = ({"NCCL_DEBUG_FILE": f"/var/lib/tasks/{job}.1.0/nccl/%h"} for job in (41, 42))
+    env = {"A": "1", "NCCL_DEBUG": "INFO"}
+    put(fake, 41, {"stop": {"grace": "30s"}, "env": {"A": "1"}}, {**env, **one})
+    put(fake, 42, {"stop": {"grace": "5m"}, "env": {"A": "2"}, "python": "/v"}, {"A": "2", **two})
     found = json.loads(run("diff", "41", "42", "--json").stdout)
     assert found["jobs"] == [41, 42]
     told = {d["what"]: (d["first"], d["second"]) for d in found["differences"]}

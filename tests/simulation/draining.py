@@ -155,7 +155,7 @@ class Draining:
                 self.checkers.fail(f"I1: the drain of {name} was acknowledged and is lost")
 
     def _turned(self, state: State, facts: list[f.Fact]) -> None:
-        for fact in facts:
+        for at, fact in enumerate(facts):
             match fact:
                 case f.AttemptPlaced(job, _, nodes):
                     self._none_drained(state, job, nodes)
@@ -163,7 +163,10 @@ class Draining:
                     self._none_drained(state, job, (node,))
                 case f.AttemptStarted(job, number):
                     tasks = state.jobs[job].attempts[number - 1].tasks
-                    self._none_drained(state, job, tuple(task.node for task in tasks))
+                    # Whatever drains one of them afterwards lets it run on.
+                    later = {it.node for it in facts[at:] if isinstance(it, sf.NodeDrained)}
+                    nodes = tuple(task.node for task in tasks if task.node not in later)
+                    self._none_drained(state, job, nodes)
                 case f.JobEnded(job, cause) if cause.code is CauseCode.DRAINED:
                     self.checkers.fail(f"drain: job {job} is lost by it: {cause.text}")
                 case f.StopRequested(_, _, cause) if cause.code is CauseCode.DRAINED:

@@ -8,6 +8,7 @@ stored is on disk.
 """
 
 import asyncio
+import itertools
 import os
 import resource
 import shutil
@@ -384,11 +385,16 @@ class LogStore:
         return folder
 
     def _forget_some(self) -> None:
-        for name, job in list(self._jobs.items()):
-            if len(self._jobs) <= _JOBS_KEPT:
-                return
-            if not any(s.is_open or s in self._dirty for s in job.streams.values()):
-                del self._jobs[name]
+        excess = len(self._jobs) - _JOBS_KEPT
+        if excess <= 0:
+            return
+        idle = (
+            name
+            for name, job in self._jobs.items()
+            if not any(s.is_open or s in self._dirty for s in job.streams.values())
+        )
+        for name in list(itertools.islice(idle, excess)):
+            del self._jobs[name]
 
 
 def job_of(name: StreamId) -> JobId:

@@ -196,6 +196,17 @@ def test_an_agent_that_is_back_may_tell_of_both_at_once(cluster: Cluster) -> Non
     assert not cluster.node("a").in_service
 
 
+def test_a_job_may_lose_its_gpu_as_it_begins(cluster: Cluster) -> None:
+    cluster.submit(part(4, placement={"include": ["b"]}, retry=Retry(infra=0)))
+    (had, *_) = where(cluster, 3)["b"]
+    ready = TaskReport(task(3, 1, 0), TaskState.PREPARED, prepared=prepared())
+    devices = cluster.node("b").inventory.devices
+    hello(cluster, "b", devices, event(uuid=had, pci=gpu(0, "b").pci), tasks=(ready,))
+    assert cause(cluster, 3).code is CauseCode.HARDWARE
+    assert cluster.job(3).attempts[0].phase is AttemptPhase.STOPPING
+    assert not cluster.node("b").in_service
+
+
 def test_two_gpus_of_a_gang_may_fail_at_once(cluster: Cluster) -> None:
     report(cluster, "a", event(1), event(2, pci="0000:11:00.0", uuid=uuid(1)))
     assert cause(cluster, 1).code is CauseCode.HARDWARE

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from muster.protocol.messages import RankReport, Refusal
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
+from muster.spec.types import Argv
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
 FOLDER = prepared().workdir
@@ -18,11 +21,11 @@ TRACEBACK = (
 SAID = "; the job has no `workdir`, so it ran in an empty folder: name the one that has {}, "
 
 
-def ended_with(said: str, workdir: str | None = None) -> str:
+def ended_with(said: str, workdir: str | None = None, **more: Any) -> str:
     """What the job's cause says when a rank has ended with these last words."""
     cluster = Cluster()
     cluster.join("n0")
-    cluster.submit(spec(workdir=workdir))
+    cluster.submit(spec(workdir=workdir, **more))
     (one,) = cluster.run_gang(1)
     rank = RankReport(0, exit=ExitStatus(2), error=said)
     cluster.report(one, TaskState.EXITED, prepared=prepared(), ranks=(rank,), exit=ExitStatus(2))
@@ -60,6 +63,18 @@ def test_a_file_that_is_looked_for_in_the_empty_folder(said: str, name: str) -> 
 )
 def test_what_is_missing_elsewhere_is_no_matter_of_the_folder(said: str) -> None:
     assert "empty folder" not in ended_with(said)
+
+
+def test_a_module_that_the_job_itself_names() -> None:
+    said = (
+        "python: Error while finding module specification for 'pkg.train' "
+        "(ModuleNotFoundError: No module named '{}')"
+    )
+    own = Argv(("-m", "pkg.train"))
+    assert SAID.format("pkg") in ended_with(said.format("pkg"), run=own)
+    assert "empty folder" not in ended_with(said.format("pkg"), run=own, workdir="/shared/x")
+    assert "empty folder" not in ended_with(said.format("torch"), run=own)
+    assert "empty folder" not in ended_with(said.format("pkg"))
 
 
 def test_a_program_that_is_named_by_its_place_in_the_folder() -> None:
