@@ -386,14 +386,13 @@ def alone() -> tuple[Cluster, TaskId]:
     return cluster, task(1, 1, 0)
 
 
-def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_does_not_start() -> None:
+def test_a_gang_that_is_ready_and_loses_its_gpu_in_one_breath_ends_of_it() -> None:
     cluster, mine = alone()
     hears(cluster, TaskReport(mine, TaskState.PREPARED, prepared=prepared()))
     (attempt,) = cluster.job(1).attempts
     assert attempt.phase is AttemptPhase.STOPPING
     assert attempt.cause is not None
     assert attempt.cause.code is CauseCode.HARDWARE
-    assert attempt.released_at is None
 
 
 def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() -> None:
