@@ -32,7 +32,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClust
     if why := missing():
         pytest.skip(why)
     # One node is at fault in test after test.
-    env = {"MUSTER_COORDINATOR_QUARANTINE_JOBS": "0"}
+    # Each test restarts the agent of one of them, and has it refuse.
+    env = {
+        "MUSTER_COORDINATOR_QUARANTINE_JOBS": "0",
+        "MUSTER_COORDINATOR_QUARANTINE_RESTARTS": "0",
+    }
     made = NamespaceCluster(tmp_path_factory.mktemp("partial"), agents=4, env=env)
     with made:
         yield made
