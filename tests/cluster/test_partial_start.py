@@ -31,8 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClust
     """Four nodes: a pair that fails leaves another pair."""
     if why := missing():
         pytest.skip(why)
-    # One node is at fault in test after test.
-    # Each test restarts the agent of one of them, and has it refuse.
+    # One node is at fault in test after test, and its agent is restarted for each.
     env = {
         "MUSTER_COORDINATOR_QUARANTINE_JOBS": "0",
         "MUSTER_COORDINATOR_QUARANTINE_RESTARTS": "0",
