@@ -75,6 +75,8 @@ def _submit_over_a_kill(local: LocalCluster) -> set[int]:
     local.coordinator.start()
     for thread in threads:
         thread.join()
+    # The kill may have come after the last of them.
+    local.wait_for_nodes()
     return found
 
 
@@ -85,10 +87,10 @@ def _there(local: LocalCluster) -> set[int]:
     while True:
         page = connection.call("GET", f"/v1/jobs?limit=1000{cursor}")
         found |= {job["id"] for job in page["jobs"]}
-        if not page.get("next_cursor"):
+        if not page.get("cursor"):
             connection.close()
             return found
-        cursor = f"&cursor={page['next_cursor']}"
+        cursor = f"&cursor={page['cursor']}"
 
 
 def peer(rounds: int) -> Row:
