@@ -19,6 +19,9 @@ from muster.protocol.logs import (
 # Bytes of one stream that may be on their way: at 20 ms until they are on the coordinator's disk
 # that is 200 MB/s. What is on its way is in nobody's memory here but the socket's.
 WINDOW_BYTES: Final = 4 * 1024 * 1024
+# Less than the coordinator takes: larger ones pass through memory that the allocator maps anew for
+# each, which halves what a core can do, and hold up what comes between them.
+CHUNK_BYTES: Final = CHUNK_BYTES_MAX // 2
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class Stream:
         """Bytes that may be sent now."""
         if self.sent is None or self.ended:
             return 0
-        return min(CHUNK_BYTES_MAX, self.stored + WINDOW_BYTES - self.sent)
+        return min(CHUNK_BYTES, self.stored + WINDOW_BYTES - self.sent)
 
 
 @dataclass(slots=True)

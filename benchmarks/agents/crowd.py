@@ -2,7 +2,7 @@
 
 Run by the benchmark, which writes one command a line to standard input and reads one line of JSON
 for each. `connect` opens what is not open, all at once; `drop` cuts every connection as a switch
-that loses its power does; `prepared` waits until every agent has been told to prepare a task;
+that loses its power does; `prepared N` waits until so many have been told to prepare a task;
 `quit` ends it.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -89,11 +90,18 @@ class Crowd:
                             await asyncio.gather(*(self._join(session, a) for a in self._agents))
                         case "drop":
                             self._drop()
-                        case "prepared":
-                            await asyncio.gather(*(agent.told.wait() for agent in self._agents))
+                        case told if told.startswith("prepared "):
+                            await self._told(int(told.split()[1]))
                         case _:
                             raise SystemExit(f"no such command: {command}")
                 print(json.dumps({"s": time.perf_counter() - began}), flush=True)
+
+    async def _told(self, number: int) -> None:
+        waits = [asyncio.create_task(agent.told.wait()) for agent in self._agents]
+        for wait in itertools.islice(asyncio.as_completed(waits), number):
+            await wait
+        for task in waits:
+            task.cancel()
 
     async def _join(self, session: aiohttp.ClientSession, agent: Agent) -> None:
         async with self._dials:

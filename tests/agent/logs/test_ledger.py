@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.logs.ledger import WINDOW_BYTES, Ledger
+from agent.logs.ledger import CHUNK_BYTES, WINDOW_BYTES, Ledger
 from muster.protocol.ids import TaskId
 from muster.protocol.logs import (
-    CHUNK_BYTES_MAX,
     EndStream,
     LogReport,
     OpenStream,
@@ -69,7 +68,7 @@ class Pair:
         if stream is None or stream.sent is None:
             return False
         count = min(stream.room, self.files[stream.id] - stream.sent)
-        assert 0 < stream.room <= CHUNK_BYTES_MAX
+        assert 0 < stream.room <= CHUNK_BYTES
         if count == 0:
             self.on_the_way += self.ledger.read_to_end(stream)
             return True
