@@ -53,7 +53,7 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
-        if type(fact) is AttemptStarted and _has_ended(state, fact):
+        if isinstance(fact, AttemptStarted | StopRequested) and _has_ended(state, fact):
             continue
         if type(fact) is HardwareReported and any(type(it) is StopRequested for it in pending):
             # A gang that what came with it ends has ended when it is judged: it is asked once.
@@ -73,7 +73,8 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         done.actions += followed.actions
 
 
-def _has_ended(state: State, fact: AttemptStarted) -> bool:
-    """A gang may be ready and lose its node in one breath: then it does not start."""
+def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:
+    """A gang may be ready and lose its node in one breath: then it does not start. What ends it
+    first is the cause, and what would end it again is void."""
     phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
     return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -12,7 +12,7 @@ from agent.core.shim import ShimLease, ShimPhase
 from muster.protocol.messages import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core import admission, follow, placement, scheduler
+from orchestrator.core import admission, follow, placement, scheduler, turn
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.meeting import choose_meeting
@@ -21,7 +21,7 @@ from orchestrator.core.placement import Waiting
 from orchestrator.core.state import Attempt, Job, Node, State
 from orchestrator.core.task import reached
 from tests.simulation.mutants import Mutant
-from tests.simulation.mutants.books import _wrap
+from tests.simulation.mutants.books import _both, _put, _wrap
 
 
 def _arranges_holes(real: Any) -> Any:
@@ -134,7 +134,10 @@ MUTANTS = (
     ),
     Mutant(
         "one that has left its gang may end it well, twice",
-        _wrap(follow, "_task_moved", _judges_who_left),
+        _both(
+            _wrap(follow, "_task_moved", _judges_who_left),
+            _put(turn, "_has_ended", lambda *_: False),
+        ),
         ("raised: InvalidTransition",),
         seed=355,
     ),
