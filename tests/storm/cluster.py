@@ -18,7 +18,7 @@ from examples.rig.proxy import Proxy
 
 HEARTBEAT_S, LEASE_S = 1.0, 15.0
 PROGRAM = Path(__file__).with_name("program.py")
-DISK_BYTES = 384 << 20
+DISK_BYTES = 96 << 20
 COORDINATOR = "coordinator"
 
 

@@ -199,8 +199,9 @@ class Deeds:
         name = self.cluster.coordinator.name
         if name in self.busy:
             return None
-        for_s = self._fill(name)
-        self.full_until = time.monotonic() + for_s + _NOTICED_S
+        # Users act meanwhile, and to fill it takes a while on a busy machine.
+        self.full_until = float("inf")
+        self.full_until = self._fill(name) + time.monotonic() + _NOTICED_S
         return name
 
     def fill_node(self) -> str | None:
