@@ -372,4 +372,11 @@ RULES: Final = (
         r"Permission denied",
         "the user of the job may not do that on that node: change the mode or owner of the file",
     ),
+    _rule(
+        FailureKind.ABORTED,
+        "terminate called without an active exception",
+        r"terminate called without an active exception",
+        "its threads still ran as it ended, most often those of a process group: call "
+        "torch.distributed.destroy_process_group() at the end of the program",
+    ),
 )

@@ -63,6 +63,7 @@ dist.all_reduce(value)
 names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 line = [str(int(value.item())), *(os.environ[name] for name in names)]
 open(f"rank.{dist.get_rank()}", "w").write(" ".join(line))
+dist.destroy_process_group()
 """
 
 

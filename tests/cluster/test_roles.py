@@ -21,6 +21,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 assert dist.get_world_size() == 6
 print("local rank", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"])
+dist.destroy_process_group()
 """
 FAILS = """
 trap 'exit 0' TERM

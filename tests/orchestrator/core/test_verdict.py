@@ -257,6 +257,7 @@ PLAIN = (
     ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", "no_script"),
     ("python: can't open file '/x/train.py': [Errno 13] Permission denied", "permission_denied"),
     ("/usr/bin/python: can't find '__main__' module in '/x'", FailureKind.NO_SCRIPT),
+    ("terminate called without an active exception", FailureKind.ABORTED),
 )
 # Whose fault it is: these the machine's, and all others the user's.
 INFRA = {
