@@ -39,6 +39,7 @@ from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import Refusal
+from muster.protocol.refusals import RefusalCode
 
 # A shim that goes after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
@@ -231,7 +232,8 @@ class Keeper:
         except FileError as error:
             # As the shim itself refuses then.
             self._orders[0] = ShimKill()
-            self._post(PlanRefused(self.task, Refusal("spawn_failed", str(error), node_fault=True)))
+            refusal = Refusal(RefusalCode.SPAWN_FAILED, str(error), node_fault=True)
+            self._post(PlanRefused(self.task, refusal))
         self._writing = None
         self._tell()
 

@@ -40,6 +40,7 @@ from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import PrepareTask
+from muster.protocol.refusals import RefusalCode
 
 _TELL_WAITING_S: Final = 10.0
 
@@ -214,19 +215,19 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: Exception) -> str:
+def _code(error: Exception) -> RefusalCode:
     match error:
         case GpuGoneError():
-            return "gpu_gone"
+            return RefusalCode.GPU_GONE
         case GpuDirtyError():
-            return "gpu_dirty"
+            return RefusalCode.GPU_DIRTY
         case DiskFullError():
-            return "no_space"
+            return RefusalCode.NO_SPACE
         case PreflightError():
-            return "preflight_failed"
+            return RefusalCode.PREFLIGHT_FAILED
         case NoPortsError():
-            return "no_ports"
+            return RefusalCode.NO_PORTS
         case NoDescriptorsError():
-            return "no_descriptors"
+            return RefusalCode.NO_DESCRIPTORS
         case _:
-            return "spawn_failed"
+            return RefusalCode.SPAWN_FAILED

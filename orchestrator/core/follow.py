@@ -11,8 +11,9 @@ from msgspec import structs
 
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
-from muster.protocol.messages import FABRIC_DIFFERS, UNREACHABLE, ForgetTask
+from muster.protocol.messages import ForgetTask
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
@@ -38,9 +39,9 @@ from orchestrator.core.node import LinkState
 from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
 from orchestrator.core.policy import after_attempt, guilty_nodes
-from orchestrator.core.preflight import PREFLIGHT, refused_nodes
+from orchestrator.core.preflight import refused_nodes
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
-from orchestrator.core.refusals import refusal_cause, refusal_of
+from orchestrator.core.refusals import BY_US, refusal_cause, refusal_of
 from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
@@ -332,7 +333,7 @@ def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limit
     """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
     if task.joined and attempt.phase is AttemptPhase.RUNNING:
         return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
-    if task.refusal is not None and task.refusal.code in (FABRIC_DIFFERS, PREFLIGHT):
+    if task.refusal is not None and task.refusal.code in BY_US:
         # By us, and what comes of it has been decided.
         return Decision()
     match attempt.phase:
@@ -356,7 +357,7 @@ def _settles(attempt: Attempt, task: Task) -> bool:
     """Whether it is clear at once whose fault a refusal is."""
     if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
         return task.refusal is not None and task.refusal.node_fault
-    return task.refusal.code != UNREACHABLE
+    return task.refusal.code != RefusalCode.UNREACHABLE
 
 
 def _all_answered(attempt: Attempt) -> list[f.Fact]:
