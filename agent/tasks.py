@@ -145,8 +145,8 @@ class Tasks:
     def _adopted(self, task: TaskId, fabric: NodeFabric) -> Keeper | None:
         """In a thread."""
         manifest = self._folders.manifest(task)
-        found = examine(self._folders.path(task))
-        if manifest is None and found.ownership is not Ownership.ALIVE:
+        # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
+        if manifest is None and examine(self._folders.path(task)).ownership is not Ownership.ALIVE:
             _log.warning("folder_without_manifest", task=task, done="removed")
             self._folders.remove(task)
             return None
