@@ -13,7 +13,17 @@ from muster.protocol.instant import Instant
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
 from muster.spec.types import JobSpec
-from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
+from orchestrator.core import (
+    commands,
+    decide,
+    evolve,
+    evolve_jobs,
+    follow,
+    launch,
+    meeting,
+    placement,
+    policy,
+)
 from orchestrator.core import durability as durabilities
 from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
@@ -326,7 +336,7 @@ MUTANTS = (
         ("queue",),
         seed=125,
     ),
-    Mutant("priorities are ignored", _put(evolve, "_enqueue", _appends), ("books",), seed=1),
+    Mutant("priorities are ignored", _put(evolve_jobs, "enqueue", _appends), ("books",), seed=1),
     Mutant(
         "a job's second attempt is never placed",
         _wrap(turns, "next_placement", _ignores_the_retried),
