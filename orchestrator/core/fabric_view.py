@@ -20,7 +20,7 @@ from muster.protocol.refusals import RefusalCode
 from muster.spec.types import Rdma, env_on_node
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
-from orchestrator.core.fabric_rails import gids
+from orchestrator.core.fabric_ports import gids
 from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.launch import fabric_environment
 from orchestrator.core.meeting import endpoint

@@ -13,8 +13,8 @@ from muster.protocol.refusals import RefusalCode
 from muster.spec.rdma_rules import named_plugin, rdma_off
 from muster.spec.types import Rdma, env_on_node, gpus_on_node
 from orchestrator.core.fabric import PLUGIN, Refused, Wish, join, nccl_of, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan
-from orchestrator.core.fabric_rails import Member
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
 from orchestrator.core.faults import shortened
 from orchestrator.core.state import Attempt, Job, Task
