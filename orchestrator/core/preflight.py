@@ -9,10 +9,10 @@ from __future__ import annotations
 from muster.protocol.messages import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
+from muster.protocol.wording import count
 from muster.spec.types import Rdma
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
 from orchestrator.core.node_warnings import clock_warning
-from orchestrator.core.placement import count
 from orchestrator.core.state import Attempt, Job, State, Task
 
 
