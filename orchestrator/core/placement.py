@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from muster.protocol.ids import NodeName
+from muster.protocol.wording import count
 from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
 from muster.spec.units import size_text
 from orchestrator.core.alike import alike, kind_of, without_rdma
@@ -418,10 +419,6 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
     ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
     return [f"{name} {lack}" for name, lack in ordered]
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:

@@ -10,10 +10,10 @@ from typing import Final
 
 from muster.protocol.messages import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.wording import count
 from muster.spec.types import Rdma
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
 from orchestrator.core.node_warnings import clock_warning
-from orchestrator.core.placement import count
 from orchestrator.core.state import Attempt, Job, State, Task
 
 PREFLIGHT: Final = "preflight"
