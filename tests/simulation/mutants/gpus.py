@@ -6,7 +6,7 @@ from typing import Any
 
 from agent.core import decide as agent
 from muster.protocol.gpus import GpuDevice, usable
-from orchestrator.core import evolve, gpus, placement
+from orchestrator.core import evolve, gpus, network, placement
 from orchestrator.core.state import Node, State, Task
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _unseen
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang has the same GPU through two agents",
-        _put(placement, "one_a_machine", list),
+        _both(_put(placement, "one_a_machine", list), _put(network, "one_a_machine", list)),
         ("books", "gpus"),
         seed=303,
     ),
