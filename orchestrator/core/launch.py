@@ -145,8 +145,10 @@ def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
 
 def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
     """Which ranks run on each node of an attempt that has started; nothing where torchruns number
-    them as they meet (c10d)."""
+    them as they meet (c10d), or where a node says so beside one that never was ready."""
     if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
+        return {}
+    if any(task.prepared is None for task in attempt.tasks):
         return {}
     made, before = {}, 0
     for task in attempt.tasks:
