@@ -213,9 +213,17 @@ PHASES: tuple[Callable[[Story], None], ...] = (
 
 
 def kill(story: Story, who: str) -> list[Daemon]:
-    """SIGKILL; returns the daemons that somebody has to start again."""
+    """SIGKILL; returns the daemons that somebody has to start again. Those go first: they would
+    begin another attempt while the rest of all is still being killed."""
     cluster = story.cluster
     agents = list(cluster.nodes.values())
+    daemons = {
+        "coordinator": [cluster.coordinator],
+        "agents": agents,
+        "all": [cluster.coordinator, *agents],
+    }.get(who, [])
+    for daemon in daemons:
+        daemon.kill()
     by_name = {
         "shims": ("muster-shim",),
         "templates": ("muster-template",),
@@ -225,10 +233,6 @@ def kill(story: Story, who: str) -> list[Daemon]:
         for pid in processes_named(cluster, name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    daemons = {"coordinator": [cluster.coordinator], "agents": agents}.get(who, [])
-    daemons = [cluster.coordinator, *agents] if who == "all" else daemons
-    for daemon in daemons:
-        daemon.kill()
     return daemons
 
 
@@ -279,7 +283,9 @@ def test_kill_9(
         # What it had written before the kill can be read, although nobody was left to tell of it.
         assert story.log(0, attempt=1).startswith("1\n2\n")
         assert story.log(0, attempt=1).count("\n500\n") == 1
-    assert len(attempts) == (2 if again else 1)
+    assert len(attempts) == (2 if again else 1), [
+        attempt.cause and attempt.cause.text for attempt in attempts
+    ]
     if again:
         assert attempts[0].cause is not None
         assert attempts[0].cause.code is CauseCode.TASK_VANISHED
