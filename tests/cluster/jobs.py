@@ -70,11 +70,26 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def pid_of(job: str, rank: int) -> int:
-    """The process of a rank, found by what is in its environment."""
-    wanted = {f"MUSTER_JOB_ID={job}", f"RANK={rank}"}
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+def environments(cluster: LocalCluster) -> dict[int, set[str]]:
+    """Of the processes of this cluster's jobs: other tests have jobs of the same numbers at the
+    same time. A launcher has no path of the cluster in its environment, its shim has."""
+    root, found = str(cluster.root), {}
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted <= set(environ.read_bytes().decode(errors="replace").split("\0")):
-                return int(environ.parent.name)
-    raise AssertionError(f"rank {rank} of job {job} does not run")
+            text = _environ(folder)
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if root in text or root in _environ(Path("/proc", parent)):
+                found[int(folder.name)] = set(text.split("\0"))
+    return found
+
+
+def _environ(process: Path) -> str:
+    return (process / "environ").read_bytes().decode(errors="replace")
+
+
+def pid_of(cluster: LocalCluster, job: str, rank: int) -> int:
+    """The process of a rank."""
+    wanted = {f"MUSTER_JOB_ID={job}", f"RANK={rank}"}
+    found = [pid for pid, variables in environments(cluster).items() if wanted <= variables]
+    assert found, f"rank {rank} of job {job} does not run"
+    return found[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from muster.protocol.http import JobView
 from muster.protocol.states import JobState
-from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.jobs import await_file, environments, submit, until, wait
 
 # Some minutes: torch has to start six times, and 15 s pass before a node counts as gone.
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
@@ -46,16 +45,14 @@ def view_of(cluster: LocalCluster, job: str) -> JobView:
     return cluster.client().job(int(job))
 
 
-def launchers(job: str, node_rank: int) -> list[int]:
+def launchers(cluster: LocalCluster, job: str, node_rank: int) -> list[int]:
     """The torchrun of a node (its bootstrap): of a task, the process that is no rank."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            variables = environ.read_bytes().decode(errors="replace").split("\0")
-            mine = f"MUSTER_TASK={job}.1.{node_rank}" in variables
-            if mine and not any(v.startswith("LOCAL_RANK=") for v in variables):
-                found.append(int(environ.parent.name))
-    return found
+    return [
+        pid
+        for pid, variables in environments(cluster).items()
+        if f"MUSTER_TASK={job}.1.{node_rank}" in variables
+        and not any(variable.startswith("LOCAL_RANK=") for variable in variables)
+    ]
 
 
 def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -80,7 +77,7 @@ def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path
 
     # Who waits for a node has it as soon as it has left the gang.
     holder = submit(own_cluster, tmp_path, run="until [ -e second ]; do sleep 0.05; done")
-    (torchrun,) = launchers(job, 1)
+    (torchrun,) = launchers(own_cluster, job, 1)
     os.kill(torchrun, signal.SIGKILL)
     until(lambda: worlds(own_cluster, job).count("1") == 2, "the first goes on alone")
     assert view_of(own_cluster, holder).state is JobState.RUNNING

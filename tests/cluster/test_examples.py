@@ -112,7 +112,7 @@ def test_training_goes_on_from_its_snapshot_after_a_rank_was_killed(
     folder = shutil.copytree(EXAMPLES / "ddp", tmp_path / "ddp")
     job = submitted(nodes, folder)
     until(lambda: "epoch 3," in printed(nodes, job), "epoch 3 trained")
-    os.kill(pid_of(job, 1), signal.SIGKILL)
+    os.kill(pid_of(nodes, job, 1), signal.SIGKILL)
     assert wait(nodes, job) == 0
     first, second = nodes.client().job(int(job)).attempts
     assert first.cause is not None

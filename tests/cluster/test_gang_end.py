@@ -108,7 +108,7 @@ def test_a_rank_that_the_kernel_kills_for_memory(
     (tmp_path / "eats.py").write_text(EATS)
     job = submit(machines, tmp_path, run="eats.py", time_limit="50s", **TWO_EACH)
     until(lambda: view(machines, job).state is JobState.RUNNING, "running")
-    (tight / "cgroup.procs").write_text(str(pid_of(job, 3)))
+    (tight / "cgroup.procs").write_text(str(pid_of(machines, job, 3)))
     (tmp_path / "go").touch()
     assert wait(machines, job) == 137
     assert "oom_kill 1" in (tight / "memory.oom_control").read_text()

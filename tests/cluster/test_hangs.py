@@ -110,7 +110,7 @@ def test_a_rank_that_is_stopped_is_found_and_named(quick: LocalCluster, tmp_path
     stacks = quick.muster("stacks", job).stdout
     assert "train.py:" in stacks
     assert f"job {job}, attempt 1  4 ranks" in stacks
-    victim = pid_of(job, 3)
+    victim = pid_of(quick, job, 3)
     os.kill(victim, signal.SIGSTOP)
     try:
         until(lambda: bool(verdicts(quick, job)), "the hang is found")
