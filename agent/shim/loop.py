@@ -105,6 +105,7 @@ class Loop:
         """Call `action` in a turn after this signal has come, where `on_child` was called."""
         self._on_signal[number] = action
         signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def stop(self) -> None:
         self._stopped = True
