@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,12 +40,17 @@ from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import Refusal
+from muster.protocol.refusals import RefusalCode
 
 # A shim that goes after its release is gone within a millisecond or two.
 _PAUSE_FIRST_S: Final = 0.002
 _PAUSE_MAX_S: Final = 1.0
 # Between two tries to end what the kernel holds, and to remove what cannot be removed.
 _AGAIN_S: Final = 30.0
+
+_EXAMINERS: Final = ThreadPoolExecutor(256, "examiner")
+"""Each may wait for a minute until processes are gone that the kernel holds: nobody else is to wait
+for its thread meanwhile."""
 
 _log = structlog.get_logger("agent.task")
 
@@ -144,7 +150,8 @@ class Keeper:
             if over:
                 self._logs.drop(self.task)
             # Never "still running" for a shim that is dead: the lock of the folder tells.
-            found, removed = await asyncio.to_thread(self._examine, over)
+            looking = asyncio.get_running_loop().run_in_executor(_EXAMINERS, self._examine, over)
+            found, removed = await looking
             if removed:
                 return True
             if found.ownership is Ownership.ALIVE:
@@ -231,7 +238,8 @@ class Keeper:
         except FileError as error:
             # As the shim itself refuses then.
             self._orders[0] = ShimKill()
-            self._post(PlanRefused(self.task, Refusal("spawn_failed", str(error), node_fault=True)))
+            refusal = Refusal(RefusalCode.SPAWN_FAILED, str(error), node_fault=True)
+            self._post(PlanRefused(self.task, refusal))
         self._writing = None
         self._tell()
 

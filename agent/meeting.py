@@ -18,7 +18,8 @@ from typing import Final
 import structlog
 
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Meeting, Refusal
+from muster.protocol.messages import Meeting, Refusal
+from muster.protocol.refusals import RefusalCode
 
 _PAUSE_FIRST_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.05
@@ -59,7 +60,7 @@ class Meetings:
                 if error.errno == errno.EADDRINUSE
                 else f"cannot be listened on: {error.strerror}"
             )
-            return Refusal(PORT_TAKEN, f"port {port} {why}")
+            return Refusal(RefusalCode.PORT_TAKEN, f"port {port} {why}")
         self._held[task] = _Held(task, sock)
         return None
 
@@ -152,7 +153,7 @@ async def _reach(meeting: Meeting) -> Refusal | None:
         "of the coordinator's configuration"
     )
     _log.warning("launcher_unreachable", launcher=meeting.launcher, why=why)
-    return Refusal(UNREACHABLE, text, node_fault=True)
+    return Refusal(RefusalCode.UNREACHABLE, text, node_fault=True)
 
 
 async def _try(meeting: Meeting, deadline: float) -> str | None:

@@ -40,6 +40,7 @@ from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import PrepareTask
+from muster.protocol.refusals import RefusalCode
 
 _TELL_WAITING_S: Final = 10.0
 
@@ -144,8 +145,8 @@ class Tasks:
     def _adopted(self, task: TaskId, fabric: NodeFabric) -> Keeper | None:
         """In a thread."""
         manifest = self._folders.manifest(task)
-        found = examine(self._folders.path(task))
-        if manifest is None and found.ownership is not Ownership.ALIVE:
+        # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
+        if manifest is None and examine(self._folders.path(task)).ownership is not Ownership.ALIVE:
             _log.warning("folder_without_manifest", task=task, done="removed")
             self._folders.remove(task)
             return None
@@ -214,19 +215,19 @@ class Tasks:
         return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
 
 
-def _code(error: Exception) -> str:
+def _code(error: Exception) -> RefusalCode:
     match error:
         case GpuGoneError():
-            return "gpu_gone"
+            return RefusalCode.GPU_GONE
         case GpuDirtyError():
-            return "gpu_dirty"
+            return RefusalCode.GPU_DIRTY
         case DiskFullError():
-            return "no_space"
+            return RefusalCode.NO_SPACE
         case PreflightError():
-            return "preflight_failed"
+            return RefusalCode.PREFLIGHT_FAILED
         case NoPortsError():
-            return "no_ports"
+            return RefusalCode.NO_PORTS
         case NoDescriptorsError():
-            return "no_descriptors"
+            return RefusalCode.NO_DESCRIPTORS
         case _:
-            return "spawn_failed"
+            return RefusalCode.SPAWN_FAILED

@@ -20,6 +20,7 @@ from muster.protocol.hardware import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 
 AboutTask = (
@@ -391,7 +392,7 @@ def _gpus_taken(state: State, prepare: m.PrepareTask) -> m.Refusal | None:
         both = set(held.gpus) & set(prepare.gpus)
         if both and not _over(held):
             text = f"task {held.id} on this node still has {', '.join(sorted(both))}"
-            return m.Refusal(m.GPU_BUSY, text, node_fault=True)
+            return m.Refusal(RefusalCode.GPU_BUSY, text, node_fault=True)
     return None
 
 

@@ -48,21 +48,6 @@ class ShimPhase(enum.Enum):
         return self in (ShimPhase.REFUSED, ShimPhase.CLEANED)
 
 
-class RefusalCode(enum.StrEnum):
-    """Why a shim could not prepare or start its task."""
-
-    NO_FOLDER = "no_folder"
-    NO_PYTHON = "no_python"
-    NO_TORCH = "no_torch"
-    SETUP_FAILED = "setup_failed"
-    USER_UNKNOWN = "user_unknown"
-    ROOT_REFUSED = "root_refused"
-    BOOTSTRAP_FAILED = "bootstrap_failed"
-    SPAWN_FAILED = "spawn_failed"
-    NO_SPACE = "no_space"
-    PORT_TAKEN = "port_taken"
-
-
 class StoppedBy(enum.StrEnum):
     """Who ended a task, where it did not end by itself."""
 
@@ -81,7 +66,7 @@ class StreamName(enum.StrEnum):
 
 
 class ShimRefusal(msgspec.Struct, frozen=True):
-    """`code` is a RefusalCode, `text` a sentence for a person."""
+    """`code` is a RefusalCode (muster.protocol.refusals), `text` a sentence for a person."""
 
     code: str
     text: str

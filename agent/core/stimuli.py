@@ -17,6 +17,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
 from muster.protocol.messages import Command, Refusal, StacksReport
 from muster.protocol.proof import FabricReport, PortHealth
+from muster.protocol.refusals import RefusalCode
 
 NO_FABRIC: Final = NodeFabric()
 """Of a node without RDMA devices."""
@@ -70,11 +71,11 @@ class TaskFound(msgspec.Struct, frozen=True):
 
 
 class ShimFailed(msgspec.Struct, frozen=True):
-    """No shim could be made for the task; `text` says why, in a class of NODE_FAULTS."""
+    """No shim could be made for the task; `text` says why."""
 
     task: TaskId
     text: str
-    code: str = "spawn_failed"
+    code: str = RefusalCode.SPAWN_FAILED
 
 
 class TaskPlaced(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from muster.protocol.messages import (
     Refusal,
     TaskReport,
 )
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
@@ -54,7 +55,14 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
 }
 """How a shim's phase moves; steps between may go unseen, and none goes back."""
 
-NODE_FAULTS: Final = frozenset({"spawn_failed", "no_space", "no_ports", "no_descriptors"})
+NODE_FAULTS: Final = frozenset(
+    {
+        RefusalCode.SPAWN_FAILED,
+        RefusalCode.NO_SPACE,
+        RefusalCode.NO_PORTS,
+        RefusalCode.NO_DESCRIPTORS,
+    }
+)
 """Refusals in which the node is at fault, whatever the job: another one may do better."""
 
 _ON_EVERY_MACHINE: Final = frozenset({InterfaceKind.LOOPBACK, InterfaceKind.VIRTUAL})

@@ -46,7 +46,8 @@ def connections() -> dict[int, Connection] | None:
     """All TCP connections, by the inode of their socket; None where the kernel does not tell."""
     found: dict[int, Connection] = {}
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 4) as link:
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+        with socket.socket(socket.AF_NETLINK, kind, _SOCK_DIAG) as link:
             link.settimeout(_WAIT_S)
             for family in (socket.AF_INET, socket.AF_INET6):
                 link.send(_request(family))

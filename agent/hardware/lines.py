@@ -1,4 +1,5 @@
-"""Reads what the kernel says of hardware: one line of its log in, what is known of it out. Pure."""
+"""What the kernel says of this node's hardware, for a person and by its grade: one line of its log
+in, what is known of it out. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from agent.hardware.xids import grade_of, name_of
+from muster.protocol import kernel_lines
 from muster.protocol.hardware import OOM, TEXT_MAX, Grade
+from muster.protocol.kernel_lines import ADDRESS, GpuError, Killed, function_of
+from muster.protocol.xids import grade_of, name_of
 
 _KERNEL: Final = 0
 """The facility of the kernel's own lines. What a program writes there has another one."""
@@ -60,57 +63,49 @@ class Reader:
                 self._cgroups.clear()
             self._cgroups[int(found["pid"])] = found["cgroup"]
             return None
-        if found := _KILLED.search(text):
-            return self._killed(found)
-        for pattern, read in _LINES:
-            if found := pattern.search(text):
-                return read(found)
-        return None
+        match kernel_lines.read(text):
+            case Killed() as killed:
+                return self._killed(killed)
+            case GpuError() as error:
+                # Of a GPU without an address nobody can say whose it was.
+                return _failed(error) if error.address else None
+            case None:
+                found = _LINK.search(text)
+                return _link(found) if found else None
 
-    def _killed(self, found: re.Match[str]) -> Seen:
-        pid, name = int(found["pid"]), found["name"]
-        cgroup = self._cgroups.pop(pid, "")
-        task = _TASK.search(cgroup)
-        had = sum(int(number) for number in _RSS.findall(found["rest"]))
-        where = "of its cgroup" if found["memcg"] else "of the node"
-        held = f", which had {had / 1048576:.1f} GiB" if had else ""
-        text = f"the memory {where} ran out: the kernel killed {name} (process {pid}){held}"
-        return Seen(OOM, Grade.SHOWN, _cut(text), task=task[1] if task else "", pid=pid)
+    def _killed(self, killed: Killed) -> Seen:
+        task = _TASK.search(self._cgroups.pop(killed.pid, ""))
+        where = "of its cgroup" if killed.of_cgroup else "of the node"
+        had = killed.resident_bytes / (1 << 30)
+        held = f", which had {had:.1f} GiB" if had else ""
+        who = f"{killed.name} (process {killed.pid})"
+        text = f"the memory {where} ran out: the kernel killed {who}{held}"
+        return Seen(OOM, Grade.SHOWN, _cut(text), task=task[1] if task else "", pid=killed.pid)
 
 
 _PENDING_MAX: Final = 256
 _OOM_CGROUP: Final = re.compile(
     r"oom-kill:constraint=.*\btask_memcg=(?P<cgroup>[^,]*),.*\bpid=(?P<pid>\d+)"
 )
-_KILLED: Final = re.compile(
-    r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d+) \((?P<name>.*?)\)"
-    r"(?P<rest>(?:[ ,].*)?)$",
-    re.IGNORECASE,
-)
-_RSS: Final = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 _TASK: Final = re.compile(r"/muster/(\d+\.\d+\.\d+)(?:/|$)")
 
-_ADDRESS: Final = r"(?:PCI:)?(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)"
 
-
-def _xid(found: re.Match[str]) -> Seen:
-    xid, said, pci = int(found["xid"]), found["said"].strip(), _function(found["pci"])
-    name = name_of(xid)
-    what = f"Xid {xid}" + (f", {name}" if name else "")
+def _failed(error: GpuError) -> Seen:
+    pci = function_of(error.address)
+    if not error.xid:
+        # Of the same event Xid 79 tells, where the driver still can.
+        return Seen("xid 79", Grade.CRITICAL, f"GPU {pci}: {error.said}", pci)
+    name = name_of(error.xid)
+    what = f"Xid {error.xid}" + (f", {name}" if name else "")
     # Its process and channel say nothing to most; words that repeat the name say nothing at all.
-    rest = _NO_NEWS.sub("", said)
+    rest = _NO_NEWS.sub("", error.said)
     told = f" ({rest})" if rest and rest.lower() not in name.lower() else ""
-    return Seen(f"xid {xid}", grade_of(xid, said), _cut(f"GPU {pci}: {what}{told}"), pci)
-
-
-def _off_bus(found: re.Match[str]) -> Seen:
-    pci = _function(found["pci"])
-    # Of the same event Xid 79 tells, where the driver still can.
-    return Seen("xid 79", Grade.CRITICAL, f"GPU {pci}: it has fallen off the bus", pci)
+    grade = grade_of(error.xid, error.said)
+    return Seen(f"xid {error.xid}", grade, _cut(f"GPU {pci}: {what}{told}"), pci)
 
 
 def _link(found: re.Match[str]) -> Seen:
-    pci, way = _function(found["pci"]), found["way"].lower()
+    pci, way = function_of(found["pci"]), found["way"].lower()
     who = f" ({found['name']})" if found["name"] else ""
     grade = Grade.NOTE if way == "down" else Grade.SHOWN
     text = f"card {pci}{who}: its link is {way}"
@@ -118,34 +113,12 @@ def _link(found: re.Match[str]) -> Seen:
 
 
 _NO_NEWS: Final = re.compile(r"\b(?:pid='?[^,']*'?|name='?[^,']*'?),? ?|[. ]+$")
-_LINES: Final = (
-    (
-        re.compile(
-            rf"NVRM: Xid \({_ADDRESS}[^)]*\)(?:[^:]*): (?P<xid>\d+),? ?(?P<said>.*)$",
-            re.IGNORECASE,
-        ),
-        _xid,
-    ),
-    (
-        re.compile(rf"NVRM: .*{_ADDRESS}.*fallen off the bus", re.IGNORECASE),
-        _off_bus,
-    ),
-    (
-        re.compile(
-            rf"^(?:mlx5_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|e1000e|tg3|ena|irdma) {_ADDRESS}:?"
-            r"(?: (?P<name>[A-Za-z0-9_.@-]{1,15}):)?(?: Port: \d+)?"
-            r"(?: NIC)? Link (?:is )?(?P<way>down|up)\b",
-            re.IGNORECASE,
-        ),
-        _link,
-    ),
+_LINK: Final = re.compile(
+    rf"^(?:mlx5_core|mlx4_en|bnxt_en|ice|i40e|ixgbe|igb|e1000e|tg3|ena|irdma) {ADDRESS}:?"
+    r"(?: (?P<name>[A-Za-z0-9_.@-]{1,15}):)?(?: Port: \d+)?"
+    r"(?: NIC)? Link (?:is )?(?P<way>down|up)\b",
+    re.IGNORECASE,
 )
-
-
-def _function(address: str) -> str:
-    """As everywhere else: `0000:1b:00.0`."""
-    domain, _, rest = address.lower().partition(":")
-    return f"{domain.lstrip('0').zfill(4)}:{rest}" + ("" if "." in rest else ".0")
 
 
 def _cut(text: str) -> str:

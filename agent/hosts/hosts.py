@@ -25,6 +25,7 @@ from agent.shim.linux import bind_privately
 from muster.daemon.errors import ConfigError
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
+from muster.protocol.refusals import RefusalCode
 
 PROOF_S: Final = 15.0
 _BACKUP: Final = "hosts.before"
@@ -112,12 +113,12 @@ class Hosts:
             findings = Findings((text,))
         except OSError as error:
             text = f"the job's own {self._path} cannot be mounted: {error.strerror}"
-            return Refusal("hosts_unwritable", text, node_fault=True)
+            return Refusal(RefusalCode.HOSTS_UNWRITABLE, text, node_fault=True)
         # Written as well as could be, where that was not asked for by name.
         lenient = self._lenient and bool(warned)
         if findings.problems and not lenient:
             text = f"{some(findings.problems)}; {self._path}, nsswitch.conf and DNS decide that"
-            return Refusal("hosts_unresolved", text, node_fault=True)
+            return Refusal(RefusalCode.HOSTS_UNRESOLVED, text, node_fault=True)
         for warning in (*warned, *findings.problems, *findings.warnings):
             _log.warning("hosts", task=task, why=warning)
         return (*warned, *findings.problems, *findings.warnings)

@@ -23,6 +23,7 @@ from muster.protocol.hosts import (
 )
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.messages import Refusal
+from muster.protocol.refusals import RefusalCode
 
 _SHOWN_MAX = 4
 
@@ -57,7 +58,7 @@ def check(table: Table) -> None:
     problems = table_problems(table)
     if problems:
         text = f"the coordinator sent a host table that no hosts file can hold: {some(problems)}"
-        raise TableRefused(Refusal("hosts_bad_table", text))
+        raise TableRefused(Refusal(RefusalCode.HOSTS_BAD_TABLE, text))
 
 
 class SharedTables:
@@ -85,7 +86,7 @@ class SharedTables:
         except FileError as error:
             if self._must:
                 raise TableRefused(
-                    Refusal("hosts_unwritable", str(error), node_fault=True)
+                    Refusal(RefusalCode.HOSTS_UNWRITABLE, str(error), node_fault=True)
                 ) from error
             return (f"peers have no names here but those that they had before: {error}",)
         return ()
@@ -121,7 +122,7 @@ class SharedTables:
         wrong = [conflict for conflict in found if not _only_own(conflict, own)]
         if wrong:
             texts = [_sentence(conflict, self._path) for conflict in wrong]
-            raise TableRefused(Refusal("hosts_conflict", some(texts), node_fault=True))
+            raise TableRefused(Refusal(RefusalCode.HOSTS_CONFLICT, some(texts), node_fault=True))
 
 
 class PrivateTables:
@@ -147,7 +148,9 @@ class PrivateTables:
                 file.truncate()
         except OSError as error:
             text_ = f"{error.filename} cannot be read or written: {error.strerror}"
-            raise TableRefused(Refusal("hosts_unwritable", text_, node_fault=True)) from error
+            raise TableRefused(
+                Refusal(RefusalCode.HOSTS_UNWRITABLE, text_, node_fault=True)
+            ) from error
         return tuple(
             f"{_sentence(conflict, self._machine)}; this job does not see that line"
             for conflict in found

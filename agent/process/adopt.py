@@ -4,11 +4,9 @@ nobody owns.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
-import shutil
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -67,21 +65,6 @@ class ShimIdentity(msgspec.Struct, frozen=True):
     cgroup: str | None = None
 
 
-def find(state_dir: Path) -> list[FoundTask]:
-    """Every task in `state_dir`/tasks. What a dead shim left running is killed here and recorded.
-
-    Blocks.
-    """
-    folder = state_dir / "tasks"
-    if not folder.is_dir():
-        return []
-    return [
-        examine(Path(entry.path))
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name)
-        if entry.is_dir(follow_symlinks=False)
-    ]
-
-
 def examine(task_dir: Path) -> FoundTask:
     """One task's truth; also for a connection that ended without a release.
 
@@ -107,15 +90,6 @@ def examine(task_dir: Path) -> FoundTask:
         if lock >= 0:
             fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
-
-
-def remove(task_dir: Path) -> None:
-    """Remove the folder of a task that has ended. Follows no link. Raises OSError."""
-    # With descriptors all the way down: a job's user owns what is in logs/torchrun.
-    if not shutil.rmtree.avoids_symlink_attacks:
-        raise OSError("this platform cannot remove a folder safely")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(task_dir)
 
 
 def _take_lock(folder_fd: int) -> int:

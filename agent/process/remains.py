@@ -7,6 +7,7 @@ replaced, or of an agent that does not serve this machine any more.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from agent.shim.cgroup import remove_dead
 
 _SHIM: Final = "muster-shim\n"
 _NAMED: Final = 4
+_AT_ONCE: Final = 256
 
 
 class Remain(NamedTuple):
@@ -50,11 +52,12 @@ def remains() -> tuple[Remain, ...]:
 
 def end(found: Iterable[Remain]) -> list[int]:
     """SIGKILL for them and what is below them; returns whom the kernel holds. Blocks."""
-    left: list[int] = []
-    for mark in sorted({remain.mark for remain in found}):
-        left += kill_everything_of(mark, None)
+    marks = sorted({remain.mark for remain in found})
+    # Those that the kernel holds are waited for together.
+    with ThreadPoolExecutor(_AT_ONCE, "remains") as threads:
+        held = list(threads.map(lambda mark: kill_everything_of(mark, None), marks))
     remove_dead(None)
-    return left
+    return [pid for pids in held for pid in pids]
 
 
 def words(found: tuple[Remain, ...]) -> str:

@@ -22,8 +22,8 @@ from benchmarks.launch.samples import Aim, Row
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.types import Rdma
 from orchestrator.core.fabric import Refused, Wish, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan
-from orchestrator.core.fabric_rails import Member
 
 NODES = 1024
 AIM_MS = 200

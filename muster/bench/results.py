@@ -123,11 +123,6 @@ def rates_of(plan: PlanView | None) -> dict[str, float]:
     return rates
 
 
-def bus_factor(ranks: int) -> float:
-    """busbw / algbw of an all-reduce: what a ring moves over each link for each byte."""
-    return 2 * (ranks - 1) / ranks
-
-
 def pass_line(
     about: About | None, rows: Iterable[Row], rates_gbps: Mapping[str, float], *, tcp: bool = False
 ) -> Line:

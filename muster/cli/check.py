@@ -38,6 +38,7 @@ from muster.cli.text import note, safe
 from muster.client import Client, LogQuery
 from muster.protocol.http import AttemptView, JobView, LogTrailer, NodeView
 from muster.protocol.outcome import Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import JobState
 
 _BUSY_S: Final = 5.0
@@ -46,7 +47,6 @@ _POLL_S: Final = 0.2
 _GONE_MAX: Final = 16
 """After so many nodes have refused one after the other, something else is wrong."""
 _NAMES: Final = "hosts_"
-_UNREACHABLE: Final = "launcher_unreachable"
 
 
 @click.command("check")
@@ -272,7 +272,7 @@ class _Check:
             )
         refusal = cause.refusal or ""
         kind = "names" if refusal.startswith(_NAMES) else "refused"
-        kind = "tcp" if refusal == _UNREACHABLE else kind
+        kind = "tcp" if refusal == RefusalCode.UNREACHABLE else kind
         self._find(Severity.FAULT, kind, (cause.node,), cause.text)
         if output.nodes and not refusal:
             # It had begun: what was seen until then is true all the same.

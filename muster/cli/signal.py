@@ -8,6 +8,7 @@ from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.text import note, safe
+from muster.protocol.wording import named
 
 
 @click.command("signal")
@@ -27,13 +28,8 @@ def command(*, job: str, signal: str, rank: int | None, node: str | None, as_jso
     number = find_job(client, job)
     answer = client.signal(number, signal, rank=rank, node=node)
     whom = "its ranks" if rank is None else f"rank {rank}"
-    note(f"job {number}: {answer.signal} to {whom} on {_names(answer.nodes)}")
+    note(f"job {number}: {answer.signal} to {whom} on {safe(named(answer.nodes))}")
     if answer.away:
-        note(f"unreachable now, and told when back: {_names(answer.away)}")
+        note(f"unreachable now, and told when back: {safe(named(answer.away))}")
     if as_json:
         print_json(answer)
-
-
-def _names(nodes: tuple[str, ...], most: int = 6) -> str:
-    more = f" and {len(nodes) - most} more" if len(nodes) > most else ""
-    return ", ".join(safe(node) for node in nodes[:most]) + more

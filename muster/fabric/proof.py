@@ -21,6 +21,7 @@ from muster.protocol.proof import (
     PortFigures,
     SocketFigures,
 )
+from muster.protocol.wording import named
 
 COUNTED_BYTES: Final = 1 << 30
 """So much a node has to have carried before counters alone are believed, ..."""
@@ -28,7 +29,6 @@ COUNTED_S: Final = 60.0
 """... and for so long it has to have been watched."""
 _CLOSED: Final = 0.15
 _CLEARLY: Final = 0.9
-_NAMED: Final = 3
 
 
 class Proof(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,7 +63,7 @@ def judge(gang: Gang) -> Proof:
     if len(undecided) == len(gang):
         return _counted(gang, seen)
     if undecided:
-        return _unknown(f"NCCL has said nothing of its network on {_names(undecided)}")
+        return _unknown(f"NCCL has said nothing of its network on {named(undecided)}")
     return _chosen(seen)
 
 
@@ -103,11 +103,11 @@ def _sockets(on_sockets: _Seen, seen: _Seen) -> Proof:
     names = [name for name, _ in on_sockets]
     name, first = on_sockets[0]
     why = f" ({reason_of(first)})"
-    where = f"all {len(seen)} nodes" if len(names) == len(seen) and len(seen) > 1 else _names(names)
+    where = f"all {len(seen)} nodes" if len(names) == len(seen) and len(seen) > 1 else named(names)
     others = [other for other, one in seen if one.nccl.decided and other not in names]
     text = f"TCP: NCCL used NET/Socket on {where}{why}"
     if others:
-        text += f", and RDMA on {_names(others)}: such a gang may hang"
+        text += f", and RDMA on {named(others)}: such a gang may hang"
     return Proof(Carrier.TCP, text, firm=True, node=name if others else None)
 
 
@@ -129,18 +129,18 @@ def _chosen(seen: _Seen) -> Proof:
         (moved if carried(ports) else still if known else blind).append(name)
     if still:
         return _unknown(
-            f"NCCL chose {network}, but no HCA of {_names(still)} has carried anything yet{failing}"
+            f"NCCL chose {network}, but no HCA of {named(still)} has carried anything yet{failing}"
         )
     if moved and not blind:
         return Proof(Carrier.PROVED, f"RDMA proved: {figures(seen)}{failing}", firm=True)
     if all(one.nccl.over_rdma for _, one in seen):
         told = f"NCCL's channels go over {network}"
-        whose = "the HCAs" if not moved else f"those of {_names(blind)}"
+        whose = "the HCAs" if not moved else f"those of {named(blind)}"
         return Proof(
             Carrier.PROVED, f"RDMA proved: {told}; {whose} have no counters{failing}", firm=True
         )
     return _unknown(
-        f"NCCL chose {network}, but has opened no channel, and the HCAs of {_names(blind)} have no "
+        f"NCCL chose {network}, but has opened no channel, and the HCAs of {named(blind)} have no "
         f"counters{failing}"
     )
 
@@ -153,7 +153,7 @@ def _counted(gang: Gang, seen: _Seen) -> Proof:
     ports = [port for one in reports for port in planned(one)]
     if len(reports) < len(gang):
         absent = [name for name, one in gang if one is None]
-        return _unknown(f"{silence}, and {_names(absent)} has said nothing yet")
+        return _unknown(f"{silence}, and {named(absent)} has said nothing yet")
     if any(one.shared for one in reports):
         return _unknown(f"{silence}, and other jobs share the nodes: counters are theirs, too")
     if not ports or any(port.why for port in ports):
@@ -172,7 +172,7 @@ def _counted(gang: Gang, seen: _Seen) -> Proof:
         return Proof(
             Carrier.TCP,
             f"TCP: the nodes sent each other {_amount(_sent(reports))} over "
-            f"{_names(list(names))}, and no HCA carried anything ({silence})",
+            f"{named(list(names))}, and no HCA carried anything ({silence})",
             firm=True,
         )
     return _unknown(f"{silence}, and the counters alone do not tell: {figures(seen)}")
@@ -247,11 +247,6 @@ def _percent(share: float) -> str:
     if share and share < 0.0005:
         return "< 0.1 %"
     return f"{100 * share:.1f} %"
-
-
-def _names(names: Sequence[str]) -> str:
-    told = ", ".join(names[:_NAMED])
-    return told if len(names) <= _NAMED else f"{told} and {len(names) - _NAMED} more"
 
 
 def _unknown(why: str) -> Proof:

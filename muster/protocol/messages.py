@@ -39,17 +39,6 @@ STARTS_WITH_PLAN: Final = 3
 LOOKS: Final = 5
 """From this protocol on `LookTask` is understood."""
 
-PORT_TAKEN: Final = "port_taken"
-"""Code of a refusal: the rendezvous port is somebody else's by now. Another one will do."""
-NO_SPACE: Final = "no_space"
-"""Code of a refusal: a disk of the node is full."""
-TOO_LARGE: Final = "command_too_large"
-"""A command for this task that no frame can hold."""
-FABRIC_DIFFERS: Final = "fabric_differs"
-"""Code of a refusal by the coordinator: a node is not as the others of a gang that needs RDMA."""
-UNREACHABLE: Final = "launcher_unreachable"
-"""Code of a refusal: a node does not reach its gang's launcher; either of the two is to blame."""
-
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node has, as its agent found or was told it.
@@ -89,12 +78,9 @@ def with_devices(inventory: Inventory, devices: tuple[GpuDevice, ...]) -> Invent
     )
 
 
-GPU_BUSY: Final = "gpu_busy"
-"""Of a refusal: another task on the node has a GPU of this one's, which so is not begun."""
-
-
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a node cannot do its part. `node_fault`: for its own sake, another node might do."""
+    """Why a node cannot do its part. `code` is a RefusalCode, or a later version's. `node_fault`:
+    for its own sake, another node might do."""
 
     code: str
     text: str

@@ -17,7 +17,6 @@ PAGE_MAX: Final = 1000
 EVENT_ID: Final = "^[0-9]{1,17}(-[0-9a-f]{1,16})?$"
 
 _Word = Annotated[str, Meta(max_length=255)]
-_Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 class NoQuery(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import structlog
 from muster.daemon.clock import Clock
 from muster.daemon.config import read_yaml
 from muster.daemon.errors import ConfigError
-from muster.protocol.tokens import BadToken, TokenRecord, TokensFile, digest, parse
+from muster.protocol.tokens import BadToken, Token, TokenRecord, TokensFile, digest, parse
 
 _LOOK_EVERY_S: Final = 1.0
 _UNKNOWN: Final = digest("")
@@ -21,7 +21,8 @@ _log = structlog.get_logger("muster.tokens")
 
 
 class TokenStore:
-    """The tokens that are good now. A changed file is read again within a second of its change.
+    """The tokens that are good now. A changed file is read again within a second of its change,
+    and at once where a token is asked for that is not known: it may have been made just now.
 
     A changed file that cannot be read is logged and the tokens before it stay good: a typing
     mistake must not cut off every agent.
@@ -34,22 +35,20 @@ class TokenStore:
         self._looked_at = clock.now().mono
         self._version = _version(path)
         self._tokens = _read(path)
+        self._complaint = ""
 
     def find(self, text: str) -> TokenRecord | None:
         """Whose token `text` is, or None where it is nobody's. Ask `why_not` whether it is good."""
-        self._look()
         try:
             token = parse(text)
         except BadToken:
             return None
-        record = self._tokens.get(token.id)
-        # Compared also where there is no such id, so that an id cannot be found out by timing.
-        same = hmac.compare_digest(
-            digest(token.secret), record.sha256 if record is not None else _UNKNOWN
-        )
-        if record is None or not same or record.class_ is not token.class_:
-            return None
-        return record
+        self._look()
+        found = self._good(token)
+        if found is None:
+            self._look(now=True)
+            found = self._good(token)
+        return found
 
     def knows(self, record: TokenRecord) -> bool:
         """Whether the token is in the file, be it good or not."""
@@ -67,11 +66,22 @@ class TokenStore:
             return f"the token {known.id} has expired ({known.expires})"
         return ""
 
-    def _look(self) -> None:
-        now = self._clock.now().mono
-        if now - self._looked_at < _LOOK_EVERY_S:
+    def _good(self, token: Token) -> TokenRecord | None:
+        record = self._tokens.get(token.id)
+        # Compared also where there is no such id, so that an id cannot be found out by timing.
+        same = hmac.compare_digest(
+            digest(token.secret), record.sha256 if record is not None else _UNKNOWN
+        )
+        if record is None or not same or record.class_ is not token.class_:
+            return None
+        return record
+
+    def _look(self, *, now: bool = False) -> None:
+        moment = self._clock.now().mono
+        if not now and moment - self._looked_at < _LOOK_EVERY_S:
             return
-        self._looked_at = now
+        self._looked_at = moment
+        complaint = ""
         try:
             version = _version(self._path)
             if version != self._version:
@@ -79,7 +89,10 @@ class TokenStore:
                 self._tokens = _read(self._path)
                 _log.info("tokens_read", count=len(self._tokens))
         except ConfigError as error:
-            _log.error("tokens_unreadable", why=str(error))
+            complaint = str(error)
+        if complaint and complaint != self._complaint:
+            _log.error("tokens_unreadable", why=complaint)
+        self._complaint = complaint
 
 
 def _version(path: Path) -> tuple[int, int, int]:

@@ -1,11 +1,12 @@
 """What a submit would make of a job, told before there is one."""
 
 from muster.protocol.http import Validation
+from muster.protocol.wording import count
 from muster.spec.render import to_mapping
 from muster.spec.types import JobSpec
 from orchestrator.api.redaction import is_secret, without_secrets_inside
 from orchestrator.core.node import LinkState
-from orchestrator.core.placement import count, never_fits, unfit
+from orchestrator.core.placement import never_fits, unfit
 from orchestrator.core.state import State
 
 

@@ -10,8 +10,8 @@ from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import problem
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
+from muster.protocol.wording import count
 from orchestrator.core.node import LinkState
-from orchestrator.core.placement import count
 from orchestrator.core.state import Node, State
 
 CLOCK_TOLERANCE_S: Final = 10.0

@@ -22,6 +22,7 @@ from muster.protocol.messages import (
 )
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
+from orchestrator.core import actions as a
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_command
 from orchestrator.core.limits import Limits
@@ -88,6 +89,25 @@ def owed(
         job = state.jobs[task.job]
         return wanted(job, job.attempts[task.attempt - 1], task, on_node, limits)
     return [ForgetTask(name) if on_node is TaskState.CLEANED else fence(name)]
+
+
+def tell(
+    state: State,
+    job: Job,
+    attempt: Attempt,
+    task: Task,
+    on_node: TaskState | None,
+    limits: Limits,
+    gang: Gang | None = None,
+) -> list[a.Action]:
+    """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
+    session = state.nodes[task.node].session
+    if session is None:
+        return []
+    commands = folded(
+        wanted(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
+    )
+    return [a.Send(task.node, session, command) for command in commands]
 
 
 def tasks_on(state: State, name: NodeName) -> list[Task]:

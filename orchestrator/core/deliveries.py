@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from muster.protocol.messages import GPU_BUSY
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.state import Job, Task
 
 _BEFORE_A_SHIM: Final = frozenset(
     {
-        GPU_BUSY,
-        "gpu_gone",
-        "gpu_dirty",
-        "preflight_failed",
-        "spawn_failed",
-        "no_space",
-        "no_ports",
-        "no_descriptors",
+        RefusalCode.GPU_BUSY,
+        RefusalCode.GPU_GONE,
+        RefusalCode.GPU_DIRTY,
+        RefusalCode.PREFLIGHT_FAILED,
+        RefusalCode.SPAWN_FAILED,
+        RefusalCode.NO_SPACE,
+        RefusalCode.NO_PORTS,
+        RefusalCode.NO_DESCRIPTORS,
     }
 )
 """Refusals by an agent itself, before anything of the job ran: its next life knows nothing of the

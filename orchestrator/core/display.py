@@ -12,6 +12,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
+from muster.protocol.wording import count, named
 from muster.spec.render import nodes_text, to_mapping
 from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
@@ -26,7 +27,6 @@ from orchestrator.core.limits import Limits
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
 from orchestrator.core.notices import host_of
-from orchestrator.core.placement import count
 from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
@@ -35,7 +35,7 @@ from orchestrator.core.silence import brake_text
 from orchestrator.core.silence import keeps_until as lasts
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
-from orchestrator.core.timeline import named, timeline
+from orchestrator.core.timeline import timeline
 from orchestrator.core.versions import odd_versions
 
 
@@ -293,7 +293,8 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
             progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
             progress += _and(_hang_text(attempt)) + _and(attempt.idle)
-            return h.Reason("running", f"on {_names(attempt)}{_size(state, attempt)}{progress}")
+            where = named([task.node for task in attempt.present])
+            return h.Reason("running", f"on {where}{_size(state, attempt)}{progress}")
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             cause = attempt.cause.text if attempt.cause is not None else "stopping"
             return h.Reason(
@@ -321,10 +322,6 @@ def _size(state: State, attempt: Attempt) -> str:
         f"{text}: whenever torchrun starts its ranks, it first waits {last_call_s(spec)} s "
         "for more to join (its last call)"
     )
-
-
-def _names(attempt: Attempt) -> str:
-    return named(attempt.present)
 
 
 def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:

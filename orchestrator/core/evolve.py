@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from typing import Final, assert_never, get_args
 
-from msgspec import UNSET, structs
-
-from muster.protocol.ids import JobId, NodeName, task_id
+from muster.protocol.ids import NodeName, task_id
 from muster.protocol.states import TaskState
 from muster.spec.units import duration_text
 from orchestrator.core import facts as f
@@ -17,17 +14,17 @@ from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.checkpoints import apply_checkpoint
+from orchestrator.core.evolve_jobs import apply_change, apply_job, dequeue, forget, job_to
 from orchestrator.core.evolve_links import apply_cluster, apply_judgement, apply_link
 from orchestrator.core.gpus import share_of
 from orchestrator.core.hang_course import apply_hang
 from orchestrator.core.idle import apply_idle
-from orchestrator.core.job import JOB_TRANSITIONS, JobPhase
+from orchestrator.core.job import JobPhase
 from orchestrator.core.notices import apply_notice
 from orchestrator.core.service import apply_service
 from orchestrator.core.state import (
     Attempt,
     Cut,
-    Hold,
     Job,
     Signal,
     State,
@@ -40,7 +37,6 @@ from orchestrator.core.transition import InvalidTransition
 CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
-
 
 _OF_NO_REVISION: Final = frozenset(
     {f.RunTimed, f.JobForgotten, nf.NoticeFailed, idf.IdleTimed, *get_args(hf.Looking)}
@@ -108,15 +104,15 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobRequeued()
             | f.JobEnded()
         ):
-            _apply_job(state, fact, at)
+            apply_job(state, fact, at)
         case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
-            _apply_change(state, fact, at)
+            apply_change(state, fact, at)
         case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
             apply_judgement(state, fact)
         case f.JobForgotten(number):
-            _forget(state, number)
+            forget(state, number)
         case f.RunTimed(job, number, since):
             attempt = state.jobs[job].attempts[number - 1]
             if attempt.phase is AttemptPhase.RUNNING:
@@ -159,84 +155,6 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         state.jobs[name].revision += 1
 
 
-def _forget(state: State, number: JobId) -> None:
-    gone = state.jobs.pop(number)
-    state.telling.discard(number)
-    if gone.key:
-        del state.keys[gone.user, gone.key]
-    state.forgotten += 1
-
-
-def _apply_job(
-    state: State,
-    fact: f.JobSubmitted | f.CancelRequested | f.RetryScheduled | f.JobRequeued | f.JobEnded,
-    at: float,
-) -> None:
-    match fact:
-        case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
-            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key)
-            state.jobs[job_id] = job
-            state.next_job = max(state.next_job, job_id + 1)
-            if key:
-                state.keys[user, key] = (job_id, digest)
-            _enqueue(state, job)
-        case f.CancelRequested(job_id, user, reason, grace_s, force):
-            state.jobs[job_id].cancel = (user, reason, grace_s, force)
-        case f.RetryScheduled(job_id, budget, delay_s, avoid):
-            job = state.jobs[job_id]
-            _job_to(job, JobPhase.BACKOFF)
-            job.retry_after_s, job.avoid = delay_s, frozenset(avoid)
-            match budget:
-                case "user":
-                    job.user_used += 1
-                case "infra":
-                    job.infra_used += 1
-                case _:
-                    pass
-        case f.JobRequeued(job_id):
-            job = state.jobs[job_id]
-            _job_to(job, JobPhase.QUEUED)
-            _enqueue(state, job)
-        case f.JobEnded(job_id, cause):
-            job = state.jobs[job_id]
-            _leave_line(state, job)
-            _job_to(job, JobPhase.ENDED)
-            job.cause, job.ended_at = cause, at
-        case _:
-            assert_never(fact)
-
-
-def _apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float) -> None:
-    job = state.jobs[fact.job]
-    match fact:
-        case f.JobHeld(_, user, reason):
-            _leave_line(state, job)
-            _job_to(job, JobPhase.HELD)
-            state.held.add(job.id)
-            job.hold = Hold(user, reason, at)
-            job.notes.add(at, f"held by {user}" + (f": {reason}" if reason else ""))
-        case f.JobReleased(_, user):
-            _leave_line(state, job)
-            _job_to(job, JobPhase.QUEUED)
-            _enqueue(state, job)
-            job.released = True
-            job.notes.add(at, f"released by {user}")
-        case f.JobChanged(_, user, priority, time_limit_s, name):
-            waits = job.phase is JobPhase.QUEUED
-            if waits:
-                _dequeue(state, job)
-            if job.asked is None:
-                job.asked = job.spec
-            given = {"priority": priority, "time_limit_s": time_limit_s, "name": name}
-            told = {field: value for field, value in given.items() if value is not UNSET}
-            job.spec = structs.replace(job.spec, **told)
-            if waits:
-                _enqueue(state, job)
-            job.notes.add(at, f"changed by {user}: {fact.text}")
-        case _:
-            assert_never(fact)
-
-
 def _apply_attempt(
     state: State,
     fact: f.AttemptPlaced
@@ -251,8 +169,8 @@ def _apply_attempt(
 ) -> None:
     job = state.jobs[fact.job]
     if isinstance(fact, f.AttemptPlaced):
-        _dequeue(state, job)
-        _job_to(job, JobPhase.ACTIVE)
+        dequeue(state, job)
+        job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes, fact.gpus)
         job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
         for task in tasks:
@@ -431,28 +349,6 @@ def _holds_another(state: State, task: Task) -> bool:
         other is not task and other.node == task.node and other.state not in OVER
         for other in attempt.tasks
     )
-
-
-def _enqueue(state: State, job: Job) -> None:
-    insort(state.queues.setdefault(job.spec.pool, []), (-job.spec.priority, job.id))
-
-
-def _dequeue(state: State, job: Job) -> None:
-    state.queues[job.spec.pool].remove((-job.spec.priority, job.id))
-
-
-def _leave_line(state: State, job: Job) -> None:
-    """Out of wherever it waits to be placed."""
-    if job.phase is JobPhase.QUEUED:
-        _dequeue(state, job)
-    state.held.discard(job.id)
-    job.hold = None
-
-
-def _job_to(job: Job, phase: JobPhase) -> None:
-    if phase not in JOB_TRANSITIONS[job.phase]:
-        raise InvalidTransition(f"job {job.id}: {job.phase.value} to {phase.value}")
-    job.phase = phase
 
 
 def _attempt_to(attempt: Attempt, phase: AttemptPhase) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from muster.protocol import http as h
 from muster.protocol.instant import Instant
 from muster.protocol.timestamp import Timestamp, timestamp
+from muster.protocol.wording import count
 from muster.spec.types import MAX_PRIORITY
 from orchestrator.core.display import job_state, job_summary, node_state
 from orchestrator.core.fabric_view import plan_of, was_refused
@@ -26,7 +27,6 @@ from orchestrator.core.placement import (
     Verdict,
     busy,
     consider,
-    count,
     natural,
     never_fits,
 )

@@ -21,23 +21,11 @@ from muster.fabric.nccl import Version, devices_max, version_of
 from muster.fabric.types import ETHERNET
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.spec.types import Rdma
+from orchestrator.core.fabric_layout import Member, Place, align, places_of
 from orchestrator.core.fabric_near import near_notes, settings_notes
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Rail, Transport
-from orchestrator.core.fabric_rails import (
-    Difference,
-    Member,
-    Place,
-    Rails,
-    align,
-    first_by_node,
-    gids,
-    lacks,
-    no_address,
-    places_of,
-    rails_of,
-    told,
-    unlike,
-)
+from orchestrator.core.fabric_ports import gids, lacks, no_address, told, unlike
+from orchestrator.core.fabric_rails import Difference, Rails, first_by_node, rails_of
 
 NO_IB: Final = {"NCCL_IB_DISABLE": "1"}
 ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from orchestrator.core.fabric_rails import Member, Rails, is_part
+from orchestrator.core.fabric_layout import Member, is_part
+from orchestrator.core.fabric_rails import Rails
 
 _OF_ONE_NODE: Final = "NCCL_TOPO_FILE"
 """Each kind of machine has its own."""

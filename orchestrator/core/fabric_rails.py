@@ -1,8 +1,7 @@
 """Rails: which port of each node goes with which of the others, and where they differ.
 
-A rail is a place among the ports that a node has for jobs, be they in order or not: a port that is
-down keeps its place. Machines of one layout are matched by their slots, so that a port that is not
-there does not shift the others; those with as many places by these.
+A rail is a place among the ports that a node has for jobs (orchestrator/core/fabric_layout.py), be
+they in order or not: a port that is down keeps its place.
 """
 
 from __future__ import annotations
@@ -17,27 +16,13 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.fabric.gids import Family
-from muster.fabric.nccl import Version
-from muster.fabric.order import function_order, natural
 from muster.fabric.types import ETHERNET, INFINIBAND
-from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
+from muster.protocol.fabric import FabricPort
+from orchestrator.core.fabric_layout import Layout, Member, Place, align, is_part, places_of
 from orchestrator.core.fabric_plan import Rail
+from orchestrator.core.fabric_ports import COMPARED, lacks, no_address, told
 
 _UNEVEN: Final = "the GPUs of its tasks are near different ports of their nodes"
-_VOWELS: Final = frozenset("AEFHILMNORSX8")
-"""Of names that are spelt out: an MT4129, a BCM57608."""
-_WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A node of a gang: its fresh probe, those of its ports that are for the job, how many GPUs the
-    job has there, and the NCCL that it runs."""
-
-    node: str
-    fabric: NodeFabric
-    ports: tuple[FabricPort, ...]
-    gpus: int = 0
-    nccl: Version | None = None
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -69,16 +54,6 @@ class Rails:
     notes: list[str] = field(default_factory=list)
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where a node has a port for jobs: its slot (the PCI address, "" if unknown, and the port's
-    number), the port where the job can use it, and what is wrong where nobody can."""
-
-    slot: tuple[str, int]
-    name: str
-    port: FabricPort | None
-    missing: MissingPort | None = None
-
-
 @dataclass(slots=True)
 class _Kind:
     """Nodes that are alike: the first of them, how many there are, and the members of the gang."""
@@ -86,9 +61,6 @@ class _Kind:
     first: Member
     count: int = 0
     members: list[Member] = field(default_factory=list)
-
-
-Layout = Sequence[Place]
 
 
 def rails_of(members: Sequence[Member], witnesses: Sequence[Member] = ()) -> Rails:
@@ -227,100 +199,9 @@ def _signature(member: Member) -> object:
     )
 
 
-def is_part(member: Member) -> bool:
-    """Whether the job has some of the node's GPUs, to which some of its ports are near."""
-    return len(member.ports) < len(member.fabric.ports)
-
-
 def _is_far(place: Place | None) -> bool:
     """Whether a part of a node lacks this one, though nothing is wrong with it."""
     return place is None or (place.port is None and place.missing is None)
-
-
-def places_of(member: Member) -> Layout:
-    """All that a node has for jobs, in the order of PCI addresses; of names, if one has none."""
-    part = is_part(member)
-    found = [
-        Place((port.pci, port.port), port.name, port if not part or port in member.ports else None)
-        for port in member.fabric.ports
-    ]
-    for missing in member.fabric.missing:
-        name, _, number = missing.key.rpartition(":")
-        slot = missing.pci, int(number) if number.isdecimal() else 0
-        found.append(Place(slot, name, None, missing))
-    known = all(place.slot[0] for place in found)
-    return sorted(
-        found,
-        key=lambda it: (
-            function_order(it.slot[0]) if known else (),
-            natural(it.name),
-            it.slot[1],
-        ),
-    )
-
-
-def align(mine: Layout, layout: Layout) -> list[Place | None]:
-    """A node's place for each of a layout."""
-    own = {place.slot: place for place in mine}
-    slots = {place.slot for place in layout}
-    known = all(pci for pci, _ in own.keys() | slots)
-    if known and (slots <= own.keys() or own.keys() <= slots):
-        return [own.get(place.slot) for place in layout]
-    if len(mine) == len(layout):
-        return list(mine)
-    if len(mine) > len(layout):
-        return [mine[at] for at in _like(layout, mine)]
-    made: list[Place | None] = [None] * len(layout)
-    for place, at in zip(mine, _like(mine, layout), strict=True):
-        made[at] = place
-    return made
-
-
-def unlike(port: FabricPort, other: FabricPort | Rail) -> str | None:
-    """The first thing that is known of both and differs, by its field; None if nothing is."""
-    for name in _FIELDS:
-        if name == "mtu" and port.link_layer != ETHERNET:
-            continue
-        mine, its = getattr(port, name), getattr(other, name)
-        if mine not in (None, "") and its not in (None, "") and mine != its:
-            return name
-    return None
-
-
-def gids(port: FabricPort, family: Family) -> PortGids | None:
-    """The addresses of one family."""
-    return port.fourth if family == "AF_INET" else port.sixth
-
-
-def lacks(port: FabricPort, family: Family) -> bool:
-    """Whether it is known that NCCL would find no address of the family."""
-    return port.link_layer == ETHERNET and port.table and gids(port, family) is None
-
-
-def no_address(port: FabricPort, family: Family) -> str:
-    """As in `mlx5_3:1 (eth3) has no IPv4 address that NCCL would take`."""
-    where = f" ({port.netdev})" if port.netdev else ""
-    return f"{port.key}{where} has no {_WORDS[family]} address that NCCL would take"
-
-
-def told(name: str, value: object) -> str:
-    """A value of a port, in words that follow its name."""
-    match name:
-        case "link_layer":
-            return f"is {value}"
-        case "model":
-            return f"is {'an' if f'{value}'[:1] in _VOWELS else 'a'} {value}"
-        case "rate_gbps":
-            return f"runs at {value:g} Gb/s"
-        case "sm_lid":
-            return f"has the subnet manager at LID {value}"
-        case "prefix":
-            return f"is in the subnet {value}"
-        case _:
-            return f"has MTU {value}"
-
-
-_FIELDS: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
 
 
 def _reference(kinds: Sequence[_Kind], laid: Sequence[Layout]) -> Layout:
@@ -334,24 +215,6 @@ def _reference(kinds: Sequence[_Kind], laid: Sequence[Layout]) -> Layout:
         key=lambda at: (counted[slots[at]], len(slots[at]), len(kinds[at].first.ports)),
     )
     return laid[best]
-
-
-def _like(few: Layout, many: Layout) -> list[int]:
-    """Places in `many`, in order, that are like those of `few` one by one; else the first ones."""
-    found: list[int] = []
-    at = 0
-    for place in few:
-        while at < len(many) and _are_unlike(place.port, many[at].port):
-            at += 1
-        if at == len(many):
-            return list(range(len(few)))
-        found.append(at)
-        at += 1
-    return found
-
-
-def _are_unlike(port: FabricPort | None, other: FabricPort | None) -> bool:
-    return port is not None and other is not None and unlike(port, other) is not None
 
 
 def _family(kinds: Sequence[_Kind]) -> Family:
@@ -370,7 +233,7 @@ def _compared(
     here = [(at, port) for at, port in enumerate(ports) if port is not None]
     common: dict[str, object] = {}
     differing: dict[int, list[Difference]] = {}
-    for name in _FIELDS:
+    for name in COMPARED:
         known = [
             (at, value)
             for at, port in here

@@ -16,11 +16,11 @@ from muster.protocol.fabric_view import (
     RailView,
     Setting,
 )
-from muster.protocol.messages import FABRIC_DIFFERS
+from muster.protocol.refusals import RefusalCode
 from muster.spec.types import Rdma, env_on_node
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
-from orchestrator.core.fabric_rails import gids
+from orchestrator.core.fabric_ports import gids
 from orchestrator.core.gang_fabric import node_plan
 from orchestrator.core.launch import fabric_environment
 from orchestrator.core.meeting import endpoint
@@ -48,7 +48,8 @@ def fabric_view(job: Job) -> FabricView:
 def was_refused(attempt: Attempt) -> bool:
     """Whether its nodes do not go together, so that it never had a plan."""
     cause = attempt.cause
-    return plan_of(attempt) is None and cause is not None and cause.refusal == FABRIC_DIFFERS
+    differ = cause is not None and cause.refusal == RefusalCode.FABRIC_DIFFERS
+    return differ and plan_of(attempt) is None
 
 
 def plan_of(attempt: Attempt) -> FabricPlan | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from muster.protocol.failures import FailureKind
-from orchestrator.core.kernel_lines import OF_THE_PROGRAM
+from muster.protocol.xids import HARMLESS
 from orchestrator.core.taxonomy import RULES, Rule
 from orchestrator.core.verdict import BY_SIGNAL, CONSEQUENCES, OUT_OF_MEMORY
 
@@ -70,7 +70,7 @@ def _by_end() -> Iterator[str]:
 
 
 def _xids() -> Iterator[str]:
-    for number, meaning in OF_THE_PROGRAM.items():
+    for number, meaning in HARMLESS.items():
         yield f"| {number} | {meaning} |"
 
 

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from muster.protocol.failures import FailureKind
 from muster.protocol.hosts import BadHost, check_address
-from muster.protocol.messages import NO_SPACE, PORT_TAKEN, RankReport, Refusal, TaskReport
+from muster.protocol.messages import RankReport, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
+from muster.protocol.refusals import RefusalCode
 from orchestrator.core.state import Task
 from orchestrator.core.verdict import CONSEQUENCES, Verdict, judge, says_in_use
 
@@ -109,11 +110,11 @@ def ended_before_s(cause: Cause, report: TaskReport) -> float:
 
 
 def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
-    missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == NO_SPACE
+    missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == RefusalCode.NO_SPACE
     return Cause(
         CauseCode.START_FAILED,
         # A port that another program took is no fault of the job's, nor is a full disk of the node.
-        Outcome.INFRA if full or refusal.code == PORT_TAKEN else Outcome.USER,
+        Outcome.INFRA if full or refusal.code == RefusalCode.PORT_TAKEN else Outcome.USER,
         shortened(f"{task.node} could not start it: {refusal.text}"),
         node=task.node,
         node_fault=full,
@@ -143,7 +144,7 @@ def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) ->
         node_fault=full or verdict.infra,
         rank=rank.rank,
         exit=how,
-        refusal=PORT_TAKEN if taken else None,
+        refusal=RefusalCode.PORT_TAKEN if taken else None,
         kind=FailureKind.DISK_FULL if full else verdict.kind,
         tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
     )

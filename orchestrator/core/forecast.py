@@ -11,10 +11,11 @@ from typing import Final
 import msgspec
 
 from muster.protocol.instant import Instant
+from muster.protocol.wording import count
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpus import given, share_of
-from orchestrator.core.placement import Waiting, count, place, unfit
+from orchestrator.core.placement import Waiting, place, unfit
 from orchestrator.core.state import Attempt, Job, State
 
 VERDICTS_MAX: Final = 30_000

@@ -7,13 +7,14 @@ from typing import Final
 
 from muster.fabric.affinity import nearest
 from muster.protocol.fabric import FabricPort, NodeFabric
-from muster.protocol.messages import FABRIC_DIFFERS, Refusal
+from muster.protocol.messages import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.spec.rdma_rules import named_plugin, rdma_off
 from muster.spec.types import Rdma, env_on_node, gpus_on_node
 from orchestrator.core.fabric import PLUGIN, Refused, Wish, join, nccl_of, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan
-from orchestrator.core.fabric_rails import Member
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
 from orchestrator.core.faults import shortened
 from orchestrator.core.state import Attempt, Job, Task
@@ -42,7 +43,7 @@ def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
             attempt.job,
             attempt.number,
             ranks[it.node],
-            Refusal(FABRIC_DIFFERS, shortened(it.text), node_fault=True),
+            Refusal(RefusalCode.FABRIC_DIFFERS, shortened(it.text), node_fault=True),
         )
         for it in refused.differences
     ]
@@ -51,7 +52,7 @@ def roll_back(attempt: Attempt, refused: Refused) -> list[Fact]:
         Outcome.INFRA,
         shortened(refused.text),
         node=first.node,
-        refusal=FABRIC_DIFFERS,
+        refusal=RefusalCode.FABRIC_DIFFERS,
         node_fault=True,
     )
     return [*facts, StopRequested(attempt.job, attempt.number, cause)]
@@ -62,7 +63,7 @@ def misfit(job: Job, attempt: Attempt, task: Task) -> TaskRefused | None:
     found = join(attempt.fabric, member_of(job, task), wish_of(job, attempt))
     if isinstance(found, NodePlan):
         return None
-    refusal = Refusal(FABRIC_DIFFERS, shortened(found), node_fault=True)
+    refusal = Refusal(RefusalCode.FABRIC_DIFFERS, shortened(found), node_fault=True)
     return TaskRefused(task.job, task.attempt, task.rank, refusal)
 
 

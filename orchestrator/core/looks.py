@@ -17,6 +17,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.messages import LOOKS, LookTask, StacksReport, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
+from muster.protocol.wording import named
 from muster.spec.types import Rendezvous
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
@@ -305,9 +306,12 @@ def _notes(attempt: Attempt, look: Look) -> tuple[str, ...]:
     tasks = {task.id: task.node for task in attempt.tasks}
     told = list(look.notes)
     told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
+    problems: dict[str, list[str]] = {}
     for name, report in sorted(look.reports.items()):
         if report.problem:
-            told.append(f"{tasks[name]}: {report.problem}")
+            problems.setdefault(report.problem, []).append(tasks[name])
+    told += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
+    for name, report in sorted(look.reports.items()):
         told += [
             f"rank {rank.rank} on {tasks[name]}: {rank.problem}"
             for rank in report.ranks

@@ -20,6 +20,7 @@ from muster.protocol.interfaces import (
     usable_address,
     usable_name,
 )
+from orchestrator.core.gpus import one_a_machine
 from orchestrator.core.state import Node
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -100,20 +101,23 @@ def reachable_gang(
     nodes: Sequence[Node], least: int, networks: Sequence[str] = (), most: int | None = None
 ) -> tuple[Node, ...] | None:
     """As many of `nodes` as share a network, from `least` to `most` of them (None: no more than
-    `least`), those that come earlier first; None where no so many do."""
+    `least`), those that come earlier first; None where no so many do. Of agents that see the same
+    GPUs one is taken: each may be in another network than the others."""
     most = min(least if most is None else most, len(nodes))
     if most < least:
         return None
-    best = _agreeing(nodes[:most], least, networks)
+    ahead = one_a_machine(nodes[:most])
+    if len(ahead) < most:
+        ahead = one_a_machine(nodes)[:most]
+    best = _agreeing(ahead, least, networks) if len(ahead) >= least else ()
     if len(best) == most:
         return best
     groups: dict[object, list[Node]] = {}
     for node in nodes:
         for key in sorted(_keys(node, networks), key=str):
-            group = groups.setdefault(key, [])
-            if len(group) < most:
-                group.append(node)
-    for group in sorted(groups.values(), key=len, reverse=True):
+            groups.setdefault(key, []).append(node)
+    gangs = [one_a_machine(group)[:most] for group in groups.values()]
+    for group in sorted(gangs, key=len, reverse=True):
         wanted = max(least, len(best) + 1)
         if len(group) >= wanted:
             best = _agreeing(group, wanted, networks) or best

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from muster.protocol.ids import NodeName
+from muster.protocol.wording import count
 from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
 from muster.spec.units import size_text
 from orchestrator.core.alike import alike, kind_of, without_rdma
@@ -216,29 +217,43 @@ def consider(state: State, job: Job) -> Considered:
     free = [verdict.node for verdict in verdicts if verdict.lack is None]
     if len(free) < spec.nodes:
         return Considered(verdicts, ())
-    if len(apart := one_a_machine(free)) < len(free):
-        free = apart
-        names = {node.name for node in free}
+    # Of two that did not meet, one was at fault perhaps: it is seldom both.
+    faults = blame(job) if job.avoid else {}
+    there = [node for node in kept if node.link in _THERE and node.in_service]
+    apart = one_a_machine(free)
+    gang, kinds = _first_gang(state, spec, apart, there, faults)
+    if gang is None and len(apart) < len(free):
+        # Another agent of a machine may be in the network of the others, or be of their kind.
+        gang, kinds = _first_gang(state, spec, free, there, faults)
+        chosen = set(gang or ())
+        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+    if len(apart) < len(free):
+        names = {node.name for node in apart}
         verdicts = tuple(
             v if v.lack or v.node.name in names else Verdict(v.node, _SAME_GPUS) for v in verdicts
         )
-        if len(free) < spec.nodes:
-            return Considered(verdicts, ())
-    # Of two that did not meet, one was at fault perhaps: it is seldom both.
-    faults = blame(job) if job.avoid else {}
-    free.sort(key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    there = [node for node in kept if node.link in _THERE and node.in_service]
-    kinds = alike(spec, free, there)
-    for kind in kinds:
-        gang = _best_gang(spec, kind, state.networks, faults)
-        if gang is not None:
-            return Considered(verdicts, gang)
+    if gang is not None or len(apart) < spec.nodes:
+        return Considered(verdicts, gang or ())
     if not kinds:
         return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
-    sizes = {node.name: len(group) for group in groups(spec, free) for node in group}
+    sizes = {node.name: len(group) for group in groups(spec, apart) for node in group}
     return Considered(
         tuple(v if v.lack else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts), ()
     )
+
+
+def _first_gang(
+    state: State,
+    spec: JobSpec,
+    free: Sequence[Node],
+    there: Sequence[Node],
+    faults: Mapping[NodeName, int],
+) -> tuple[tuple[NodeName, ...] | None, bool]:
+    """The best of the nodes that are free, and whether some are enough alike."""
+    ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
+    kinds = alike(spec, ordered, there) if len(ordered) >= spec.nodes else []
+    gangs = (_best_gang(spec, kind, state.networks, faults) for kind in kinds)
+    return next((gang for gang in gangs if gang is not None), None), bool(kinds)
 
 
 def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
@@ -269,14 +284,12 @@ def _left_out(state: State, job: Job, node: Node) -> Lack:
 def never_fits(state: State, spec: JobSpec) -> str | None:
     """A sentence that says why the nodes known can never hold this job; None if they can."""
     reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
-    able = one_a_machine(
-        node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack
-    )
-    fitting = len(able)
+    able = [node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack]
+    fitting = len(one_a_machine(able))
     if fitting >= spec.nodes:
         if enough(spec, able, state.networks):
             return None
-        near = largest(spec, able)
+        near = one_a_machine(largest(spec, able))
         if len(near) < spec.nodes:
             most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
             return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
@@ -342,7 +355,7 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
-    kept = one_a_machine(_unspoilt(fitting, avoid))
+    kept = _unspoilt(fitting, avoid)
     return enough(spec, kept, state.networks, meeting=bool(avoid))
 
 
@@ -406,10 +419,6 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
 def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
     ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
     return [f"{name} {lack}" for name, lack in ordered]
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _some(items: Iterable[str], most: int = 4) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import PORT_TAKEN, TOO_LARGE, UNREACHABLE
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from muster.spec.types import Retry
 from orchestrator.core.checkpoints import TRIES, without_progress
 from orchestrator.core.facts import JobEnded, RetryScheduled
 from orchestrator.core.faults import is_consequence
+from orchestrator.core.refusals import OF_NOBODY
 from orchestrator.core.state import Attempt, Job
 
 TRY_AGAIN_S = 1.0
@@ -28,10 +29,6 @@ extension."""
 
 TOLD_MAX = 6
 TOLD_CHARS_MAX = 200
-_SETUP_FAILED = "setup_failed"
-
-_OF_NOBODY: Final = frozenset({PORT_TAKEN, TOO_LARGE})
-"""Refusals for which no node is to blame."""
 
 
 def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
@@ -88,7 +85,7 @@ def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
     if any(task.prepared is not None and task.refusal is None for task in tasks):
         return False
     alike = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
-    alone = job.spec.nodes == 1 and cause.refusal == _SETUP_FAILED
+    alone = job.spec.nodes == 1 and cause.refusal == RefusalCode.SETUP_FAILED
     return len(alike) > 1 or not spare or alone
 
 
@@ -130,7 +127,7 @@ def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetrySch
             if cause.code is CauseCode.DRAINED:
                 # It was asked to leave.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
-            if cause.refusal == PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
+            if cause.refusal == RefusalCode.PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
                 # The next attempt gets another port.
                 return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
             if job.infra_used >= policy.infra:
@@ -160,7 +157,8 @@ def blame(job: Job) -> Counter[NodeName]:
 
 
 def _collisions(job: Job) -> int:
-    return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == PORT_TAKEN)
+    taken = RefusalCode.PORT_TAKEN
+    return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == taken)
 
 
 def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
@@ -169,13 +167,13 @@ def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
     What befell those that an elastic gang did without is not why it ended.
     """
     launcher, *workers = (task.node for task in attempt.tasks)
-    if cause.refusal == UNREACHABLE and cause.node == launcher and len(workers) > 1:
+    if cause.refusal == RefusalCode.UNREACHABLE and cause.node == launcher and len(workers) > 1:
         # None of them reached it. Of a pair, either may be to blame.
         return frozenset({launcher})
     named = {
         t.node
         for t in attempt.present
-        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code not in _OF_NOBODY)
+        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code not in OF_NOBODY)
     }
     if cause.node_fault and cause.node is not None:
         named.add(NodeName(cause.node))

@@ -6,17 +6,14 @@ Its agent looks at disks and mounts as it makes the task ready; what an agent re
 
 from __future__ import annotations
 
-from typing import Final
-
 from muster.protocol.messages import Refusal
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
+from muster.protocol.wording import count
 from muster.spec.types import Rdma
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
 from orchestrator.core.node_warnings import clock_warning
-from orchestrator.core.placement import count
 from orchestrator.core.state import Attempt, Job, State, Task
-
-PREFLIGHT: Final = "preflight"
 
 
 def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
@@ -27,10 +24,7 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
     found = [(task, text) for task in attempt.tasks if (text := wrong(state, job, task))]
     if not found:
         return []
-    refusals: list[Fact] = [
-        TaskRefused(task.job, task.attempt, task.rank, Refusal(PREFLIGHT, text, node_fault=True))
-        for task, text in found
-    ]
+    refusals: list[Fact] = [_refused(task, text) for task, text in found]
     task, text = found[0]
     more = f"; and {count(len(found) - 1, 'node')} more" if len(found) > 1 else ""
     cause = Cause(
@@ -38,10 +32,15 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
         Outcome.INFRA,
         f"{task.node} refused: {text}{more}",
         node=task.node,
-        refusal=PREFLIGHT,
+        refusal=RefusalCode.PREFLIGHT,
         node_fault=True,
     )
     return [*refusals, StopRequested(attempt.job, attempt.number, cause)]
+
+
+def _refused(task: Task, text: str) -> TaskRefused:
+    refusal = Refusal(RefusalCode.PREFLIGHT, text, node_fault=True)
+    return TaskRefused(task.job, task.attempt, task.rank, refusal)
 
 
 def wrong(state: State, job: Job, task: Task) -> str:

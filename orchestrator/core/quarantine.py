@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import FABRIC_DIFFERS
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
@@ -105,7 +105,7 @@ def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
         task = tasks.get(name)
         text = cause.text
         if task is not None and task.state is not TaskState.LOST and task.refusal is not None:
-            if task.refusal.code == FABRIC_DIFFERS:
+            if task.refusal.code == RefusalCode.FABRIC_DIFFERS:
                 continue
             if name != cause.node:
                 said = task.refusal.text.partition("\n")[0]

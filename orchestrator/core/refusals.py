@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from muster.protocol.messages import FABRIC_DIFFERS, PORT_TAKEN, TOO_LARGE, UNREACHABLE
+from typing import Final
+
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.faults import TAIL_CHARS_MAX, shortened
 from orchestrator.core.state import Attempt, Task
 from orchestrator.core.task import reached
+
+OF_NOBODY: Final = frozenset({RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE})
+"""Refusals for which no node is to blame."""
+BY_US: Final = frozenset({RefusalCode.FABRIC_DIFFERS, RefusalCode.PREFLIGHT})
+"""Refusals that the coordinator records together with what comes of them."""
 
 
 def refusal_cause(attempt: Attempt) -> Cause:
@@ -18,7 +25,7 @@ def refusal_cause(attempt: Attempt) -> Cause:
     """
     refused = [t for t in attempt.tasks if t.refusal is not None and not t.joined]
     first = min(refused, key=_clearer)
-    if first.refusal is not None and first.refusal.code == UNREACHABLE:
+    if first.refusal is not None and first.refusal.code == RefusalCode.UNREACHABLE:
         return _unreached(attempt, first)
     return refusal_of(attempt, first)
 
@@ -26,7 +33,7 @@ def refusal_cause(attempt: Attempt) -> Cause:
 def _clearer(task: Task) -> tuple[bool, bool]:
     if task.refusal is None:
         raise AssertionError(f"task {task.id} has not refused")
-    return task.refusal.code == UNREACHABLE, not task.refusal.node_fault
+    return task.refusal.code == RefusalCode.UNREACHABLE, not task.refusal.node_fault
 
 
 def _unreached(attempt: Attempt, worker: Task) -> Cause:
@@ -40,7 +47,7 @@ def _unreached(attempt: Attempt, worker: Task) -> Cause:
         Outcome.INFRA,
         shortened(f"none of the gang reaches its launcher; {worker.node} says: {said}"),
         node=launcher.node,
-        refusal=UNREACHABLE,
+        refusal=RefusalCode.UNREACHABLE,
         node_fault=True,
     )
 
@@ -49,15 +56,15 @@ def refusal_of(attempt: Attempt, task: Task) -> Cause:
     """What one task's refusal is to its gang."""
     assert task.refusal is not None
     text, _, tail = task.refusal.text.partition("\n")
-    if task.refusal.code != FABRIC_DIFFERS:
+    if task.refusal.code != RefusalCode.FABRIC_DIFFERS:
         text = f"{task.node} refused: {text}"
     preparing = attempt.phase is AttemptPhase.PREPARING
     # It had stood ready: what it lacks now is of this node, or of its way to the others.
-    unready = task.prepared is not None and task.refusal.code not in (PORT_TAKEN, TOO_LARGE)
+    unready = task.prepared is not None and task.refusal.code not in OF_NOBODY
     return Cause(
         CauseCode.PREPARE_REFUSED if preparing else CauseCode.ARRANGE_FAILED,
         # Another try has the same to say.
-        Outcome.NEVER_STARTED if task.refusal.code == TOO_LARGE else Outcome.INFRA,
+        Outcome.NEVER_STARTED if task.refusal.code == RefusalCode.TOO_LARGE else Outcome.INFRA,
         shortened(text),
         node=task.node,
         refusal=task.refusal.code,

@@ -8,12 +8,11 @@ from muster.protocol import http as h
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
+from muster.protocol.wording import count, named
 from muster.spec.units import duration_text
-from orchestrator.core.placement import count
-from orchestrator.core.state import Attempt, Cut, Job, Task
+from orchestrator.core.state import Attempt, Cut, Job
 
 CUTS_TOGETHER_S: Final = 5.0
-_CUTS_NAMED: Final = 4
 
 
 def timeline(job: Job, state: JobState) -> list[h.Step]:
@@ -21,9 +20,10 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
     rerun = "" if job.rerun_of is None else f", job {job.rerun_of} again"
     steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}{rerun}")]
     for attempt in job.attempts:
+        first = [task.node for task in attempt.tasks if not task.joined]
         again = f"attempt {attempt.number}: " if attempt.number > 1 else ""
         moments = (
-            (attempt.placed_at, f"placed on {named([t for t in attempt.tasks if not t.joined])}"),
+            (attempt.placed_at, f"placed on {named(first)}"),
             (attempt.prepared_at, "every node ready; gang arranged"),
             (attempt.released_at, "gates opened"),
             (attempt.started_at, "every node started"),
@@ -60,8 +60,7 @@ def _cuts(attempt: Attempt) -> list[tuple[float, str]]:
 
 def _cut_text(line: list[Cut]) -> str:
     names = list(dict.fromkeys(cut.node for cut in line))
-    more = f" and {len(names) - _CUTS_NAMED} more" if len(names) > _CUTS_NAMED else ""
-    who = ", ".join(names[:_CUTS_NAMED]) + more
+    who = named(names)
     after_s = max((cut.after_s or 0.0 for cut in line), default=0.0)
     if line[0].after_s is None:
         return f"{who} unreachable, presumed running"
@@ -82,8 +81,3 @@ def why_stopping(attempt: Attempt) -> str:
     ours = sum(1 for t in attempt.tasks for r in t.ranks if r.rank != cause.rank and r.stopped)
     others = f"; {count(ours, 'rank')} stopped by us" if cause.rank is not None and ours else ""
     return f"{cause.text}{others}"
-
-
-def named(tasks: list[Task]) -> str:
-    names = [t.node for t in tasks]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -55,10 +55,6 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
         fact = pending.popleft()
         if isinstance(fact, AttemptStarted | StopRequested) and _has_ended(state, fact):
             continue
-        if type(fact) is HardwareReported and any(type(it) is StopRequested for it in pending):
-            # A gang that what came with it ends has ended when it is judged: it is asked once.
-            pending.append(fact)
-            continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
         followed = follow(state, fact, now, limits)
@@ -74,7 +70,7 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
 
 
 def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """A gang may be ready and lose its node in one breath: then it does not start. What ends it
-    first is the cause, and what would end it again is void."""
+    """A gang may be ready and lose its node in one breath: then it does not start. It may also lose
+    two things in one breath: the end that is recorded first is the cause, and the other is void."""
     phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
     return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -7,13 +7,12 @@ ends the attempt at once. Its node is free only after its lease, or when it come
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from muster.protocol.ids import BadId, NodeName, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.wording import named
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
@@ -21,8 +20,6 @@ from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Attempt, Node, State, Task
-
-_NAMED: Final = 4
 
 
 def witnessed(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
@@ -100,12 +97,10 @@ def _gone(state: State, attempt: Attempt, task: Task, limits: Limits) -> list[f.
     witnesses = [other.node for other in watchers if address in other.silent]
     if not witnesses or 2 * len(witnesses) < len(watchers):
         return []
-    more = len(witnesses) - _NAMED
-    named = ", ".join(witnesses[:_NAMED]) + (f" and {more} more" if more > 0 else "")
     get = "gets" if len(witnesses) == 1 else "get"
     text = (
         f"{task.node} was lost: nothing has been heard of it for {limits.silence_s:g} s, and "
-        f"{named} {get} no answer from {address} any more"
+        f"{named(witnesses)} {get} no answer from {address} any more"
     )
     cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
     if goes_on_without(job, attempt, task, cause):

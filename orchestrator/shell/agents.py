@@ -24,7 +24,6 @@ from muster.protocol.codec import (
 from muster.protocol.ids import SessionId
 from muster.protocol.link import Link
 from muster.protocol.messages import (
-    TOO_LARGE,
     ArrangeTask,
     Command,
     Hello,
@@ -33,6 +32,7 @@ from muster.protocol.messages import (
     Refused,
     TaskReport,
 )
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.stimuli import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.shell.coordinator import Coordinator
@@ -193,7 +193,7 @@ class AgentSessions:
         assert self.coordinator is not None
         state = TaskState.ASSIGNED if isinstance(command, PrepareTask) else TaskState.PREPARED
         text = f"what it has to be told is {why}; make the job's environment or command smaller"
-        refused = TaskReport(command.task, state, refusal=Refusal(TOO_LARGE, text))
+        refused = TaskReport(command.task, state, refusal=Refusal(RefusalCode.TOO_LARGE, text))
         await self.coordinator.put(ReportReceived(session.id, refused))
 
     def _put(self, name: SessionId, item: Command | _Close) -> None:

@@ -8,7 +8,6 @@ from muster.bench.results import (
     About,
     Line,
     Row,
-    bus_factor,
     factors,
     pass_line,
     rates_of,
@@ -21,7 +20,7 @@ GLOO = About(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="n
 
 
 def row(size: int, busbw: float, wrong: int = 0) -> Row:
-    return Row(size, size // 4, 20, 1.0, 1.0, 1.0, busbw / bus_factor(2), busbw, wrong)
+    return Row(size, size // 4, 20, 1.0, 1.0, 1.0, busbw, busbw, wrong)
 
 
 def test_a_row_is_read() -> None:
@@ -39,11 +38,6 @@ def test_what_it_is_about_is_read() -> None:
 @given(st.text(max_size=60).flatmap(lambda t: st.sampled_from([t, f"# {{{t}", f"{t} " * 11])))
 def test_any_line_is_read_or_passed_over(line: str) -> None:
     read_line(line)
-
-
-@pytest.mark.parametrize(("ranks", "factor"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
-def test_bus_factor_of_nccl_tests(ranks: int, factor: float) -> None:
-    assert bus_factor(ranks) == factor
 
 
 EIGHT_400G = {"a": 3200.0, "b": 3200.0}

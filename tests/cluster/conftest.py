@@ -12,6 +12,7 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
 from tests.cluster.jobs import until
+from tests.cluster.planted_gpu import OneGpu
 
 # Processes may run tests side by side (pytest-xdist calls them gw0, gw1): each has ports of its
 # own, as agents of two clusters could offer one at the same instant.
@@ -46,6 +47,15 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceClus
 def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes for a test that kills daemons."""
     made = LocalCluster(tmp_path / "cluster", agents=2, env=PORTS)
+    with made:
+        yield made
+    until(lambda: made.leftovers() == [], "no process of the cluster is left")
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> Iterator[OneGpu]:
+    """One node with a GPU, of which the test says how it is used."""
+    made = OneGpu(tmp_path / "cluster", env=PORTS)
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")

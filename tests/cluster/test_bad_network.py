@@ -58,8 +58,11 @@ def control(cluster: ProxiedCluster) -> Connection:
     return found
 
 
-def log_connection(cluster: ProxiedCluster) -> Connection:
-    """The one log connection of the node there is."""
+def log_connection(cluster: ProxiedCluster, folder: Path) -> Connection:
+    """The one log connection of the node there is; without a log to ship none is made."""
+    job = submit(cluster, folder, placement={"include": [NODE]}, run="echo shipped")
+    assert wait(cluster, job) == 0
+    assert log_of(cluster, job) == "shipped\n"
     until(lambda: len(cluster.proxies[NODE].live(LOGS)) == 1, "there is a log connection")
     return cluster.proxies[NODE].live(LOGS)[0]
 
@@ -188,7 +191,7 @@ def test_control_never_waits_behind_logs_on_a_slow_line(
     cluster: ProxiedCluster, tmp_path: Path, measured: Measured
 ) -> None:
     (tmp_path / "storm.py").write_text(STORM)
-    was, proxy, logs = control(cluster), cluster.proxies[NODE], log_connection(cluster)
+    was, proxy, logs = control(cluster), cluster.proxies[NODE], log_connection(cluster, tmp_path)
     before = logs.up.moved
     proxy.shape(up=Way(rate=64_000))
     script = "python3 storm.py; touch written; until [ -e go ]; do sleep 0.05; done"
@@ -217,7 +220,7 @@ def test_control_never_waits_behind_logs_on_a_slow_line(
 def test_a_storm_of_one_rank_holds_up_no_control(
     cluster: ProxiedCluster, tmp_path: Path, measured: Measured
 ) -> None:
-    was, proxy, logs = control(cluster), cluster.proxies[NODE], log_connection(cluster)
+    was, proxy, logs = control(cluster), cluster.proxies[NODE], log_connection(cluster, tmp_path)
     before = logs.up.moved
     proxy.shape(down=Way(), up=Way(rate=20_000_000))
     script = "until [ -e go ]; do head -c 1000000 /dev/zero; done"

@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from examples.namespace_cluster import NamespaceCluster
+from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.protocol.http import JobView
 from muster.protocol.states import JobState
-from tests.cluster.jobs import submit, until, wait
+from tests.cluster.jobs import await_running, log_of, submit, until, wait
 
 pytestmark = pytest.mark.root
 
@@ -190,6 +191,47 @@ def test_a_user_that_has_gone(ground: Ground) -> None:
     finally:
         machine.exec("umount", "/etc/passwd", check=False)
     assert refusal(view) == "user_unknown"
+
+
+def test_a_running_job_keeps_its_uid_whatever_becomes_of_its_user(ground: Ground) -> None:
+    """Its user goes, and comes back as somebody else, under an agent that starts anew."""
+    cluster, passwd = ground.cluster, ground.folder / "passwd"
+    others = Path("/etc/passwd").read_text()
+    passwd.write_text(f"{others}trainer:x:4711:4711::/:/bin/sh\n")
+    machine = cluster.machines[CULPRIT]
+    machine.exec("mount", "--bind", str(passwd), "/etc/passwd")
+    there = {"workdir": "/", "placement": {"include": [CULPRIT]}, "retry": {"infra": 0}}
+    script = "trap 'id -u; exit 0' USR1; echo $$; id -u; while :; do sleep 0.1; done"
+    try:
+        with ground.configured(CULPRIT, run_as="trainer"):
+            job = submit(cluster, ground.folder, run=script, **there)
+            await_running(cluster, job)
+            until(lambda: len(_log_so_far(cluster, job)) == 2, "it is ready for its signal")
+            pid, _ = _log_so_far(cluster, job)
+            passwd.write_text(others)
+            assert _uids(machine, pid) == {4711}
+            passwd.write_text(f"{others}trainer:x:4712:4712::/:/bin/sh\n")
+            with ground.away(CULPRIT):
+                assert _uids(machine, pid) == {4711}
+            assert _uids(machine, pid) == {4711}
+            cluster.muster("signal", job, "USR1")
+            assert wait(cluster, job) == 0
+            assert log_of(cluster, job).split() == [pid, "4711", "4711"]
+            after = submit(cluster, ground.folder, run="id -u", **there)
+            assert wait(cluster, after) == 0
+            assert log_of(cluster, after).split() == ["4712"]
+    finally:
+        machine.exec("umount", "/etc/passwd", check=False)
+
+
+def _log_so_far(cluster: NamespaceCluster, job: str) -> list[str]:
+    return cluster.muster("logs", "--no-prefix", job, check=False).stdout.split()
+
+
+def _uids(machine: Machine, pid: str) -> set[int]:
+    """Real, effective, saved and of the file system: what the kernel goes by."""
+    (line,) = re.findall(r"(?m)^Uid:(.*)$", machine.exec("cat", f"/proc/{pid}/status").stdout)
+    return {int(uid) for uid in line.split()}
 
 
 def test_a_full_disk(ground: Ground) -> None:

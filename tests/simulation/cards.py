@@ -12,6 +12,7 @@ import msgspec
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.messages import Inventory, with_devices
 from muster.spec.types import JobSpec, Resources
+from tests.simulation.mishaps import CLUMSY
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Cards:
         self.nodes = nodes
         self.rng = random.Random(f"broken {world.seed}")
         self.peace = False
+        self.means_s = (2.0, 10.0, 30.0) if world.seed in CLUMSY else (5.0, 60.0, 300.0)
         if world.seed >= FIRST_SHARED and self.rng.random() < 0.5:
             self._later()
         if world.seed >= FIRST_SHARED:
@@ -66,7 +68,7 @@ class Cards:
             node.machine.broken.clear()
 
     def _later(self) -> None:
-        self.world.at(self.rng.choice((5.0, 60.0, 300.0)) * self.rng.random(), self._break)
+        self.world.at(self.rng.choice(self.means_s) * self.rng.random(), self._break)
 
     def _break(self) -> None:
         if self.peace:

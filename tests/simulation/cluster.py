@@ -23,6 +23,7 @@ from tests.simulation.jobs import draw_temper, make_job
 from tests.simulation.judging import Judging
 from tests.simulation.leases import brake_of
 from tests.simulation.machine import Machine
+from tests.simulation.mishaps import Mishaps
 from tests.simulation.network import Cut, Network
 from tests.simulation.node import Node
 from tests.simulation.onlookers import Onlookers
@@ -88,6 +89,7 @@ class Cluster:
             Steering(self.world, self.coordinator, self.checkers, self.clients) if steered else None
         )
         self.swarm = Swarm(self)
+        self.mishaps = Mishaps(self)
         names = [node.name for node in self.nodes]
         self.draining = (
             Draining(self.world, self.coordinator, self.checkers, names, trouble_s)
@@ -197,6 +199,7 @@ class Cluster:
     def _make_peace(self) -> None:
         self.world.log("peace")
         self.swarm.stop()
+        self.mishaps.make_peace()
         self.cards.make_peace()
         for node in self.nodes:
             node.traffic.make_peace()

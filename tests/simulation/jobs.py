@@ -22,6 +22,7 @@ from muster.spec.types import (
 )
 from tests.simulation.cards import with_part
 from tests.simulation.leases import with_checkpoints, with_lease
+from tests.simulation.mishaps import with_mishaps, with_patience
 from tests.simulation.onlookers import with_idle, with_webhook
 from tests.simulation.programs import Program, Programs
 from tests.simulation.rails import with_wish
@@ -93,10 +94,11 @@ def make_job(
     )
     spec = with_wish(world, number, with_part(world, number, _varied(world, number, spec)))
     spec = with_checkpoints(world, number, with_lease(world, number, spec))
-    spec = with_idle(world, number, with_webhook(world, number, spec))
+    spec = with_patience(world, with_idle(world, number, with_webhook(world, number, spec)))
     # A gang fails within itself: one that may be smaller than it was meant to be has no other node,
     # and goes on without the one that was to fail, should that leave before.
     program = replace(program, unkillable=_often_unkillable(world, number, program.unkillable))
+    program = with_mishaps(world, number, program)
     programs.by_name[name] = replace(
         program, infects=infects, fails_alone=program.fails_alone or spec.elastic
     )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from agent.core import stimuli as s
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Refusal
+from muster.protocol.messages import Refusal
+from muster.protocol.refusals import RefusalCode
 from tests.simulation.crashes import Deed, When
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Names:
         if self.node.world.chance(self.node.unmeets):
             launcher = parse_task_id(task)[2] == 0
             self.node.world.met["port_taken" if launcher else "launcher_unreachable"] += 1
-            code = PORT_TAKEN if launcher else UNREACHABLE
+            code = RefusalCode.PORT_TAKEN if launcher else RefusalCode.UNREACHABLE
             self.node.feed(
                 s.NetworkRefused(task, Refusal(code, "as told", node_fault=not launcher))
             )

@@ -44,9 +44,13 @@ def _is_free(state: State, spec: JobSpec, node: Node) -> bool:
 
 def _in_one_network(nodes: list[Node]) -> int:
     """How many at most share one; each has one address that others can reach."""
-    # Agents of one machine that see the same GPUs are one node of a gang.
-    hosts = {n.inventory.machine_id if n.inventory.devices else n.name: n for n in nodes}
-    subnets = Counter(
-        n.inventory.interfaces[-1].addresses[0].rpartition(".")[0] for n in hosts.values()
-    )
-    return max(subnets.values(), default=0)
+    # Agents of one machine that see the same GPUs are one node of a gang, and each of them may be
+    # in another network: where the machine is rewired, they notice one after the other.
+    there = {
+        (
+            n.inventory.interfaces[-1].addresses[0].rpartition(".")[0],
+            n.inventory.machine_id if n.inventory.devices else n.name,
+        )
+        for n in nodes
+    }
+    return max(Counter(subnet for subnet, _ in there).values(), default=0)

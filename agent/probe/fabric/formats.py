@@ -28,8 +28,6 @@ _PHYS_STATES: Final = (
     "LinkErrorRecovery",
     "Phy Test",
 )
-# include/linux/if_arp.h
-HARDWARE_INFINIBAND: Final = 32
 
 
 @dataclass(frozen=True, slots=True)

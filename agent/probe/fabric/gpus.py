@@ -101,23 +101,9 @@ def hold_nvml() -> bool:
 def use_of(tree: Tree) -> dict[str, int]:
     """In how many percent of the last moment each GPU computed, by UUID; without those that NVML
     says nothing of."""
-    nvml = _nvml() if tree.live else None
-    if nvml is None:
-        return {}
-    found = {}
-    try:
-        for at in range(nvml.nvmlDeviceGetCount()):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(at)
-                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-                found[uuid] = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            except nvml.NVMLError:
-                continue
-    except Exception:  # noqa: BLE001 - whatever it raises, what was read is all there is
-        return found
-    finally:
-        nvml.nvmlShutdown()
-    return found
+    return _asked_of_each(
+        tree, lambda nvml, handle: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    )
 
 
 class MemoryUse(NamedTuple):
@@ -129,20 +115,28 @@ class MemoryUse(NamedTuple):
 
 def memory_of(tree: Tree) -> dict[str, MemoryUse]:
     """What is in use of each GPU's memory, by UUID; without those that NVML says nothing of."""
+
+    def ask(nvml: Any, handle: Any) -> MemoryUse:
+        used = _used_bytes(nvml, handle)
+        users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return MemoryUse(used, tuple(sorted(int(it.pid) for it in users)))
+
+    return _asked_of_each(tree, ask)
+
+
+def _asked_of_each(tree: Tree, ask: Callable[[Any, Any], _Value]) -> dict[str, _Value]:
+    """What `ask` makes of NVML and the handle of each GPU, by UUID."""
+    found: dict[str, _Value] = {}
     nvml = _nvml() if tree.live else None
     if nvml is None:
-        return {}
-    found = {}
+        return found
     try:
         for at in range(nvml.nvmlDeviceGetCount()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(at)
-                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-                used = _used_bytes(nvml, handle)
-                users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                found[_text(nvml.nvmlDeviceGetUUID(handle))] = ask(nvml, handle)
             except nvml.NVMLError:
                 continue
-            found[uuid] = MemoryUse(used, tuple(sorted(int(it.pid) for it in users)))
     except Exception:  # noqa: BLE001 - whatever it raises, what was read is all there is
         return found
     finally:

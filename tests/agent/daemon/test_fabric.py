@@ -16,7 +16,7 @@ from agent.fabric import Fabric
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 from orchestrator.core.fabric import lack
-from orchestrator.core.fabric_rails import Member
+from orchestrator.core.fabric_layout import Member
 from tests.agent.probe.fabric.trees import Node
 
 TASK = TaskId("7.1.0")

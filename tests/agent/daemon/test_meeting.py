@@ -16,7 +16,8 @@ from agent.meeting import Meetings, listener
 from agent.ports import free_ports
 from examples.rig.rig import missing
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import PORT_TAKEN, UNREACHABLE, Meeting, Refusal
+from muster.protocol.messages import Meeting, Refusal
+from muster.protocol.refusals import RefusalCode
 
 LAUNCHER, WORKER = TaskId("7.1.0"), TaskId("7.1.1")
 
@@ -103,14 +104,14 @@ def test_a_port_that_somebody_took_meanwhile_is_refused(port: int) -> None:
         thief.bind(("127.0.0.1", port))
         thief.listen()
         no = refused(lambda launcher, _: launcher.prove(LAUNCHER, meeting(port)))
-    assert no.code == PORT_TAKEN
+    assert no.code == RefusalCode.PORT_TAKEN
     assert not no.node_fault
     assert no.text == f"port {port} was free, and another program has taken it since"
 
 
 def test_nobody_listens(port: int) -> None:
     no = refused(lambda _, worker: worker.prove(WORKER, meeting(port, timeout_s=0.2)))
-    assert (no.code, no.node_fault) == (UNREACHABLE, True)
+    assert (no.code, no.node_fault) == (RefusalCode.UNREACHABLE, True)
     assert no.text.startswith(
         f"gpu-1 is not reached at 127.0.0.1 port {port}: the connection is refused "
         "(does a firewall reject it?); let the nodes connect"

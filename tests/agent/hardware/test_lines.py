@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hardware.lines import Reader, Record, Seen, record
-from agent.hardware.xids import NOTES, SHOWN, grade_of
 from muster.protocol.hardware import Grade
+from muster.protocol.xids import NOTES, SHOWN, grade_of
 
 # As found in reports of users and in the fixtures of health checkers.
 CRITICAL = [

@@ -21,7 +21,7 @@ from agent.core.shim import (
     ShimStart,
     ShimStatus,
 )
-from agent.process.adopt import Ownership, find
+from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect, speak
 from agent.process.shims import ShimOptions
 from agent.process.template import Template
@@ -180,10 +180,16 @@ class Stage:
             await template.close()
 
 
+def found_in(state_dir: Path) -> list[FoundTask]:
+    """Every task in `state_dir`/tasks. What a dead shim left running is killed and recorded."""
+    folders = sorted(it for it in (state_dir / "tasks").glob("*") if it.is_dir())
+    return [examine(folder) for folder in folders]
+
+
 def _end_all(state_dir: Path) -> list[str]:
     """End what a failed test left; returns the tasks that were still alive."""
     left = []
-    for found in find(state_dir):
+    for found in found_in(state_dir):
         if found.ownership is Ownership.ALIVE:
             left.append(found.task)
             asyncio.run(_kill(found.task_dir))

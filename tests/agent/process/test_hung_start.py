@@ -8,12 +8,12 @@ import signal
 import pytest
 
 from agent.core.shim import (
-    RefusalCode,
     ShimPhase,
     ShimPrepare,
     ShimRelease,
     ShimUser,
 )
+from muster.protocol.refusals import RefusalCode
 from tests.agent.process.conftest import Node, Spoken, Stage
 
 LIMIT_S = 3.0

@@ -13,7 +13,6 @@ import pytest
 
 from agent.core.shim import (
     WRITES_HOSTFILE,
-    RefusalCode,
     ShimExit,
     ShimHostfile,
     ShimKill,
@@ -25,6 +24,7 @@ from agent.core.shim import (
     StreamName,
 )
 from agent.shim.spawn import Failure
+from muster.protocol.refusals import RefusalCode
 from tests.agent.process.conftest import Node, Stage
 
 PYTHON = sys.executable

@@ -17,11 +17,11 @@ import pytest
 
 from agent.core.shim import ShimExit, ShimPhase, ShimStop, StoppedBy
 from agent.process import template
-from agent.process.adopt import Ownership, examine, find, remove
+from agent.process.adopt import Ownership, examine
 from agent.process.shim import ShimUnreachable, connect
 from agent.process.shims import SpawnError
 from muster.daemon.errors import DaemonError
-from tests.agent.process.conftest import PATIENCE_S, Node, Stage
+from tests.agent.process.conftest import PATIENCE_S, Node, Stage, found_in
 from tests.agent.process.test_ending import DAEMON, alive, carriers, up
 
 PYTHON = sys.executable
@@ -64,7 +64,7 @@ def test_a_killed_agent_costs_the_job_nothing(any_stage: Stage) -> None:
         agent.kill()
         await asyncio.to_thread(agent.wait)
         agent.stdout.close()
-        [found] = await asyncio.to_thread(find, node.state_dir)
+        [found] = await asyncio.to_thread(found_in, node.state_dir)
         assert found.ownership is Ownership.ALIVE
         task = await node.speak(found.task_dir, 0)
         first = await task.until(lambda _: True)
@@ -102,7 +102,7 @@ def test_a_killed_shim_is_found_lost_and_its_job_ended(stage: Stage) -> None:
         assert len(marked) == 2
         os.kill(task.pid, signal.SIGKILL)
         await task.gone()
-        [found] = await asyncio.to_thread(find, node.state_dir)
+        [found] = await asyncio.to_thread(found_in, node.state_dir)
         assert found.ownership is Ownership.LOST
         assert found.status is not None
         assert found.status.stopped_by == StoppedBy.SHIM_LOST
@@ -256,24 +256,6 @@ def test_nothing_of_the_agents_reaches_shim_or_job(any_stage: Stage) -> None:
 
     any_stage.play(story)
     secret.close()
-
-
-def test_removal_follows_no_link(any_stage: Stage, tmp_path: Path) -> None:
-    treasure = tmp_path / "treasure"
-    treasure.mkdir()
-    (treasure / "file").write_text("kept")
-
-    async def story(node: Node) -> None:
-        task = await node.task()
-        await task.run("true")
-        await task.ended()
-        (task.dir / "logs" / "torchrun").mkdir()
-        (task.dir / "logs" / "torchrun" / "link").symlink_to(treasure)
-        await asyncio.to_thread(remove, task.dir)
-        assert not task.dir.exists()
-        assert (treasure / "file").read_text() == "kept"
-
-    any_stage.play(story)
 
 
 def test_junk_on_the_socket_is_complained_of_or_cut_off(any_stage: Stage) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from agent.core.shim import (
-    RefusalCode,
     ShimExit,
     ShimPhase,
     ShimPrepare,
@@ -25,6 +24,7 @@ from agent.core.shim import (
     StoppedBy,
     StreamName,
 )
+from muster.protocol.refusals import RefusalCode
 from tests.agent.process.conftest import Node, Spoken, Stage
 from tests.agent.process.test_ending import carriers
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
+import structlog.testing
 
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
+from muster.protocol.instant import Instant
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.access import Access
 from orchestrator.api.token_file import TokenStore
@@ -117,6 +120,13 @@ def test_no_token_is_ever_logged(coordinator: CoordinatorProcess) -> None:
     assert coordinator.events("request"), "or this test proves nothing"
 
 
+class Stopped:
+    """A clock at which no second ever passes."""
+
+    def now(self) -> Instant:
+        return Instant(0.0, 0.0)
+
+
 class TestTokensFile:
     def test_a_revoked_token_is_noticed(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"
@@ -126,6 +136,25 @@ class TestTokensFile:
         path.write_text('{"tokens": []}')
         store._looked_at = 0.0
         assert store.find(tokens[TokenClass.ADMIN]) is None
+
+    def test_a_token_that_was_made_just_now_is_good_at_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        tokens = token_file(path)
+        made = path.read_text()
+        path.write_text('{"tokens": []}')
+        store = TokenStore(path, Stopped())
+        path.write_text(made)
+        assert store.find(tokens[TokenClass.ADMIN]) is not None
+
+    def test_a_file_that_others_can_read_is_told_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "tokens"
+        tokens = token_file(path)
+        store = TokenStore(path, Stopped())
+        path.chmod(0o644)
+        with structlog.testing.capture_logs() as logged:
+            for _ in range(3):
+                assert store.find(f"{tokens[TokenClass.ADMIN]}0") is None
+        assert [line["event"] for line in logged] == ["tokens_unreadable"]
 
     def test_a_typing_mistake_does_not_cut_everybody_off(self, tmp_path: Path) -> None:
         path = tmp_path / "tokens"

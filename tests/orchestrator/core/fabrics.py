@@ -10,8 +10,8 @@ from muster.fabric.nccl import Version
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.types import Rdma
 from orchestrator.core.fabric import Refused, Wish, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan
-from orchestrator.core.fabric_rails import Member
 
 SLOTS = ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc")
 NEW: Version = (2, 27)

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.types import Rdma
 from orchestrator.core.fabric import NO_IB, Refused, Wish, join, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
-from orchestrator.core.fabric_rails import Member, unlike
+from orchestrator.core.fabric_ports import unlike
 from tests.orchestrator.core.fabrics import SLOTS
 
 gids = st.none() | st.builds(

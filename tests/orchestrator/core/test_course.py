@@ -10,7 +10,6 @@ from muster.protocol.failures import FailureKind
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.messages import (
     STARTS_WITH_PLAN,
-    TOO_LARGE,
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -20,6 +19,7 @@ from muster.protocol.messages import (
     StopTask,
 )
 from muster.protocol.outcome import CauseCode, ExitStatus
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Launcher, Retry
 from orchestrator.core import actions as a
@@ -195,7 +195,7 @@ def test_a_command_that_no_frame_can_hold_ends_the_job_and_blames_no_node(arrang
     for rank in range(2):
         if arranged:
             cluster.prepare(task(1, 1, rank))
-    refusal = Refusal(TOO_LARGE, "what it has to be told is too much")
+    refusal = Refusal(RefusalCode.TOO_LARGE, "what it has to be told is too much")
     state = TaskState.PREPARED if arranged else TaskState.ASSIGNED
     for rank in range(2):
         cluster.report(task(1, 1, rank), state, refusal=refusal)
@@ -205,7 +205,7 @@ def test_a_command_that_no_frame_can_hold_ends_the_job_and_blames_no_node(arrang
     assert cluster.shown(1) is JobState.FAILED
     (attempt,) = cluster.job(1).attempts
     assert attempt.cause is not None
-    assert (attempt.cause.refusal, attempt.cause.node_fault) == (TOO_LARGE, False)
+    assert (attempt.cause.refusal, attempt.cause.node_fault) == (RefusalCode.TOO_LARGE, False)
     assert not cluster.job(1).avoid
 
 

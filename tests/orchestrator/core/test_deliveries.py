@@ -39,3 +39,8 @@ def test_a_setup_runs_before_its_node_is_prepared() -> None:
 
 def test_an_agent_that_could_make_no_shim_has_run_no_setup() -> None:
     assert nodes(refused("gpu_gone", setup=Shell("make")), (1, 0)) == []
+
+
+def test_of_a_refusal_that_nobody_knows_yet_there_may_be_a_log() -> None:
+    later = refused("of_a_later_version", setup=Shell("make"))
+    assert nodes(later, (1, 0)) == ["n1"]

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from muster.protocol.fabric import MissingPort, PortGids
 from muster.spec.types import Rdma
 from orchestrator.core.fabric import NO_IB, ONLY_IB, Wish, join, plan
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
-from orchestrator.core.fabric_rails import Member
 from tests.orchestrator.core.fabrics import (
     OFF,
     PREFERRED,

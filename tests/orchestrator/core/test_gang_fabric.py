@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from muster.protocol.fabric import FabricGpu, NodeFabric
-from muster.protocol.messages import FABRIC_DIFFERS, ArrangeTask, Fingerprint, StopTask
+from muster.protocol.messages import ArrangeTask, Fingerprint, StopTask
 from muster.protocol.outcome import CauseCode, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Rdma, Retry, Role, Roles
 from orchestrator.core.durability import Durability, durability_of
@@ -111,13 +112,13 @@ def test_a_gang_that_differs_is_refused_and_gets_other_nodes() -> None:
     cause = attempt.cause
     assert cause is not None
     assert (cause.code, cause.outcome) == (CauseCode.PREPARE_REFUSED, Outcome.INFRA)
-    assert (cause.node, cause.refusal, cause.node_fault) == ("n1", FABRIC_DIFFERS, True)
+    assert (cause.node, cause.refusal, cause.node_fault) == ("n1", RefusalCode.FABRIC_DIFFERS, True)
     assert cause.text == (
         "rdma: required, but n1: mlx5_1:1 runs at 200 Gb/s (rail 1), those of 2 others run at "
         "400 Gb/s"
     )
     refusals = [it.refusal.code if it.refusal else None for it in attempt.tasks]
-    assert refusals == [None, FABRIC_DIFFERS, None]
+    assert refusals == [None, RefusalCode.FABRIC_DIFFERS, None]
     for rank in range(3):
         assert not cluster.commands(f"n{rank}", ArrangeTask)
         assert cluster.commands(f"n{rank}", StopTask)
@@ -197,7 +198,7 @@ def test_who_would_join_a_gang_must_fit_its_plan(fabric: NodeFabric, *, fits: bo
         return
     assert third.left is not None
     assert third.refusal is not None
-    assert third.refusal.code == FABRIC_DIFFERS
+    assert third.refusal.code == RefusalCode.FABRIC_DIFFERS
     assert not cluster.commands("n2", ArrangeTask)
     assert cluster.shown(1) is JobState.RUNNING
 

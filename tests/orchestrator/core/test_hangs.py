@@ -281,6 +281,16 @@ def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
     assert cluster.state.looks == {}
 
 
+def test_what_lacks_on_every_node_is_said_once() -> None:
+    cluster = gang()
+    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
+    for node in (0, 1):
+        answers(cluster, node, rank=active(node), problem="py-spy is not installed")
+    found = cluster.answers[70]
+    assert isinstance(found, a.Stacks)
+    assert found.view.notes == ("n0, n1: py-spy is not installed",)
+
+
 def test_a_job_that_does_not_run_has_no_stacks() -> None:
     cluster = Cluster()
     cluster.join("n0")

@@ -10,7 +10,7 @@ import pytest
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hardware import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.messages import Heartbeat, Hello, RankReport, TaskReport
+from muster.protocol.messages import Heartbeat, Hello, RankReport, Refusal, TaskReport
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
@@ -21,6 +21,7 @@ from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.display import job_view, node_view
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
+from orchestrator.core.facts import StopRequested
 from orchestrator.core.node import AdminState
 from orchestrator.core.retrace import retrace
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
@@ -405,3 +406,13 @@ def test_one_that_ended_well_before_its_gpu_is_heard_to_fail_has_ended_well() ->
     )
     cluster.clean(mine, **ended)
     assert cluster.shown(1) is JobState.SUCCEEDED
+
+
+def test_what_would_end_a_gang_again_in_the_same_breath_is_void() -> None:
+    cluster, mine = alone()
+    refusal = Refusal("no_space", "its disk is full", node_fault=True)
+    before = len(cluster.facts)
+    hears(cluster, TaskReport(mine, TaskState.ASSIGNED, refusal=refusal))
+    ends = [fact for fact in cluster.facts[before:] if isinstance(fact, StopRequested)]
+    assert len(ends) == 1
+    assert ends[0].cause == cause(cluster, 1)

@@ -7,16 +7,9 @@ import pytest
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
-from muster.protocol.messages import (
-    NO_SPACE,
-    PORT_TAKEN,
-    UNREACHABLE,
-    ArrangeTask,
-    Meeting,
-    Refusal,
-    TaskReport,
-)
+from muster.protocol.messages import ArrangeTask, Meeting, Refusal, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core.actions import Declined
@@ -217,7 +210,7 @@ def arranging(size: int, spare: int = 0) -> Cluster:
 
 
 def refuse(cluster: Cluster, rank: int, code: str) -> None:
-    no = Refusal(code, f"{code} as told", node_fault=code == UNREACHABLE)
+    no = Refusal(code, f"{code} as told", node_fault=code == RefusalCode.UNREACHABLE)
     cluster.report(task(1, 1, rank), TaskState.PREPARED, prepared=prepared(), refusal=no)
 
 
@@ -258,11 +251,11 @@ def test_who_comes_back_when_the_gates_are_open_proves_nothing_any_more() -> Non
 def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:
     cluster = arranging(3, spare=1)
     cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
-    refuse(cluster, 2, UNREACHABLE)
+    refuse(cluster, 2, RefusalCode.UNREACHABLE)
     assert cluster.job(1).attempts[0].cause is None
     cluster.report(task(1, 1, 1), TaskState.ARRANGED, prepared=prepared())
     cause = roll_back(cluster, 3)
-    assert (cause.node, cause.refusal) == ("n3", UNREACHABLE)
+    assert (cause.node, cause.refusal) == ("n3", RefusalCode.UNREACHABLE)
     assert cause.text == "n3 refused: launcher_unreachable as told"
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n1", "n2", "n4"]
 
@@ -270,7 +263,7 @@ def test_a_worker_that_does_not_reach_the_launcher_is_left_out() -> None:
 def test_a_launcher_that_none_reaches_is_left_out() -> None:
     cluster = arranging(3, spare=1)
     for rank in (1, 2):
-        refuse(cluster, rank, UNREACHABLE)
+        refuse(cluster, rank, RefusalCode.UNREACHABLE)
     cause = roll_back(cluster, 3)
     assert (cause.node, cause.node_fault) == ("n1", True)
     assert cause.text == (
@@ -281,7 +274,7 @@ def test_a_launcher_that_none_reaches_is_left_out() -> None:
 
 def test_of_a_pair_that_does_not_meet_both_are_left_out() -> None:
     cluster = arranging(2, spare=2)
-    refuse(cluster, 1, UNREACHABLE)
+    refuse(cluster, 1, RefusalCode.UNREACHABLE)
     roll_back(cluster, 2)
     assert [t.node for t in cluster.job(1).attempts[1].tasks] == ["n3", "n4"]
 
@@ -297,7 +290,7 @@ def test_a_bad_launcher_among_three_is_found_by_pairs() -> None:
         if number > 1:
             for rank in (0, 1):
                 cluster.prepare(task(1, number, rank))
-        no = Refusal(UNREACHABLE, "as told", node_fault=True)
+        no = Refusal(RefusalCode.UNREACHABLE, "as told", node_fault=True)
         cluster.report(task(1, number, 1), TaskState.PREPARED, prepared=prepared(), refusal=no)
         roll_back(cluster, 2)
     assert tried == [["n1", "n2"], ["n1", "n3"], ["n2", "n3"]]
@@ -305,7 +298,7 @@ def test_a_bad_launcher_among_three_is_found_by_pairs() -> None:
 
 def test_a_worker_that_says_nothing_is_not_waited_for() -> None:
     cluster = arranging(3)
-    refuse(cluster, 1, UNREACHABLE)
+    refuse(cluster, 1, RefusalCode.UNREACHABLE)
     cluster.pass_time(1.5)
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None
@@ -314,7 +307,7 @@ def test_a_worker_that_says_nothing_is_not_waited_for() -> None:
 
 def test_a_port_that_was_taken_costs_the_job_nothing_and_nobody_is_left_out() -> None:
     cluster = arranging(2, spare=2)
-    refuse(cluster, 0, PORT_TAKEN)
+    refuse(cluster, 0, RefusalCode.PORT_TAKEN)
     cause = roll_back(cluster, 2)
     assert cause.text == "n1 refused: port_taken as told"
     job = cluster.job(1)
@@ -325,7 +318,7 @@ def test_a_port_that_was_taken_costs_the_job_nothing_and_nobody_is_left_out() ->
 def test_a_port_that_was_taken_at_the_last_instant_costs_nothing_either() -> None:
     cluster = arranging(1)
     cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
-    no = Refusal(PORT_TAKEN, "port 20000 is taken")
+    no = Refusal(RefusalCode.PORT_TAKEN, "port 20000 is taken")
     cluster.report(
         task(1, 1, 0), TaskState.EXITED, prepared=prepared(), refusal=no, exit=ExitStatus(1)
     )
@@ -338,7 +331,7 @@ def test_a_port_that_was_taken_at_the_last_instant_costs_nothing_either() -> Non
 def test_a_disk_that_filled_at_the_last_instant_is_its_nodes_fault() -> None:
     cluster = arranging(1, spare=1)
     cluster.report(task(1, 1, 0), TaskState.ARRANGED, prepared=prepared())
-    no = Refusal(NO_SPACE, "The log of rank 0 cannot be made")
+    no = Refusal(RefusalCode.NO_SPACE, "The log of rank 0 cannot be made")
     cluster.report(
         task(1, 1, 0), TaskState.EXITED, prepared=prepared(), refusal=no, exit=ExitStatus(126)
     )
@@ -356,7 +349,7 @@ def test_ports_that_are_always_taken_end_a_job_at_last() -> None:
         number = len(job.attempts)
         if number > 1:
             cluster.prepare(task(1, number, 0))
-        no = Refusal(PORT_TAKEN, "port 20000 is taken")
+        no = Refusal(RefusalCode.PORT_TAKEN, "port 20000 is taken")
         cluster.report(task(1, number, 0), TaskState.PREPARED, prepared=prepared(), refusal=no)
         cluster.clean(task(1, number, 0))
         cluster.beat(40.0)

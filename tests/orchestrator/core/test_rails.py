@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric
 from orchestrator.core.fabric import join
+from orchestrator.core.fabric_layout import Member
 from orchestrator.core.fabric_plan import NodePlan
-from orchestrator.core.fabric_rails import Member
 from tests.orchestrator.core.fabrics import (
     OFF,
     PREFERRED,

@@ -309,6 +309,7 @@ XIDS = (
     ("NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name=python, Graphics SM Warp Exception", False),
     ("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 8, MMU Fault", False),
     ("NVRM: Xid (PCI:0000:3b:00): 43, pid=4711, name=python, Ch 8", False),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=4711, name=python, Contained: SM (0x1)", True),
     ("NVRM: GPU at PCI:0000:3b:00: GPU-1: GPU has fallen off the bus.", True),
 )
 
@@ -338,6 +339,11 @@ def test_a_kill_for_memory_is_told_with_its_numbers(line: str, why: str) -> None
     assert why in killed.said
     worker = judge(FAILED, traceback("RuntimeError: DataLoader worker (pid 4711)"), kernel=line)
     assert (worker.kind, worker.said) == (FailureKind.HOST_OUT_OF_MEMORY, killed.said)
+
+
+def test_the_name_of_what_was_killed_may_have_brackets() -> None:
+    killed = judge(ExitStatus(signal=9), "", kernel=MEMCG.replace("(python)", "(pt data (x))"))
+    assert "process 4711 (pt data (x)) with 13.0 GiB" in killed.said
 
 
 def test_an_error_of_several_lines_and_the_warnings_after_it() -> None:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
 from muster.protocol.ids import SessionId, TaskId
-from muster.protocol.messages import TOO_LARGE, ArrangeTask, PrepareTask, TaskReport
+from muster.protocol.messages import ArrangeTask, PrepareTask, TaskReport
+from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.stimuli import HelloReceived, ReportReceived, SessionEnded, Stimulus
 from orchestrator.shell.agents import OUTBOX_MAX, AgentSessions
@@ -103,8 +104,8 @@ def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() 
         reports = [s.report for s in heard.stimuli if isinstance(s, ReportReceived)]
         told = [report for report in reports if isinstance(report, TaskReport)]
         assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
-            (large.task, TaskState.ASSIGNED, TOO_LARGE),
-            (arrange.task, TaskState.PREPARED, TOO_LARGE),
+            (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
+            (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
         ]
 
     asyncio.run(main())

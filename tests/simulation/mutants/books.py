@@ -13,7 +13,18 @@ from muster.protocol.instant import Instant
 from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
 from muster.spec.types import JobSpec
-from orchestrator.core import commands, decide, evolve, follow, launch, meeting, placement, policy
+from orchestrator.core import (
+    commands,
+    decide,
+    evolve,
+    evolve_jobs,
+    follow,
+    launch,
+    meeting,
+    placement,
+    policy,
+    task_moves,
+)
 from orchestrator.core import durability as durabilities
 from orchestrator.core import facts as f
 from orchestrator.core import turn as turns
@@ -209,7 +220,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
         running = attempt.phase is AttemptPhase.RUNNING and attempt.started_at is not None
         return job.spec.elastic and running
 
-    for module in (decide, follow):
+    for module in (decide, task_moves):
         monkeypatch.setattr(module, "goes_on_without", always)
 
 
@@ -267,20 +278,20 @@ MUTANTS = (
     ),
     Mutant(
         "a gang is closed when its first task is clean",
-        _put(follow, "_closed", _closes_early),
+        _both(_put(follow, "closed", _closes_early), _put(task_moves, "closed", _closes_early)),
         ("books",),
         seed=1,
     ),
     Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
     Mutant(
         "a port that is leased is given again",
-        _put(follow, "choose_meeting", _first_port),
+        _put(task_moves, "choose_meeting", _first_port),
         ("books",),
         seed=39,
     ),
     Mutant(
         "the gates open when the first has its plan",
-        _put(follow, "_all_arranged", _any_arranged),
+        _put(task_moves, "_all_arranged", _any_arranged),
         ("books", "gang"),
         seed=1,
     ),
@@ -326,7 +337,7 @@ MUTANTS = (
         ("queue",),
         seed=125,
     ),
-    Mutant("priorities are ignored", _put(evolve, "_enqueue", _appends), ("books",), seed=1),
+    Mutant("priorities are ignored", _put(evolve_jobs, "enqueue", _appends), ("books",), seed=1),
     Mutant(
         "a job's second attempt is never placed",
         _wrap(turns, "next_placement", _ignores_the_retried),
@@ -335,7 +346,7 @@ MUTANTS = (
     ),
     Mutant(
         "success is declared when the first node is done",
-        _wrap(follow, "_all_exited", _completes_early),
+        _wrap(task_moves, "_all_exited", _completes_early),
         ("truth",),
         seed=1,
     ),
@@ -359,7 +370,9 @@ MUTANTS = (
     ),
     Mutant(
         "a gang is closed when its first task is clean, and the books are not read",
-        _unseen(_put(follow, "_closed", _closes_early)),
+        _unseen(
+            _both(_put(follow, "closed", _closes_early), _put(task_moves, "closed", _closes_early))
+        ),
         ("I3", "I4", "I5"),
         seed=1,
     ),
@@ -370,13 +383,13 @@ MUTANTS = (
     ),
     Mutant(
         "a port that is leased is given again, and the books are not read",
-        _unseen(_put(follow, "choose_meeting", _first_port)),
+        _unseen(_put(task_moves, "choose_meeting", _first_port)),
         ("ports",),
         seed=93,
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
-        _unseen(_put(follow, "_all_arranged", _any_arranged)),
+        _unseen(_put(task_moves, "_all_arranged", _any_arranged)),
         ("gang", "hosts"),
         seed=1,
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from agent.core import decide as agent
 from muster.protocol.gpus import GpuDevice, usable
-from orchestrator.core import evolve, gpus, placement
+from orchestrator.core import evolve, gpus, network, placement
 from orchestrator.core.state import Node, State, Task
 from tests.simulation.mutants import Mutant, Patch
 from tests.simulation.mutants.books import _put, _unseen
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang has the same GPU through two agents",
-        _put(placement, "one_a_machine", list),
+        _both(_put(placement, "one_a_machine", list), _put(network, "one_a_machine", list)),
         ("books", "gpus"),
         seed=303,
     ),

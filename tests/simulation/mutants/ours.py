@@ -12,7 +12,7 @@ from agent.core.shim import ShimLease, ShimPhase
 from muster.protocol.messages import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core import admission, follow, placement, scheduler, turn
+from orchestrator.core import admission, follow, placement, scheduler, task_moves, turn
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.meeting import choose_meeting
@@ -89,7 +89,7 @@ def _judges_who_left(real: Any) -> Any:
         if isinstance(fact, f.TaskExited):
             attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
             if not attempt.tasks[fact.rank].present:
-                decision.facts += follow._all_exited(attempt)
+                decision.facts += task_moves._all_exited(attempt)
         return decision
 
     return task_moved
@@ -104,7 +104,7 @@ def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(
         "a gang is arranged around one that refused",
-        _wrap(follow, "_prepared", _arranges_holes),
+        _wrap(task_moves, "_prepared", _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
         seed=1,
     ),
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "one that has left its gang may end it well, twice",
         _both(
-            _wrap(follow, "_task_moved", _judges_who_left),
+            _wrap(follow, "task_moved", _judges_who_left),
             _put(turn, "_has_ended", lambda *_: False),
         ),
         ("raised: InvalidTransition",),

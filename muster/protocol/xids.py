@@ -6,10 +6,22 @@ from typing import Final
 
 from muster.protocol.hardware import Grade
 
-SHOWN: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""Of a program's own making, most often: its rank fails, and the GPU is as good as before."""
+HARMLESS: Final = {
+    13: "a kernel of the program did what it may not (an index out of range, most often)",
+    31: "the program used an address of the GPU's memory that is not its own",
+    43: "the program's GPU channel was stopped after an error of the program",
+    45: "the GPU's channels were cleaned up as the program ended",
+    63: "a memory row was remapped, or is to be at the next reset",
+    68: "the video processor reported an error of the program",
+    92: "many single-bit memory errors were corrected",
+    109: "the program's work on the GPU did not end in its time",
+}
+"""What a program can cause, or what needs nothing done, and what each means for whoever wrote the
+program; the others are of the machine."""
 NOTES: Final = frozenset({63, 92})
 """The GPU has mended its memory, or counts errors that it could correct."""
+SHOWN: Final = frozenset(HARMLESS.keys() - NOTES)
+"""Of a program's own making, most often: its rank fails, and the GPU is as good as before."""
 RECOVERY: Final = 154
 """No error: the driver says what would mend one."""
 
