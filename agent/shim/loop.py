@@ -11,7 +11,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Self
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
 
 # A lease runs on while the machine sleeps, timers of epoll do not: look at the clock this often.
 LONGEST_WAIT_S = 5.0

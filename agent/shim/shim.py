@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Callable
 
 from agent.shim import commands, linux, record
@@ -205,6 +204,8 @@ def _run(
     except Exception:  # noqa: BLE001  the process boundary
         # Nobody else can say it: standard error is the task's shim.log, and the agent finds a dead
         # shim.
+        import traceback
+
         traceback.print_exc()
         return 1
     return 0

@@ -25,7 +25,6 @@ import resource
 import signal
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
 
 from agent.shim import linux
 from agent.shim.cgroup import Cgroup
@@ -33,6 +32,10 @@ from agent.shim.commands import Hosts
 from agent.shim.identity import Identity, look_up, take_on
 from agent.shim.loop import close_quietly
 from agent.shim.status import RefusalCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 # Above every number a child's descriptors are moved to.
 _ASIDE = 200
