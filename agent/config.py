@@ -130,6 +130,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_as: Annotated[str, msgspec.Meta(pattern=_USER)] | None = None
     allow_root_jobs: bool = False
     unkillable_s: Seconds = 60.0
+    processes_max: Annotated[int, msgspec.Meta(ge=16)] | None = None
     log: Log = Log()
 
     def __post_init__(self) -> None:

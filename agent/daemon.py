@@ -63,7 +63,7 @@ from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
 from agent.process import left_units
 from agent.process.remains import end, remains, words
-from agent.process.shims import ShimOptions, Shims, by_units
+from agent.process.shims import Shims, by_units, options_of
 from agent.process.template import Template
 from agent.process.units import Units
 from agent.proof.ports import PortWatch
@@ -378,8 +378,7 @@ def version() -> str:
 
 def _shims(config: AgentConfig) -> Shims:
     """Raises SpawnError."""
-    options = ShimOptions(unkillable_s=config.unkillable_s)
-    units = by_units(config)
+    options, units = options_of(config), by_units(config)
     _log.info("shims", backend="systemd" if units else "template")
     return Units(options) if units else Template(options)
 

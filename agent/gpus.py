@@ -19,6 +19,7 @@ from agent.probe.fabric.tree import Tree
 from muster.daemon.errors import DaemonError
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.messages import PrepareTask
+from muster.protocol.wording import listed
 
 LOOK_EVERY_S: Final = 60.0
 # While a job may be waiting for what a stranger uses.
@@ -81,7 +82,7 @@ class Gpus:
             elif there[uuid].busy:
                 wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].busy}")
         if wrong:
-            raise GpuGoneError(_some(wrong))
+            raise GpuGoneError(listed(wrong))
 
     async def _await_clean(self, wanted: tuple[str, ...]) -> None:
         """`wanted`: () is all that the node gives to jobs."""
@@ -92,7 +93,7 @@ class Gpus:
                 self.look_again()
                 texts = [f"GPU {uuid} {_in_use(use)}" for uuid, use in sorted(dirty.items())]
                 after = f"after {self._give_up_s:g} s: see nvidia-smi there, and reset or reboot it"
-                raise GpuDirtyError(f"{_some(texts)}, still {after}")
+                raise GpuDirtyError(f"{listed(texts)}, still {after}")
             await asyncio.sleep(self._poll_s)
 
     async def _dirty_of(self, wanted: tuple[str, ...]) -> dict[str, MemoryUse]:
@@ -154,8 +155,3 @@ def _in_use(use: MemoryUse) -> str:
     who = f"processes {pids} use it" if pids else "no process shows that uses it"
     # In steps, or it would be news at each look.
     return f"has {use.used_bytes >> 30 or 0.5:g} GiB of its memory or more in use, and {who}"
-
-
-def _some(texts: list[str]) -> str:
-    more = f"; and {len(texts) - _SHOWN_MAX} more" if len(texts) > _SHOWN_MAX else ""
-    return "; ".join(texts[:_SHOWN_MAX]) + more

@@ -16,6 +16,7 @@ from agent.hosts.table import lease_of_task
 from agent.shim.cgroup import dead
 from muster.protocol.hosts import parse
 from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.wording import named
 
 _NAMED: Final = 8
 _MOUNTS: Final = Path("/proc/mounts")
@@ -42,7 +43,7 @@ def _names(tasks: Path, hosts: Path) -> Iterator[str]:
     alive = {lease_of_task(TaskId(name)) for name in _listed(tasks) if _is_task(name)}
     gone = sorted(set(blocks) - alive)
     if gone:
-        yield f"names of the gangs of attempts {_some(gone)} in {hosts}"
+        yield f"names of the gangs of attempts {named(gone, _NAMED)} in {hosts}"
 
 
 def _folders(tasks: Path, before: float) -> Iterator[str]:
@@ -50,7 +51,7 @@ def _folders(tasks: Path, before: float) -> Iterator[str]:
         name for name in _listed(tasks) if on_its_way(name) and _touched_at(tasks / name) < before
     ]
     if found:
-        yield f"folders that were not made or removed whole, {_some(found)} in {tasks}"
+        yield f"folders that were not made or removed whole, {named(found, _NAMED)} in {tasks}"
 
 
 def _mounts(tasks: Path) -> Iterator[str]:
@@ -65,13 +66,13 @@ def _mounts(tasks: Path) -> Iterator[str]:
         if point.startswith(below) and not (tasks / point[len(below) :].split("/")[0]).exists()
     ]
     if found:
-        yield f"mounts at {_some(found)}"
+        yield f"mounts at {named(found, _NAMED)}"
 
 
 def _cgroups() -> Iterator[str]:
     found = dead()
     if found:
-        yield f"cgroups of shims that are dead, {_some(found)}"
+        yield f"cgroups of shims that are dead, {named(found, _NAMED)}"
 
 
 def _listed(folder: Path) -> list[str]:
@@ -94,8 +95,3 @@ def _touched_at(path: Path) -> float:
         return path.stat().st_ctime
     except OSError:
         return math.inf
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

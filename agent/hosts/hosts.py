@@ -20,12 +20,13 @@ import structlog
 from agent.config import AgentConfig
 from agent.hosts.file import HostsFile
 from agent.hosts.proof import Findings, Resolver, prove
-from agent.hosts.table import PrivateTables, SharedTables, TableRefused, Tables, some
+from agent.hosts.table import PrivateTables, SharedTables, TableRefused, Tables
 from agent.shim.linux import bind_privately
 from muster.daemon.errors import ConfigError
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
 from muster.protocol.refusals import RefusalCode
+from muster.protocol.wording import listed
 
 PROOF_S: Final = 15.0
 _BACKUP: Final = "hosts.before"
@@ -117,7 +118,7 @@ class Hosts:
         # Written as well as could be, where that was not asked for by name.
         lenient = self._lenient and bool(warned)
         if findings.problems and not lenient:
-            text = f"{some(findings.problems)}; {self._path}, nsswitch.conf and DNS decide that"
+            text = f"{listed(findings.problems)}; {self._path}, nsswitch.conf and DNS decide that"
             return Refusal(RefusalCode.HOSTS_UNRESOLVED, text, node_fault=True)
         for warning in (*warned, *findings.problems, *findings.warnings):
             _log.warning("hosts", task=task, why=warning)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster.protocol.hosts import Address, Others, Table
+from muster.protocol.wording import named
 
 SETTLE_S: Final = 3.0
 """Caches (systemd-resolved looks at the file every 2 s) are given so long to see a new block."""
@@ -141,5 +142,4 @@ def _plain(address: str) -> Address:
 
 
 def _listed(addresses: Sequence[str]) -> str:
-    more = f" and {len(addresses) - 3} more" if len(addresses) > 3 else ""
-    return ", ".join(addresses[:3]) + more
+    return named(addresses, most=3)

@@ -24,8 +24,7 @@ from muster.protocol.hosts import (
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.messages import Refusal
 from muster.protocol.refusals import RefusalCode
-
-_SHOWN_MAX = 4
+from muster.protocol.wording import listed
 
 
 class TableRefused(Exception):
@@ -57,7 +56,7 @@ def check(table: Table) -> None:
     TableRefused."""
     problems = table_problems(table)
     if problems:
-        text = f"the coordinator sent a host table that no hosts file can hold: {some(problems)}"
+        text = f"the coordinator sent a host table that no hosts file can hold: {listed(problems)}"
         raise TableRefused(Refusal(RefusalCode.HOSTS_BAD_TABLE, text))
 
 
@@ -122,7 +121,7 @@ class SharedTables:
         wrong = [conflict for conflict in found if not _only_own(conflict, own)]
         if wrong:
             texts = [_sentence(conflict, self._path) for conflict in wrong]
-            raise TableRefused(Refusal(RefusalCode.HOSTS_CONFLICT, some(texts), node_fault=True))
+            raise TableRefused(Refusal(RefusalCode.HOSTS_CONFLICT, listed(texts), node_fault=True))
 
 
 class PrivateTables:
@@ -185,8 +184,3 @@ def _sentence(conflict: Conflict, path: Path) -> str:
         f"line {conflict.line} of {path} gives the name {conflict.name} to {conflict.found}, and "
         f"the node of that name is at {conflict.wanted}: remove or correct that line"
     )
-
-
-def some(texts: Sequence[str]) -> str:
-    more = f"; and {len(texts) - _SHOWN_MAX} more" if len(texts) > _SHOWN_MAX else ""
-    return "; ".join(texts[:_SHOWN_MAX]) + more

@@ -30,6 +30,26 @@ class ShimOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     orphan_s: float = 30.0
     linger_s: float = 30.0
     unkillable_s: float = 60.0
+    processes_max: int | None = None
+
+
+def options_of(config: AgentConfig, tree: Path = Path("/")) -> ShimOptions:
+    """`tree`: below which proc is read."""
+    bound = config.processes_max
+    return ShimOptions(
+        unkillable_s=config.unkillable_s,
+        processes_max=_most_of(tree / "proc/sys/kernel") if bound is None else bound,
+    )
+
+
+def _most_of(folder: Path) -> int | None:
+    """Of the numbers that the kernel has for processes and threads, what one job may take: a fifth
+    is left for the agent, and for whoever comes to look. None where that cannot be read."""
+    try:
+        found = [int((folder / name).read_text()) for name in ("pid_max", "threads-max")]
+    except (OSError, ValueError):
+        return None
+    return min(found) * 4 // 5
 
 
 class Shims(Protocol):

@@ -84,6 +84,10 @@ class Cgroup:
         _found[parent] = middle
         return cls(path)
 
+    def bound(self, processes: int) -> None:
+        """So many processes and threads may be in it, where the kernel counts them."""
+        _try_write(os.path.join(self.path, "pids.max"), str(processes))
+
     def close(self) -> None:
         """Let go of the folder, which stays: another process has it."""
         if self._fd is not None:
@@ -132,7 +136,7 @@ def _make_middle(parent: str | None) -> str | None:
     middle = os.path.join(base, FOLDER)
     os.makedirs(middle, mode=0o755, exist_ok=True)
     # The kernel refuses where the base holds processes itself: then there is no count of OOM
-    # kills, and nothing else is lost.
+    # kills and no bound on processes, and nothing else is lost.
     for folder in (base, middle):
         _try_write(os.path.join(folder, "cgroup.subtree_control"), "+memory")
         _try_write(os.path.join(folder, "cgroup.subtree_control"), "+pids")

@@ -8,7 +8,15 @@ from collections.abc import Mapping
 class Options:
     """`cgroup` false: the sub-reaper alone. Times in seconds."""
 
-    __slots__ = ("cgroup", "cgroup_parent", "linger_s", "orphan_s", "sigterm", "unkillable_s")
+    __slots__ = (
+        "cgroup",
+        "cgroup_parent",
+        "linger_s",
+        "orphan_s",
+        "processes_max",
+        "sigterm",
+        "unkillable_s",
+    )
 
     def __init__(
         self,
@@ -18,6 +26,7 @@ class Options:
         linger_s: float = 30.0,
         unkillable_s: float = 60.0,
         sigterm: bool = False,
+        processes_max: int | None = None,
     ) -> None:
         self.cgroup = cgroup
         self.cgroup_parent = cgroup_parent
@@ -29,6 +38,8 @@ class Options:
         self.unkillable_s = unkillable_s
         # SIGTERM ends the task, as the service manager means it, instead of nothing.
         self.sigterm = sigterm
+        # So many processes and threads may a task have; None: as many as the machine.
+        self.processes_max = processes_max
 
     @classmethod
     def of(cls, wish: Mapping[str, object]) -> Options:

@@ -72,6 +72,8 @@ def live(
             ready = None
         if ready is None:
             ready = _get_ready(options, ahead=False)
+        if ready.cgroup is not None and options.processes_max is not None:
+            ready.cgroup.bound(options.processes_max)
         _redirect(fds[0])
         code = _run(str(wish["task"]), fds, options, own, bootstrap, ready, channel)
         if code:

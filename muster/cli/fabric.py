@@ -10,6 +10,7 @@ from muster.cli.table import Column, print_table
 from muster.cli.text import safe
 from muster.cli.traffic import print_traffic
 from muster.protocol.fabric_view import FabricView, NodeFabricView, PlanView, RailView
+from muster.protocol.wording import named
 
 _RAILS: Final = (
     Column("RAIL", right=True),
@@ -61,9 +62,8 @@ def _alike(plan: PlanView) -> list[list[NodeFabricView]]:
 
 def _print_group(group: Sequence[NodeFabricView], plan: PlanView) -> None:
     first = group[0]
-    names = ", ".join(safe(node.node) for node in group[:_NAMES])
-    more = f" and {len(group) - _NAMES} more" if len(group) > _NAMES else ""
-    print(f"\n{'node' if len(group) == 1 else 'nodes'} {names}{more}")
+    names = named([safe(node.node) for node in group], _NAMES)
+    print(f"\n{'node' if len(group) == 1 else 'nodes'} {names}")
     told = [f"NCCL {first.nccl}" if first.nccl else "", _gpudirect(first)]
     told += [f"{name} {version}" for name, version in sorted(first.versions.items())]
     if any(told):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from muster.cli.text import safe
 from muster.protocol.hangs import HangVerdict, StackGroup
+from muster.protocol.wording import named
 
 _RANKS = 16
 
@@ -56,5 +57,4 @@ def verdict_lines(verdict: HangVerdict) -> Iterator[str]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     word = "rank" if len(ranks) == 1 else "ranks"
-    more = f" and {len(ranks) - _RANKS} more" if len(ranks) > _RANKS else ""
-    return f"{word} {', '.join(map(str, ranks[:_RANKS]))}{more}"
+    return f"{word} {named([str(rank) for rank in ranks], _RANKS)}"

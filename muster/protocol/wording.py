@@ -14,3 +14,9 @@ def named(names: Sequence[str], most: int = 4) -> str:
     """`a, b`; of more than `most` the first, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def listed(sentences: Sequence[str], most: int = 4) -> str:
+    """`a; b`; of more than `most` the first, and how many more there are."""
+    more = f"; and {len(sentences) - most} more" if len(sentences) > most else ""
+    return "; ".join(sentences[:most]) + more

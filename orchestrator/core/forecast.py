@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from muster.protocol.instant import Instant
-from muster.protocol.wording import count
+from muster.protocol.wording import count, named
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpus import given, share_of
@@ -99,16 +99,12 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     holders = sorted({name for node in used for name, _ in node.holders})
     who = "" if waiting is job else f"job {waiting.id}, which is before it, "
     if holders:
-        names = ", ".join(str(name) for name in holders[:4])
-        more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
-        jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names}{more} have"
+        names = named([str(name) for name in holders])
+        jobs = f"job {names} has" if len(holders) == 1 else f"jobs {names} have"
         return f"unknown: {who and who + 'waits, and '}{jobs} no time limit"
     drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
     if drained:
-        more = f" and {len(drained) - 4} more" if len(drained) > 4 else ""
-        return (
-            f"unknown: {who}waits for a drained node to be resumed: {', '.join(drained[:4])}{more}"
-        )
+        return f"unknown: {who}waits for a drained node to be resumed: {named(drained)}"
     away = len([node for node in fitting if node.session is None])
     if away:
         return f"unknown: {who}waits for {count(away, 'node')} to come back"

@@ -11,6 +11,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
+from muster.protocol.wording import listed
 from muster.spec.types import Retry
 from orchestrator.core.checkpoints import TRIES, without_progress
 from orchestrator.core.facts import JobEnded, RetryScheduled
@@ -102,9 +103,8 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
     told = [f"{node}: {_short(text)}" for node, text in said.items()]
     if not told:
         return cause
-    more = f"; and {len(told) - TOLD_MAX} more" if len(told) > TOLD_MAX else ""
-    others = "; ".join(told[:TOLD_MAX])
-    return replace(cause, text=f"{cause.text} | refused by others too: {others}{more}")
+    others = listed(told, TOLD_MAX)
+    return replace(cause, text=f"{cause.text} | refused by others too: {others}")
 
 
 def _short(text: str) -> str:

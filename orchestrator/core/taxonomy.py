@@ -105,9 +105,8 @@ RULES: Final = (
         "RuntimeError: can't start new thread",
         r"can't start new thread|pthread_create failed|BlockingIOError: \[Errno 11\]"
         r"|(?:fork|thread).{0,60}Resource temporarily unavailable",
-        "its user may have no more processes or threads on that node: set OMP_NUM_THREADS, use "
-        "fewer "
-        "data loader workers, or raise the limit (TasksMax, pids.max, ulimit -u)",
+        "it may have no more processes or threads on that node: set OMP_NUM_THREADS, use fewer "
+        "data loader workers, or raise the limit (processes_max of its agent, TasksMax, ulimit -u)",
     ),
     _rule(
         FailureKind.NO_PROGRAM,

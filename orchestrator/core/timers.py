@@ -8,6 +8,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
+from muster.protocol.wording import named
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import idle, looks
@@ -238,8 +239,6 @@ def _short_of(attempt: Attempt, wanted: TaskState) -> list[Task]:
 
 
 def _timed_out(code: CauseCode, late: list[Task], what: str) -> Cause:
-    names = ", ".join(t.node for t in late[:4]) + (
-        f" and {len(late) - 4} more" if len(late) > 4 else ""
-    )
+    names = named([task.node for task in late])
     node = late[0].node if len(late) == 1 else None
     return Cause(code, Outcome.INFRA, f"{names}: {what}", node=node, node_fault=node is not None)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from agent.core import decide as agent
 from muster.protocol.gpus import GpuDevice, usable
 from orchestrator.core import evolve, gpus, network, placement
 from orchestrator.core.state import Node, State, Task
-from tests.simulation.mutants import Mutant, Patch
-from tests.simulation.mutants.books import _put, _unseen
+from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.books import _both, _put, _unseen
 
 
 def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
@@ -20,14 +18,6 @@ def _all_of_them(_: State, node: Node) -> tuple[GpuDevice, ...]:
 
 def _frees_the_node(state: State, task: Task) -> None:
     state.nodes[task.node].holders.clear()
-
-
-def _both(*patches: Patch) -> Patch:
-    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        for one in patches:
-            one(monkeypatch)
-
-    return patch
 
 
 def _first_come(*_: Any) -> None:
