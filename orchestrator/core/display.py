@@ -22,7 +22,7 @@ from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.job import JobPhase
 from orchestrator.core.lack import jobs_named
-from orchestrator.core.launch import last_call_s, ranks_of
+from orchestrator.core.launch import ranks_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import Drain, LinkState
 from orchestrator.core.node_warnings import clock_warning, node_warnings
@@ -36,6 +36,7 @@ from orchestrator.core.silence import keeps_until as lasts
 from orchestrator.core.state import Attempt, Job, Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.timeline import timeline
+from orchestrator.core.torchrun import last_call_s
 from orchestrator.core.versions import odd_versions
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-import itertools
-import math
-from collections import Counter
 from typing import assert_never
 
 import msgspec
 
 from muster.protocol.fabric import TaskFabric
-from muster.protocol.hosts import usable_address, usable_name
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import ArrangeTask, Meeting, Prepared, PrepareTask
+from muster.protocol.messages import ArrangeTask, Meeting, PrepareTask
 from muster.spec.command import needs_interpreter
 from muster.spec.types import (
     Argv,
@@ -21,7 +16,6 @@ from muster.spec.types import (
     JobSpec,
     Launcher,
     Rendezvous,
-    Seat,
     Shell,
     env_on_node,
     gpus_on_node,
@@ -32,19 +26,19 @@ from muster.spec.types import (
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.gang_fabric import node_plan
+from orchestrator.core.gang_names import elsewhere, host_table
 from orchestrator.core.idle import asked_of_nodes
 from orchestrator.core.leases import own_lease_s
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.proof import nccl_lines, recorder, watched
+from orchestrator.core.seats import gpus_of, members_of, prepared_of, seat_of
 from orchestrator.core.state import Attempt, Job, Task
+from orchestrator.core.torchrun import torchrun_arguments
 
 PORTS_OFFERED = 8
 """How many free ports the launcher's node is asked for: other jobs of its host may lease some
 first."""
-OTHERS_MAX = 12_000
-"""So many other addresses of its nodes a gang is told at most, evenly: the plan has to fit a
-frame, and what is left out is only taken for another machine's."""
 
 
 def words(command: Command) -> tuple[str, ...]:
@@ -96,19 +90,19 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
     """Of an attempt whose nodes are all prepared and have their meeting point. Of an elastic one
     that runs: as it is now.
     """
-    members = _members(attempt)
-    ranks = tuple(ranks_on_node(job.spec, _seat(t)) for t in members)
+    members = members_of(attempt)
+    ranks = tuple(ranks_on_node(job.spec, seat_of(t)) for t in members)
     hosts = host_table(attempt)
     return Gang(
         hosts=hosts,
-        others=_elsewhere(attempt) if hosts else {},
+        others=elsewhere(attempt) if hosts else {},
         hostfile="".join(
             f"{t.node} slots={slots}\n" for t, slots in zip(members, ranks, strict=True)
         ),
         ips="\n".join(endpoint(attempt, t).address for t in members),
         names="\n".join(t.node for t in members),
         ranks=ranks,
-        gpus=tuple(gpus_on_node(job.spec, _gpus(t)) for t in members),
+        gpus=tuple(gpus_on_node(job.spec, gpus_of(t)) for t in members),
         watched=watched(attempt),
     )
 
@@ -121,7 +115,7 @@ def arrange_command(job: Job, attempt: Attempt, task: Task, gang: Gang) -> Arran
     program = words(run_on_node(spec, task.rank))
     return ArrangeTask(
         task=task.id,
-        argv=(*_torchrun(job, attempt, task), *program) if torchrun else program,
+        argv=(*torchrun_arguments(job, attempt, task), *program) if torchrun else program,
         env=_environment(job, attempt, task, gang),
         hosts=gang.hosts,
         others=gang.others,
@@ -145,12 +139,14 @@ def _fabric(job: Job, attempt: Attempt, task: Task) -> TaskFabric:
 
 def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
     """Which ranks run on each node of an attempt that has started; nothing where torchruns number
-    them as they meet (c10d)."""
+    them as they meet (c10d), or where a node says so beside one that never was ready."""
     if attempt.started_at is None or job.spec.rendezvous is not Rendezvous.STATIC:
+        return {}
+    if any(task.prepared is None for task in attempt.tasks):
         return {}
     made, before = {}, 0
     for task in attempt.tasks:
-        count = ranks_on_node(job.spec, _seat(task))
+        count = ranks_on_node(job.spec, seat_of(task))
         made[task.id] = range(before, before + count)
         before += count
     return made
@@ -169,137 +165,6 @@ def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
         attempt.master_port,
         endpoint(attempt, task).address,
     )
-
-
-def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
-    """Every name of the gang's nodes with the address under which its peers reach it: the node's
-    name, then what it calls itself, where that is another one and nobody else's here.
-
-    A gang of one node needs none.
-    """
-    gang = _members(attempt)
-    if len(gang) == 1:
-        return ()
-    own = {task.node: _hostname(task) for task in gang}
-    claims = Counter(name.lower() for name in [*own, *own.values()])
-    table = []
-    for task in gang:
-        address = endpoint(attempt, task).address
-        table.append((str(task.node), address))
-        if own[task.node] and claims[own[task.node].lower()] == 1:
-            table.append((own[task.node], address))
-    return tuple(table)
-
-
-def _elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
-    """By a node's address in the table, its other ones. None of two nodes: a name that leads there
-    may lead to either."""
-    members = [(endpoint(attempt, t).address, _prepared(t).addresses) for t in _members(attempt)]
-    claims = Counter(a for address, more in members for a in {address, *more})
-    most = OTHERS_MAX // len(members)
-    return {
-        address: tuple(
-            itertools.islice(
-                (a for a in more if a != address and claims[a] == 1 and _leads_to_one(a)), most
-            )
-        )
-        for address, more in members
-    }
-
-
-def _leads_to_one(address: str) -> bool:
-    return usable_address(address) and not (
-        (found := ipaddress.ip_address(address)).is_loopback or found.is_link_local
-    )
-
-
-def _hostname(task: Task) -> str:
-    name = _prepared(task).hostname
-    return name if usable_name(name) and name.lower() != task.node else ""
-
-
-def _torchrun(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...]:
-    """Arguments of torch.distributed.run, which the bootstrap runs in the job's interpreter.
-
-    Redirects, never --tee: that reads and decodes every line. Nodes may have different numbers of
-    ranks: torchrun's agents tell each other theirs through the store.
-    """
-    prepared = _prepared(task)
-    return (
-        *_rendezvous(job.spec, attempt, task),
-        "--nproc-per-node",
-        str(ranks_on_node(job.spec, _seat(task))),
-        "--rdzv-id",
-        f"{job.id}.{attempt.number}",
-        "--redirects",
-        "3",
-        "--log-dir",
-        prepared.log_dir,
-        "--local-addr",
-        endpoint(attempt, task).address,
-        *_binding(job.spec),
-        # Where options of accelerate's begin.
-        *(["--"] if job.spec.launcher is Launcher.ACCELERATE else []),
-    )
-
-
-def _binding(spec: JobSpec) -> tuple[str, ...]:
-    chosen = spec.resources.numa_binding
-    return () if chosen is None else ("--numa-binding", chosen.value)
-
-
-def _rendezvous(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
-    match spec.rendezvous:
-        case Rendezvous.STATIC:
-            return _static(attempt, task)
-        case Rendezvous.C10D:
-            return _c10d(spec, attempt, task)
-        case _:
-            assert_never(spec.rendezvous)
-
-
-def _static(attempt: Attempt, task: Task) -> tuple[str, ...]:
-    """The node rank given is the one used. No restarts of its own: one node would restart alone."""
-    return (
-        "--nnodes",
-        str(len(attempt.tasks)),
-        "--node-rank",
-        str(task.rank),
-        "--rdzv-backend",
-        "static",
-        "--master-addr",
-        attempt.master_addr,
-        "--master-port",
-        str(attempt.master_port),
-        "--max-restarts",
-        "0",
-    )
-
-
-def _c10d(spec: JobSpec, attempt: Attempt, task: Task) -> tuple[str, ...]:
-    """No node rank: it would be ignored. The store is on the launcher's node, said out loud, as
-    torchrun would else guess it from names."""
-    nodes = f"{spec.nodes}:{spec.max_nodes}" if spec.elastic else str(spec.nodes)
-    restarts = spec.retry.infra + spec.retry.user if spec.elastic else 0
-    conf = f"is_host={int(task.rank == 0)},last_call_timeout={last_call_s(spec)}"
-    return (
-        "--nnodes",
-        nodes,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        f"{attempt.master_addr}:{attempt.master_port}",
-        "--rdzv-conf",
-        conf,
-        "--max-restarts",
-        str(restarts),
-    )
-
-
-def last_call_s(spec: JobSpec) -> int:
-    """How long torchruns that are enough wait for more before they start their ranks. Those of a
-    gang that meets again come as late as their ranks take to end; torchrun's own 30 s at most."""
-    return min(30, 5 + math.ceil(spec.stop.grace_s))
 
 
 def environments(job: Job, attempt: Attempt) -> list[tuple[Task, dict[str, str] | None]]:
@@ -355,11 +220,11 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     with WORLD_SIZE they belong to torchrun, or to the ranks that we start ourselves.
     """
     spec = job.spec
-    prepared = _prepared(task)
+    prepared = prepared_of(task)
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(gang.ranks)),
-        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, _gpus(task))),
+        "MUSTER_GPUS_PER_NODE": str(gpus_on_node(spec, gpus_of(task))),
         "MUSTER_NUM_GPUS": str(sum(gang.gpus)),
         "MUSTER_NODE_IPS": gang.ips,
         "MUSTER_NODE_NAMES": gang.names,
@@ -377,7 +242,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.NONE:
         ours |= {
             "PET_NNODES": str(len(attempt.tasks)),
-            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, _seat(task))),
+            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, seat_of(task))),
             "PET_NODE_RANK": str(task.rank),
             "PET_MASTER_ADDR": attempt.master_addr,
             "PET_MASTER_PORT": str(attempt.master_port),
@@ -430,20 +295,6 @@ def _user_env(spec: JobSpec, task: Task) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **env_on_node(spec, task.rank)}
 
 
-def _members(attempt: Attempt) -> list[Task]:
-    """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
-    return [task for task in attempt.present if task.prepared is not None]
-
-
-def _seat(task: Task) -> Seat:
-    return Seat(task.rank, task.node, _gpus(task))
-
-
-def _gpus(task: Task) -> int:
-    """Those it was given, else all that its node has."""
-    return len(task.gpus) or _prepared(task).gpus
-
-
 def _identity(job: Job, task: Task) -> dict[str, str]:
     return {
         "MUSTER_JOB_ID": str(job.id),
@@ -460,9 +311,3 @@ def _beyond_torchrun(launcher: Launcher) -> dict[str, str]:
     if launcher in (Launcher.ACCELERATE, Launcher.DEEPSPEED):
         return {"MUSTER_LAUNCHER": launcher.value}
     return {}
-
-
-def _prepared(task: Task) -> Prepared:
-    if task.prepared is None:
-        raise AssertionError(f"task {task.id} is arranged before it is prepared")
-    return task.prepared

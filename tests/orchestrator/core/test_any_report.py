@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from muster.protocol.hosts import check_address, check_name
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.messages import ArrangeTask, Heartbeat, Hello, Inventory, TaskReport
+from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view, node_view
@@ -71,6 +72,13 @@ def test_any_reports_in_any_phase(
         check_plans(cluster.turn(s.ReportReceived(session, report)))
         look(cluster)
     cluster.beat(60)
+    look(cluster)
+
+
+def test_a_node_that_says_it_has_started_beside_one_that_never_was_ready() -> None:
+    cluster = made("prepared")
+    cluster.report(task(1, 1, 1), TaskState.CLEANED)
+    cluster.report(task(1, 1, 0), TaskState.STARTED)
     look(cluster)
 
 

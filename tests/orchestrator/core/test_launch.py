@@ -11,7 +11,8 @@ from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, PrepareTask
 from muster.spec.types import Argv, Launcher, Role, Roles, Shell
 from orchestrator.core import commands, follow
-from orchestrator.core.launch import OTHERS_MAX, Gang, gang_of
+from orchestrator.core.gang_names import OTHERS_MAX
+from orchestrator.core.launch import Gang, gang_of
 from orchestrator.core.state import Attempt, Job
 from tests.orchestrator.core.playbook import Cluster, spec, task
 

@@ -34,7 +34,7 @@ def started(folder: Path, receiver: Receiver) -> CoordinatorProcess:
     file.write_text(SECRET)
     file.chmod(0o600)
     webhooks = {"allow": [f"{receiver.url}/team"], "secret_file": str(file)}
-    made = CoordinatorProcess(folder, webhooks=webhooks, heartbeat_s=3, lease_s=10)
+    made = CoordinatorProcess(folder, webhooks=webhooks, heartbeat_s=20, lease_s=60)
     return made.start()
 
 

@@ -1,0 +1,65 @@
+"""The names of a gang: which leads where, as each of its nodes is told."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections import Counter
+
+from muster.protocol.hosts import usable_address, usable_name
+from orchestrator.core.meeting import endpoint
+from orchestrator.core.seats import members_of, prepared_of
+from orchestrator.core.state import Attempt, Task
+
+OTHERS_MAX = 12_000
+"""So many other addresses of its nodes a gang is told at most, evenly: the plan has to fit a
+frame, and what is left out is only taken for another machine's."""
+
+
+def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
+    """Every name of the gang's nodes with the address under which its peers reach it: the node's
+    name, then what it calls itself, where that is another one and nobody else's here.
+
+    A gang of one node needs none.
+    """
+    gang = members_of(attempt)
+    if len(gang) == 1:
+        return ()
+    own = {task.node: _hostname(task) for task in gang}
+    claims = Counter(name.lower() for name in [*own, *own.values()])
+    table = []
+    for task in gang:
+        address = endpoint(attempt, task).address
+        table.append((str(task.node), address))
+        if own[task.node] and claims[own[task.node].lower()] == 1:
+            table.append((own[task.node], address))
+    return tuple(table)
+
+
+def elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
+    """By a node's address in the table, its other ones. None of two nodes: a name that leads there
+    may lead to either."""
+    members = [
+        (endpoint(attempt, t).address, prepared_of(t).addresses) for t in members_of(attempt)
+    ]
+    claims = Counter(a for address, more in members for a in {address, *more})
+    most = OTHERS_MAX // len(members)
+    return {
+        address: tuple(
+            itertools.islice(
+                (a for a in more if a != address and claims[a] == 1 and _leads_to_one(a)), most
+            )
+        )
+        for address, more in members
+    }
+
+
+def _leads_to_one(address: str) -> bool:
+    return usable_address(address) and not (
+        (found := ipaddress.ip_address(address)).is_loopback or found.is_link_local
+    )
+
+
+def _hostname(task: Task) -> str:
+    name = prepared_of(task).hostname
+    return name if usable_name(name) and name.lower() != task.node else ""

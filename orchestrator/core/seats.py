@@ -1,0 +1,27 @@
+"""Who is of a gang when its nodes get their plan, and what each has."""
+
+from __future__ import annotations
+
+from muster.protocol.messages import Prepared
+from muster.spec.types import Seat
+from orchestrator.core.state import Attempt, Task
+
+
+def members_of(attempt: Attempt) -> list[Task]:
+    """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
+    return [task for task in attempt.present if task.prepared is not None]
+
+
+def seat_of(task: Task) -> Seat:
+    return Seat(task.rank, task.node, gpus_of(task))
+
+
+def gpus_of(task: Task) -> int:
+    """Those it was given, else all that its node has."""
+    return len(task.gpus) or prepared_of(task).gpus
+
+
+def prepared_of(task: Task) -> Prepared:
+    if task.prepared is None:
+        raise AssertionError(f"task {task.id} is arranged before it is prepared")
+    return task.prepared
