@@ -15,7 +15,7 @@ from muster.cli.job_input import Job, Typed, looks_like_a_file, meant_for_a_shel
 from muster.cli.json_output import print_json
 from muster.cli.text import note, safe
 from muster.cli.wait import wait_for_all
-from muster.client import ApiError, Client, ClientError, LogQuery
+from muster.client import ApiError, Client, ClientError
 from muster.protocol.http import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.render import to_mapping
@@ -196,6 +196,7 @@ def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> 
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     if follow:
         from muster.cli.logs import show_logs
+        from muster.client import LogQuery
 
         # From the first byte: nothing of it has been seen yet.
         code = show_logs(client, summary.id, LogQuery(follow=True, rank=0))

@@ -60,7 +60,8 @@ def test_a_submit_without_a_file_reads_no_yaml(
     fake.put(job_view())
     found = imported(tmp_path / "imports", environ, "submit", "--", "true")
     assert "muster.spec.parse" in found
-    assert not found & {"yaml", "hmac", "muster.cli.logs"}
+    assert not found & {"yaml", "hmac", "difflib"}
+    assert not found & {"muster.cli.logs", "muster.client.tail", "muster.protocol.messages"}
 
 
 COLLECTED = """
