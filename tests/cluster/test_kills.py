@@ -221,14 +221,21 @@ def kill(story: Story, who: str) -> list[Daemon]:
         "templates": ("muster-template",),
         "all": ("muster-shim", "muster-template"),
     }
+    daemons = {
+        "coordinator": [cluster.coordinator],
+        "agents": agents,
+        "all": [cluster.coordinator, *agents],
+    }.get(who, [])
+    if cluster.coordinator in daemons:
+        # First, or it begins another attempt, the shims of which are killed with the others.
+        cluster.coordinator.kill()
     for name in by_name.get(who, ()):
         for pid in processes_named(cluster, name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    daemons = {"coordinator": [cluster.coordinator], "agents": agents}.get(who, [])
-    daemons = [cluster.coordinator, *agents] if who == "all" else daemons
     for daemon in daemons:
-        daemon.kill()
+        if daemon is not cluster.coordinator:
+            daemon.kill()
     return daemons
 
 
