@@ -206,7 +206,8 @@ def _hello(
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
-    for report in hello.tasks:
+    # Each once, whatever it says twice.
+    for report in {report.task: report for report in hello.tasks}.values():
         drained += [
             *survivors_seen(None, hello.node, report),
             *unclean(node, hello.node, report),

@@ -27,7 +27,9 @@ from muster.spec.types import Argv, JobSpec
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_state
-from orchestrator.core.facts import Fact
+from orchestrator.core.durability import Durability, durability_of
+from orchestrator.core.evolve import apply
+from orchestrator.core.facts import Durable, Fact
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job, Node, State
 from orchestrator.core.turn import Turn, turn
@@ -79,6 +81,15 @@ class Cluster:
                 case a.RefuseSession(_, refused):
                     self.refused.append(refused.code)
         return done
+
+    def replayed(self) -> State:
+        """What a new process makes of the journal."""
+        decoder = msgspec.json.Decoder(Durable)
+        state = State()
+        for fact in self.facts:
+            if durability_of(fact) is not Durability.EPHEMERAL:
+                apply(state, decoder.decode(msgspec.json.encode(fact)), self.now.wall)
+        return state
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, firing every timer that becomes due on the way, in order."""

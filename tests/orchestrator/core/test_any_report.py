@@ -7,21 +7,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.protocol.hardware import HardwareEvent
 from muster.protocol.hosts import check_address, check_name
 from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.messages import ArrangeTask, Heartbeat, Hello, Inventory, TaskReport
+from muster.protocol.messages import (
+    PROTOCOL_MAX,
+    ArrangeTask,
+    Heartbeat,
+    Hello,
+    Inventory,
+    TaskReport,
+)
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view, node_view
 from orchestrator.core.turn import Turn
-from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
 from tests.strategies import of_type, struct
 
 NODES = ("n0", "n1")
 IDS = st.sampled_from([TaskId(x) for x in ("1.1.0", "1.1.1", "1.1.2", "1.2.0", "2.1.0", "x", "")])
 REPORTS = struct(
     TaskReport, task=IDS, prepared=st.none() | st.just(prepared()) | of_type(type(prepared()))
+)
+
+EVENTS = struct(
+    HardwareEvent,
+    code=st.sampled_from(["xid 79", "nvml ecc", "oom", "x"]),
+    number=st.integers(0, 9),
+    boot=st.just("boot"),
+    text=st.just("it failed"),
+    task=st.none() | IDS,
+    pci=st.just(""),
+    uuid=st.just(""),
 )
 
 
@@ -107,3 +126,40 @@ def test_any_hello(hello: Hello) -> None:
     look(cluster)
     cluster.beat(30)
     look(cluster)
+
+
+@pytest.mark.parametrize("stage", ["placed", "prepared", "running", "stopping"])
+@settings(max_examples=40)
+@given(
+    said=struct(
+        Hello,
+        node=st.just(NodeName("n0")),
+        agent_id=st.just("id-n0"),
+        boot_id=st.just("boot"),
+        version=st.just("0.1.0"),
+        inventory=st.just(INVENTORY),
+        protocol_min=st.just(1),
+        protocol_max=st.just(PROTOCOL_MAX),
+        instance=st.just(""),
+        cluster=st.just(""),
+        epoch_seen=st.just(0),
+        tasks=st.lists(REPORTS, max_size=3).map(tuple),
+        hardware=st.lists(EVENTS, max_size=2).map(tuple),
+    )
+)
+def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
+    cluster = made(stage)
+    turn = cluster.turn(s.HelloReceived(SessionId(99), said, "127.0.0.1"))
+    assert any(isinstance(it, a.Send) for it in turn.actions), "it is let in"
+    look(cluster)
+    cluster.beat(30)
+    look(cluster)
+
+
+def test_a_hello_that_tells_of_a_task_twice_tells_of_it_once() -> None:
+    cluster = made("placed")
+    ready = TaskReport(task(1, 1, 0), TaskState.PREPARED, prepared=prepared())
+    who = (NodeName("n0"), "id-n0", "boot", "0.1.0", INVENTORY)
+    hello = Hello(*who, (ready, ready), protocol_max=PROTOCOL_MAX)
+    cluster.turn(s.HelloReceived(SessionId(99), hello, "127.0.0.1"))
+    assert cluster.job(1).attempts[0].tasks[0].state is TaskState.PREPARED

@@ -13,9 +13,6 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
 from orchestrator.core import facts as f
 from orchestrator.core.display import job_view, node_view
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
-from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 FOLDER = "/data/ckpt"
@@ -86,11 +83,7 @@ def test_users_see_the_last_one_and_how_old_it_is() -> None:
 def test_it_is_in_the_journal() -> None:
     cluster, (first, _) = running()
     saw(cluster, first, "step-1")
-    replayed = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(replayed, fact, cluster.now.wall)
-    assert replayed.jobs[cluster.job(1).id].attempts[0].checkpoint is not None
+    assert cluster.replayed().jobs[cluster.job(1).id].attempts[0].checkpoint is not None
 
 
 def test_three_attempts_without_a_checkpoint_are_enough() -> None:

@@ -175,11 +175,7 @@ def test_a_coordinator_that_starts_adopts_what_runs_and_extends_every_lease() ->
     before.join("n0")
     before.submit(spec(time_limit_s=100.0))
     (name,) = before.run_gang(1)
-    state = State()
-    for fact in before.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(state, fact, 0.0)
-    after = Cluster(state=state, mono=5.0)
+    after = Cluster(state=before.replayed(), mono=5.0)
     assert after.state.epoch == 2
     node = after.state.nodes[NodeName("n0")]
     assert (node.link, node.lease_until) == (LinkState.SUSPECT, 5.0 + 330.0)

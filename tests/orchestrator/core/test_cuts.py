@@ -6,10 +6,7 @@ from muster.protocol.messages import TaskReport
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core import facts as f
 from orchestrator.core.display import job_view
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
-from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
 
@@ -73,11 +70,7 @@ def test_one_that_has_lost_its_task_is_not_back() -> None:
 def test_a_restart_of_the_coordinator_forgets_nothing_and_says_nothing() -> None:
     cluster = running()
     cluster.leave("n1")
-    kept = [fact for fact in cluster.facts if durability_of(fact) is not Durability.EPHEMERAL]
-    state = State()
-    for fact in kept:
-        apply(state, fact, cluster.now.wall)
-    again = Cluster(state=state, mono=cluster.mono + 5)
+    again = Cluster(state=cluster.replayed(), mono=cluster.mono + 5)
     for name in ("n0", "n1"):
         come_back(again, name)
     assert timeline(again)[-2:] == ["n1 unreachable, presumed running", "n1 back after 5s"]

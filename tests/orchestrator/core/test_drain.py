@@ -13,12 +13,9 @@ from muster.spec.types import Rendezvous, Retry, Stop
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import node_view
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.explain import explain
 from orchestrator.core.invariants import check
 from orchestrator.core.node import AdminState
-from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
 
@@ -29,17 +26,8 @@ def cluster() -> Cluster:
     return cluster
 
 
-def replayed(cluster: Cluster) -> State:
-    """What a new process makes of the journal."""
-    state = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(state, fact, cluster.now.wall)
-    return state
-
-
 def started_again(cluster: Cluster) -> Cluster:
-    return Cluster(state=replayed(cluster))
+    return Cluster(state=cluster.replayed())
 
 
 def test_a_drained_node_gets_no_job(cluster: Cluster) -> None:

@@ -13,13 +13,10 @@ from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Rdma, Retry, Role, Roles
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.fabric_plan import Transport
 from orchestrator.core.facts import AttemptArranged
 from orchestrator.core.gang_fabric import near_ports
 from orchestrator.core.launch import environments
-from orchestrator.core.state import State
 from tests.orchestrator.core.fabrics import changed, full, node, without
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -155,11 +152,7 @@ def test_the_plan_outlives_the_coordinator() -> None:
     cluster = gang(TWO, without("n", 1).fabric)
     (fact,) = [it for it in cluster.facts if isinstance(it, AttemptArranged)]
     assert fact.fabric == cluster.job(1).attempts[0].fabric
-    again = State()
-    for it in cluster.facts:
-        if durability_of(it) is not Durability.EPHEMERAL:
-            apply(again, it, 0.0)
-    old, new = cluster.job(1), again.jobs[cluster.job(1).id]
+    old, new = cluster.job(1), cluster.replayed().jobs[cluster.job(1).id]
     assert environments(new, new.attempts[0]) == environments(old, old.attempts[0])
 
 

@@ -26,12 +26,10 @@ from orchestrator.core import scheduler
 from orchestrator.core import stimuli as s
 from orchestrator.core.actions import Declined
 from orchestrator.core.display import job_summary, job_view, node_view
-from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import explain
 from orchestrator.core.gpus import choose
 from orchestrator.core.invariants import check
-from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -409,11 +407,7 @@ def test_a_new_coordinator_knows_who_has_which_gpu() -> None:
     join(cluster, "a")
     cluster.submit(part(2))
     cluster.submit(part(3))
-    replayed = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            kept = msgspec.json.decode(msgspec.json.encode(fact), type=f.Durable)
-            apply(replayed, kept, 0.0)
+    replayed = cluster.replayed()
     mine = {name: node.holders for name, node in cluster.state.nodes.items()}
     assert {name: node.holders for name, node in replayed.nodes.items()} == mine
     again = Cluster(replayed)

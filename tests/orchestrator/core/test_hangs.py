@@ -26,8 +26,6 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
-from orchestrator.core.state import State
 from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -316,11 +314,7 @@ def test_an_agent_of_an_older_release_is_not_asked() -> None:
 def test_a_verdict_is_there_after_a_restart() -> None:
     cluster = gang()
     hang(cluster, idle(0), idle(1))
-    again = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(again, fact, 0.0)
-    attempt = again.jobs[JobId(1)].attempts[0]
+    attempt = cluster.replayed().jobs[JobId(1)].attempts[0]
     assert attempt.hang == judged(cluster)[0].verdict
     assert [verdict for _, verdict in attempt.hangs] == [attempt.hang]
 

@@ -13,7 +13,6 @@ from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_summary, job_view
-from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.state import State
@@ -149,11 +148,7 @@ def test_the_hold_is_in_the_journal() -> None:
     cluster = busy()
     cluster.change(2, hold=True, reason="data")
     cluster.change(2, priority=80)
-    state = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(state, fact, 5.0)
-    job = state.jobs[JobId(2)]
+    job = cluster.replayed().jobs[JobId(2)]
     assert job.hold is not None
     assert (job.hold.user, job.hold.reason) == ("ada", "data")
     assert job.revision == cluster.job(2).revision

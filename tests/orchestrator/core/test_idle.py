@@ -16,10 +16,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import idle_facts as idf
 from orchestrator.core import notice_facts as nf
 from orchestrator.core.display import job_view
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
-from orchestrator.core.state import State
 from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
@@ -238,10 +235,7 @@ def test_what_was_told_is_known_after_a_restart() -> None:
     cluster.beat(3600)
     say(cluster, gang[0], 3600.0)
     cluster.beat(5)
-    kept = [fact for fact in cluster.facts if durability_of(fact) is not Durability.EPHEMERAL]
-    again = State()
-    for fact in kept:
-        apply(again, fact, cluster.now.wall)
+    again = cluster.replayed()
     attempt = again.jobs[cluster.job(1).id].attempts[0]
     assert attempt.idle == cluster.job(1).attempts[0].idle != ""
     assert attempt.tasks[0].idle_since is None

@@ -7,10 +7,8 @@ from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view
 from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
 from orchestrator.core.retrace import retrace
-from orchestrator.core.state import State
 from tests.orchestrator.core.playbook import Cluster, spec
 
 HOOKS = ("https://a.example.com/secret", "https://b.example.com/x")
@@ -67,10 +65,7 @@ def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> 
     (shown,) = job_view(cluster.state, cluster.job(1), cluster.now).notices
     assert (shown.to, shown.event) == ("a.example.com", "ended")
     assert shown.problem == "nothing listens there"
-    kept = [fact for fact in cluster.facts if durability_of(fact) is not Durability.EPHEMERAL]
-    again = State()
-    for fact in kept:
-        apply(again, fact, cluster.now.wall)
+    again = cluster.replayed()
     assert set(again.jobs[JobId(1)].notices) == {(1, 0)}
     assert again.telling == {1}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec import structs
 
@@ -20,9 +19,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view, node_view
 from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.fabric_view import fabric_view
-from orchestrator.core.state import State
 from tests.fabric import nccl_lines as lines
 from tests.orchestrator.core.playbook import Cluster, prepared, spec
 
@@ -140,12 +137,7 @@ def test_what_was_known_at_the_end_outlives_the_coordinator() -> None:
     for task in tasks:
         cluster.clean(task, exit=ExitStatus(0))
     assert cluster.shown(1) is JobState.SUCCEEDED
-    again = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            raw = msgspec.json.encode(fact)
-            apply(again, msgspec.json.decode(raw, type=type(fact)), 0.0)
-    found = fabric_view(again.jobs[cluster.job(1).id]).proof
+    found = fabric_view(cluster.replayed().jobs[cluster.job(1).id]).proof
     assert found is not None
     assert found.verdict is Carrier.PROVED
     assert [node.ports[0].sent for node in found.nodes] == [300 * GB] * 2

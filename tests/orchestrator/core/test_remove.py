@@ -14,14 +14,11 @@ from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.display import job_view, node_view
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
 from orchestrator.core.explain import explain
 from orchestrator.core.invariants import check
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import State
 from orchestrator.core.task import OVER
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 from tests.orchestrator.core.test_elastic import elastic, lose, start
@@ -31,14 +28,6 @@ def gone(cluster: Cluster, name: str) -> None:
     """Away for longer than any lease."""
     cluster.leave(name)
     cluster.beat(400)
-
-
-def replayed(cluster: Cluster) -> State:
-    state = State()
-    for fact in cluster.facts:
-        if durability_of(fact) is not Durability.EPHEMERAL:
-            apply(state, fact, cluster.now.wall)
-    return state
 
 
 def code(result: a.Result) -> str:
@@ -51,7 +40,7 @@ def test_one_that_is_gone_is_forgotten_and_may_come_again() -> None:
     cluster.drain("a")
     gone(cluster, "a")
     assert code(cluster.remove("a")) == "removed"
-    assert set(cluster.state.nodes) == set(replayed(cluster).nodes) == {"b"}
+    assert set(cluster.state.nodes) == set(cluster.replayed().nodes) == {"b"}
     cluster.pass_time(10_000)
     assert code(cluster.remove("a")) == a.UNKNOWN_NODE
     cluster.join("a")
@@ -94,7 +83,7 @@ def test_a_gang_that_goes_on_without_it_runs_and_ends_as_ever() -> None:
         cluster.clean(task(1, 1, rank), exit=ExitStatus(0))
     assert cluster.job(1).phase is JobPhase.ENDED
     assert check(cluster.state) == []
-    assert set(replayed(cluster).nodes) == {"n0", "n1"}
+    assert set(cluster.replayed().nodes) == {"n0", "n1"}
 
 
 def test_a_job_that_waited_for_it_takes_what_there_is() -> None:
@@ -120,7 +109,7 @@ def test_what_it_was_at_fault_for_goes_with_it() -> None:
     gone(cluster, "a")
     cluster.remove("a")
     assert check(cluster.state) == []
-    assert set(replayed(cluster).nodes) == {"b"}
+    assert set(cluster.replayed().nodes) == {"b"}
 
 
 def archive(cluster: Cluster) -> None:
@@ -227,7 +216,7 @@ class Chance:
             return
         facts = self.cluster.facts
         again = Cluster(
-            state=replayed(self.cluster), limits=self.cluster.limits, mono=self.cluster.mono
+            state=self.cluster.replayed(), limits=self.cluster.limits, mono=self.cluster.mono
         )
         again.facts = [*facts, *again.facts]
         again.requests, again.sessions = self.cluster.requests, self.cluster.sessions
@@ -246,7 +235,7 @@ def test_nothing_that_happens_ends_the_coordinator(seed: int) -> None:
             explain(cluster.state, job, cluster.now, cluster.limits)
         for node in cluster.state.nodes.values():
             node_view(node, cluster.now)
-    assert set(replayed(chance.cluster).nodes) == set(chance.cluster.state.nodes)
+    assert set(chance.cluster.replayed().nodes) == set(chance.cluster.state.nodes)
 
 
 def test_nodes_that_jobs_have_met_are_removed_in_it() -> None:
