@@ -102,6 +102,8 @@ class Folders:
         """Make what is missing of the state folder. `machine_hosts`: the file of which each task
         gets a copy of its own. Raises FileError."""
         self._root = state_dir
+        self._tasks = state_dir / TASKS
+        self._output = state_dir / OUTPUT
         self._machine_hosts = machine_hosts
         self._owner = owner
         # An attempt's end must not take the job's folder from under the next one's beginning.
@@ -127,7 +129,7 @@ class Folders:
     def path(self, task: TaskId) -> Path:
         """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""
         parse_task_id(task)
-        return self._root / TASKS / task
+        return self._tasks / task
 
     def hosts_file(self, task: TaskId) -> Path:
         """The hosts file that the task's job alone sees, where jobs have such."""
@@ -139,20 +141,20 @@ class Folders:
         job, attempt, _ = parse_task_id(task)
         folder = self.path(task)
         paths = TaskPaths(
-            workdir=prepare.workdir or str(folder / SCRATCH),
-            scratch=str(folder / SCRATCH),
-            output=str(self._root / OUTPUT / str(job) / str(attempt)),
-            hostfile=str(folder / HOSTFILE),
+            workdir=prepare.workdir or f"{folder}/{SCRATCH}",
+            scratch=f"{folder}/{SCRATCH}",
+            output=f"{self._output}/{job}/{attempt}",
+            hostfile=f"{folder}/{HOSTFILE}",
             hosts="" if self._machine_hosts is None else str(self.hosts_file(task)),
             hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
-            nccl=str(folder / NCCL),
+            nccl=f"{folder}/{NCCL}",
         )
         manifest = Manifest(task, prepare, paths, ports)
         self._check_room()
         try:
-            with self._outputs, _opened(self._root / OUTPUT) as output:
+            with self._outputs, _opened(self._output) as output:
                 self._make_output(output, (str(job), str(attempt)))
-            with _opened(self._root / TASKS) as tasks:
+            with _opened(self._tasks) as tasks:
                 self._make_task(tasks, task, msgspec.json.encode(manifest))
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -178,7 +180,7 @@ class Folders:
     def write_hostfile(self, task: TaskId, text: str) -> None:
         """Into the task's folder, readable by the job. Raises FileError."""
         try:
-            with _opened(self._root / TASKS) as tasks, _opened(task, tasks) as folder:
+            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
                 temporary = f".{HOSTFILE}.new"
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)
@@ -192,7 +194,7 @@ class Folders:
     def manifest(self, task: TaskId) -> Manifest | None:
         """What was written when the task was created; None where that cannot be read."""
         try:
-            with _opened(self._root / TASKS) as tasks, _opened(task, tasks) as folder:
+            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
                 with open(os.open(MANIFEST, flags, dir_fd=folder), "rb") as file:
                     return msgspec.json.decode(file.read(_MANIFEST_BYTES_MAX), type=Manifest)
@@ -202,7 +204,7 @@ class Folders:
     def found(self) -> list[TaskId]:
         """The tasks whose folders are here; what is half made or half removed is removed."""
         tasks = []
-        for name in sorted(os.listdir(self._root / TASKS)):
+        for name in sorted(os.listdir(self._tasks)):
             try:
                 parse_task_id(name)
             except BadId:
@@ -221,25 +223,24 @@ class Folders:
         away = f"{_GONE}{task}"
         try:
             # At once no task any more, however long the rest takes.
-            with _opened(self._root / TASKS) as tasks, contextlib.suppress(FileNotFoundError):
+            with _opened(self._tasks) as tasks, contextlib.suppress(FileNotFoundError):
                 os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
             for name in (away, f"{_NEW}{task}"):
                 self._remove_entry(name)
             with (
                 self._outputs,
-                _opened(self._root / OUTPUT) as output,
+                _opened(self._output) as output,
                 contextlib.suppress(OSError),
             ):
                 os.rmdir(f"{job}/{attempt}", dir_fd=output)
                 os.rmdir(str(job), dir_fd=output)
         except OSError as error:
             raise FileError(
-                f"the folder of task {task} cannot be removed from {self._root / TASKS}: "
-                f"{error.strerror}"
+                f"the folder of task {task} cannot be removed from {self._tasks}: {error.strerror}"
             ) from error
 
     def _remove_entry(self, name: str) -> None:
-        with _opened(self._root / TASKS) as tasks:
+        with _opened(self._tasks) as tasks:
             remove_tree(name, tasks)
 
     def _make_task(self, tasks: int, task: TaskId, manifest: bytes) -> None:

@@ -326,39 +326,42 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
     held = state.tasks.get(command.task)
     if held is None:
         return _unknown(state, command)
-    said = Decision([], [a.SendReport(report(state, held, now))])
+
+    def said() -> Decision:
+        return Decision([], [a.SendReport(report(state, held, now))])
+
     match command:
         case m.PrepareTask():
-            return said
+            return said()
         case m.ArrangeTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
             if not at_gate or held.stop is not None or held.arrange == command:
-                return said
+                return said()
             if held.arrange is not None and held.started:
-                return said
+                return said()
             gate: list[f.Fact] = [f.GateOpened(held.id)] if command.start else []
             return Decision([f.PlanTaken(held.id, command), *gate])
         case m.StartTask():
             at_gate = task_state(held) in (TaskState.PREPARED, TaskState.ARRANGED)
             planned = at_gate and held.arrange is not None
             if not planned or held.stop is not None or held.started:
-                return said
+                return said()
             return Decision([f.GateOpened(held.id)])
         case m.StopTask():
             if _over(held):
-                return said
+                return said()
             if held.stop is not None and held.stop.force:
                 return Decision()
             return Decision([f.StopTaken(held.id, command)])
         case m.SignalTask(_, signal, number, ranks, late):
             if task_state(held) is not TaskState.STARTED or held.stop is not None:
-                return said
+                return said()
             if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
-                return said
+                return said()
             return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
         case m.LookTask():
             running = task_state(held) is TaskState.STARTED
-            return Decision([], [a.TakeStacks(held.id, command)]) if running else said
+            return Decision([], [a.TakeStacks(held.id, command)]) if running else said()
         case m.ForgetTask():
             return Decision([f.Forgotten(held.id)] if _over(held) else [])
         case _:

@@ -3,6 +3,7 @@ status."""
 
 from __future__ import annotations
 
+import functools
 from typing import Final, assert_never
 
 import msgspec
@@ -75,6 +76,7 @@ ERRORS_MAX: Final = 4
 what happened to another one, and those of a thousand would not fit a frame."""
 
 
+@functools.cache
 def later(old: ShimPhase, new: ShimPhase) -> bool:
     """Whether `new` can come after `old`, in any number of steps."""
     reachable, frontier = {old}, [old]

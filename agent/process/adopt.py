@@ -161,6 +161,8 @@ def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:
         return None
     with os.fdopen(fd, "rb") as file:
         try:
-            return msgspec.json.decode(file.read(RECORD_BYTES_MAX), type=kind)
+            # Never more than that: memory for all of it is taken before the first byte is read.
+            size = min(os.fstat(fd).st_size, RECORD_BYTES_MAX)
+            return msgspec.json.decode(file.read(size), type=kind)
         except (msgspec.DecodeError, msgspec.ValidationError):
             return None

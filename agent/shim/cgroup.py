@@ -7,6 +7,7 @@ import os
 from agent.shim import linux
 
 FOLDER = "muster"
+_READ_BYTES = 4096
 # Of each parent, the folder in which its tasks' are made. It stays where it is: neither it nor this
 # process is moved. So it is looked for once, and not for each task.
 _found: dict[str | None, str] = {}
@@ -203,6 +204,15 @@ def _made(parent: str | None) -> list[str]:
 
 
 def _remove(path: str) -> bool:
+    try:
+        # Few jobs make some of their own in it.
+        os.rmdir(path)
+    except OSError:
+        return _remove_all_below(path)
+    return True
+
+
+def _remove_all_below(path: str) -> bool:
     for folder, _, _ in os.walk(path, topdown=False):
         try:
             os.rmdir(folder)
@@ -227,7 +237,15 @@ def _try_write(path: str, text: str) -> bool:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        text = b""
+        while data := os.read(fd, _READ_BYTES):
+            text += data
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return text.decode()

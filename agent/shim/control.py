@@ -105,7 +105,7 @@ class Control:
         *lines, client.received = (client.received + data).split(b"\n")
         for line in lines:
             try:
-                command = json.loads(line)
+                command = json.loads(line.decode())
             except ValueError:
                 self._drop(client)
                 return

@@ -15,6 +15,9 @@ PR_SET_NO_NEW_PRIVS = 38
 
 _PF_EXITING = 0x4
 _SYS_CLONE3 = 435
+_SYS_CLOSE_RANGE = 436
+# The greatest that there may be.
+FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
 
 _CLONE_NEWNS = 0x20000
@@ -22,9 +25,20 @@ _MS_BIND = 4096
 _MS_REC = 16384
 _MS_SLAVE = 1 << 19
 
+_SIG_SETMASK = 2
+# A sigset_t.
+_NO_SIGNALS = ctypes.create_string_buffer(128)
+
 _libc = ctypes.CDLL(None, use_errno=True)
 # Keeps the interpreter's lock over the call: the child must not wait for it.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
+# Looked up once: a child that did it would do it for itself alone, and copy fifty pages for it.
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
+_after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
+_sigprocmask = _libc.sigprocmask
+_close_range = _libc["syscall"]
+_close_range.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
 
 
 class _CloneArguments(ctypes.Structure):
@@ -55,21 +69,32 @@ def fork_into(cgroup_fd: int) -> int:
     arguments = _CloneArguments(
         flags=_CLONE_INTO_CGROUP, exit_signal=signal.SIGCHLD, cgroup=cgroup_fd
     )
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
+    _before_fork()
     pid: int = _libc_locked.syscall(
         ctypes.c_long(_SYS_CLONE3),
         ctypes.byref(arguments),
         ctypes.c_size_t(ctypes.sizeof(arguments)),
     )
     if pid == 0:
-        python.PyOS_AfterFork_Child()
+        _after_fork_child()
         return 0
     code = ctypes.get_errno()
-    python.PyOS_AfterFork_Parent()
+    _after_fork_parent()
     if pid < 0:
         raise OSError(code, os.strerror(code))
     return pid
+
+
+def close_range(first: int, last: int) -> bool:
+    """Close all descriptors from `first` to `last`, both included; False where nothing was closed
+    (kernels before 5.9).
+    """
+    return first > last or _close_range(_SYS_CLOSE_RANGE, first, last, 0) == 0
+
+
+def unblock_signals() -> None:
+    """All of them: signal.pthread_sigmask makes enums of those that were blocked."""
+    _sigprocmask(_SIG_SETMASK, _NO_SIGNALS, None)
 
 
 def bind_privately(source: str, target: str) -> None:

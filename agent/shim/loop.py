@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import functools
 import os
-import selectors
+import select
 import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Self
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
 
 # A lease runs on while the machine sleeps, timers of epoll do not: look at the clock this often.
 LONGEST_WAIT_S = 5.0
@@ -29,7 +32,8 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._after_turn: list[Callable[[], None]] = []
         self._stopped = False
@@ -43,7 +47,7 @@ class Loop:
         self.close()
 
     def close(self) -> None:
-        self._selector.close()
+        self._epoll.close()
         if self._wakeup is not None:
             signal.set_wakeup_fd(-1)
             for end in self._wakeup:
@@ -56,17 +60,21 @@ class Loop:
         on_write: Callable[[], None] | None = None,
     ) -> None:
         """Call on_read when `fd` is readable, and on_write, where given, when it is writable."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on_write else 0)
-        try:
-            self._selector.modify(fd, events, (on_read, on_write))
-        except KeyError:
-            self._selector.register(fd, events, (on_read, on_write))
+        events = select.EPOLLIN | (select.EPOLLOUT if on_write else 0)
+        if fd in self._watched:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._watched[fd] = (on_read, on_write)
 
     def forget(self, fd: int) -> None:
         """Watch `fd` no longer; harmless where it was not watched."""
+        if self._watched.pop(fd, None) is None:
+            return
         try:
-            self._selector.unregister(fd)
-        except (KeyError, ValueError):
+            self._epoll.unregister(fd)
+        except (OSError, ValueError):
+            # It has been closed, which ends the watch as well.
             pass
 
     def at(self, name: str, deadline: float, action: Callable[[], None]) -> None:
@@ -105,6 +113,7 @@ class Loop:
         """Call `action` in a turn after this signal has come, where `on_child` was called."""
         self._on_signal[number] = action
         signal.signal(number, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def stop(self) -> None:
         self._stopped = True
@@ -112,12 +121,16 @@ class Loop:
     def run(self) -> None:
         """Turn until `stop`."""
         while not self._stopped:
-            for key, events in self._selector.select(self._wait_s()):
-                on_read, on_write = key.data
-                if events & selectors.EVENT_WRITE and on_write:
+            for fd, events in self._epoll.poll(self._wait_s()):
+                # An earlier call of this turn may have closed it.
+                watched = self._watched.get(fd)
+                if watched is None:
+                    continue
+                on_read, on_write = watched
+                if events & ~select.EPOLLIN and on_write:
                     on_write()
-                # The write may have closed it, or an earlier call of this turn.
-                if events & selectors.EVENT_READ and self._selector.get_map().get(key.fd) is key:
+                # The write may have closed it.
+                if events & ~select.EPOLLOUT and self._watched.get(fd) is watched:
                     on_read()
             self._fire()
             for action in self._after_turn:

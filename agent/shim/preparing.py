@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Final
 
 from agent.shim import commands
 from agent.shim.children import Child, Children, Told
@@ -19,14 +18,14 @@ from agent.shim.record import TORCHRUN_LOGS, Logs
 from agent.shim.spawn import Failure, Program, Report, describe
 from agent.shim.status import Exit, RefusalCode
 
-SETUP_LOG: Final = "setup.log"
-LAUNCHER_LOG: Final = "launcher.log"
-_DEADLINE: Final = "prepare"
-_ANSWER: Final = "answer"
+SETUP_LOG = "setup.log"
+LAUNCHER_LOG = "launcher.log"
+_DEADLINE = "prepare"
+_ANSWER = "answer"
 # A directory server or a file system that takes longer is taken to hang; that of a folder that an
 # automounter has to mount first takes its seconds.
-ANSWER_S: Final = 120.0
-TAIL_BYTES: Final = 4096
+ANSWER_S = 120.0
+TAIL_BYTES = 4096
 
 
 class Outcome:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import TypeGuard
 
 from agent.shim.commands import RANKS_MAX
 from agent.shim.linux import environment_of
 from agent.shim.loop import now
 from agent.shim.record import ERRORS, LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 RANK_MAX = 1 << 24
 ERROR_BYTES_MAX = 4096

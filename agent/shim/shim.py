@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Callable
 
 from agent.shim import commands, linux, record
@@ -20,7 +19,7 @@ from agent.shim.control import Control
 from agent.shim.identity import Identity
 from agent.shim.loop import Loop, now
 from agent.shim.options import Options
-from agent.shim.spawn import Runner, fork_runner
+from agent.shim.spawn import Runner, fork_runner, ready_for_programs
 from agent.shim.status import StoppedBy
 from agent.shim.task import BEFORE_GATE, ENDED, Task
 
@@ -111,8 +110,9 @@ def _become_shim() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.prctl(linux.PR_SET_NAME, b"muster-shim")
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
+    ready_for_programs()
+    # Nor does a runner hold on to what is the agent's.
+    _redirect(None)
 
 
 def _get_ready(options: Options, ahead: bool) -> Ready:
@@ -206,6 +206,8 @@ def _run(
     except Exception:  # noqa: BLE001  the process boundary
         # Nobody else can say it: standard error is the task's shim.log, and the agent finds a dead
         # shim.
+        import traceback
+
         traceback.print_exc()
         return 1
     return 0

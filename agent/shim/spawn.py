@@ -5,8 +5,12 @@ user and folder, to become a program. Whatever may hang (a directory server, a n
 it and not the shim; what may fail has failed before the gate opens; and at the gate nothing is left
 to do but the exec.
 
-Orders are packets of JSON. Each but the last is answered by one packet, a result or a failure;
-after an exec the channel ends, which says that the program runs. A runner whose shim dies, ends.
+Orders are marshalled packets. Each but the last is answered by one packet of JSON, a result or a
+failure, which is read with care: who answers may be the job's user already. After an exec the
+channel ends, which says that the program runs. A runner whose shim dies, ends.
+
+What a runner does before its exec it does with cold caches, and every page that it or its shim
+touches meanwhile is copied: it is to do little, and little of that in Python.
 """
 
 from __future__ import annotations
@@ -15,23 +19,40 @@ import array
 import errno
 import fcntl
 import json
+import marshal
 import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from agent.shim import linux
 from agent.shim.cgroup import Cgroup
 from agent.shim.commands import Hosts
 from agent.shim.identity import Identity, look_up, take_on
+from agent.shim.loop import close_quietly
 from agent.shim.status import RefusalCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 # Above every number a child's descriptors are moved to.
 _ASIDE = 200
-_FDS_MAX = 32
+_RIGHTS_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
 PACKET_BYTES_MAX = 65536
+_BLOCKED = {
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+}
+# The format of marshal that interns no text, which would touch the page of every word.
+_PLAIN = 0
+_DONE = b'{"result": true}'
+# A program that is larger than this comes in a file.
+_INLINE_BYTES_MAX = 32768
 EXIT_CANNOT_RUN = 126
 EXIT_NOT_FOUND = 127
 
@@ -128,17 +149,24 @@ class Runner:
 
     def become(self, program: Program) -> None:
         """Have it exec."""
-        document = {
-            "candidates": list(program.candidates),
-            "arguments": list(program.arguments),
-            "env": dict(program.env),
-        }
-        # Environments are larger than packets may be.
+        document = marshal.dumps(
+            {
+                "candidates": list(program.candidates),
+                "arguments": list(program.arguments),
+                "env": dict(program.env),
+            },
+            _PLAIN,
+        )
+        order: dict[str, object] = {"do": "become", "fds": list(program.fds)}
+        if len(document) <= _INLINE_BYTES_MAX:
+            self._send({**order, "program": document}, list(program.fds.values()))
+            return
+        # Environments may be larger than packets.
         fd = os.memfd_create("muster-program")
         try:
-            os.write(fd, json.dumps(document).encode())
+            os.write(fd, document)
             os.lseek(fd, 0, os.SEEK_SET)
-            self._send({"do": "become", "fds": list(program.fds)}, [fd, *program.fds.values()])
+            self._send(order, [fd, *program.fds.values()])
         finally:
             os.close(fd)
 
@@ -146,7 +174,7 @@ class Runner:
         """One that is dead hears nothing; its end is told to whoever waits for it."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self.channel.sendmsg([json.dumps(order).encode()], rights)
+            self.channel.sendmsg([marshal.dumps(order, _PLAIN)], rights)
         except OSError:
             return
 
@@ -164,23 +192,24 @@ def fork_runner(cgroup: Cgroup | None, rehearsed: bool = False) -> Runner:
             ours.close()
             raise
         if pid == 0:
-            _run(theirs.fileno(), rehearsed)
+            _run(theirs, rehearsed)
     return Runner(pid, ours)
 
 
-def _run(channel: int, rehearsed: bool) -> NoReturn:
+def _run(channel: socket.socket, rehearsed: bool) -> NoReturn:
     """Never returns, whatever happens: two shims must not come of one."""
     code = EXIT_CANNOT_RUN
     try:
-        orders = _Orders(arrange_fds({}, channel))
+        _close_all_but([0, 1, 2, channel.fileno()])
         # Whatever does not depend on whose job it will be.
-        _reset_signals()
+        signal.set_wakeup_fd(-1)
+        linux.unblock_signals()
         os.setsid()
-        _limits()
+        _no_oom_exception()
         os.umask(0o022)
         if rehearsed:
             _rehearse()
-        code = orders.obey()
+        code = _Orders(channel).obey()
     except BaseException:  # noqa: BLE001  the process boundary
         os._exit(EXIT_CANNOT_RUN)
     os._exit(code)
@@ -188,19 +217,22 @@ def _run(channel: int, rehearsed: bool) -> NoReturn:
 
 def _rehearse() -> None:
     """Use once what the orders will use: the first use after a fork copies memory, page by page."""
-    fd = os.memfd_create("muster-program")
-    os.write(fd, json.dumps({"env": {"PATH": os.defpath}, "candidates": ["true"]}).encode())
-    os.lseek(fd, 0, os.SEEK_SET)
-    with open(fd, "rb") as file:
-        document = json.load(file)
-    _paths(document["candidates"], document["env"])
+    document = _read(marshal.dumps({"env": {"PATH": os.defpath}, "candidates": ["true"]}, _PLAIN))
+    list(_paths(document["candidates"], document["env"]))
+
+
+def _read(order: bytes) -> dict[str, Any]:
+    """The other end of the channel is the shim's, and nobody else has it."""
+    document: dict[str, Any] = marshal.loads(order)  # noqa: S302
+    return document
 
 
 class _Orders:
     """The runner's life. Whatever it was told, a failure is its last word."""
 
-    def __init__(self, channel: int) -> None:
-        self._channel = socket.socket(fileno=channel)
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._answers = channel.fileno()
         self._stage, self._path = "", ""
 
     def obey(self) -> int:
@@ -221,17 +253,20 @@ class _Orders:
             number = error.errno or 0 if isinstance(error, OSError) else 0
             text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             failure = {"stage": self._stage, "path": self._path, "code": number, "text": text}
-            self._channel.send(json.dumps(failure).encode())
+            os.write(self._answers, json.dumps(failure).encode())
             return EXIT_NOT_FOUND if number == errno.ENOENT else EXIT_CANNOT_RUN
 
-    def _next(self) -> tuple[dict[str, object], list[int]]:
-        data, fds, _, _ = socket.recv_fds(
-            self._channel, PACKET_BYTES_MAX, _FDS_MAX, socket.MSG_CMSG_CLOEXEC
+    def _next(self) -> tuple[dict[str, Any], list[int]]:
+        data, controls, _, _ = self._channel.recvmsg(
+            PACKET_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
         )
-        return (json.loads(data) if data else {}), fds
+        fds = array.array("i")
+        for _, _, rights in controls:
+            fds.frombytes(rights)
+        return (_read(data) if data else {}), list(fds)
 
     def _answer(self, result: object) -> None:
-        self._channel.send(json.dumps({"result": result}).encode())
+        os.write(self._answers, json.dumps({"result": result}).encode())
 
     def _look_up(self, name: str) -> None:
         self._stage, self._path = "look_up", name
@@ -248,16 +283,18 @@ class _Orders:
         take_on(identity, order["no_new_privileges"] is True)
         self._stage, self._path = "folder", str(order["cwd"])
         os.chdir(self._path)
-        self._answer(True)
+        os.write(self._answers, _DONE)
 
     def _become(self, order: dict[str, object], fds: list[int]) -> None:
-        with open(fds[0], "rb") as file:
-            document = json.load(file)
+        text = order.get("program")
+        if not isinstance(text, bytes):
+            with open(fds.pop(0), "rb") as file:
+                text = file.read()
+        document = _read(text)
         candidates: list[str] = document["candidates"]
         self._stage, self._path = "program", candidates[0]
         numbers: list[int] = order["fds"]  # type: ignore[assignment]
-        channel = arrange_fds(dict(zip(numbers, fds[1:], strict=True)), self._channel.detach())
-        self._channel = socket.socket(fileno=channel)
+        self._answers = arrange_fds(dict(zip(numbers, fds, strict=True)), self._answers)
         _exec(candidates, document["arguments"], document["env"])
 
 
@@ -265,9 +302,9 @@ def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
     """Give the child the descriptors of `wanted` and the pipe, and close all others; returns the
     pipe.
     """
-    aside = {
-        target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for target, fd in wanted.items()
-    }
+    aside = {}
+    for target, fd in wanted.items():
+        aside[target] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
     pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, _ASIDE)
     for target in range(3):
         if target not in aside:
@@ -276,35 +313,45 @@ def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
         os.dup2(fd, target, inheritable=True)
     # What stays is wanted; a descriptor of the agent or the lock of the shim would outlive both in
     # a job.
-    kept = sorted({*aside, pipe})
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    for before, after in zip(kept, [*kept[1:], highest + 1], strict=True):
-        os.closerange(before + 1, after)
+    _close_all_but([*aside, pipe])
     return pipe
 
 
-def _reset_signals() -> None:
-    """Python ignores SIGPIPE and SIGXFSZ, and what is ignored or blocked survives an exec."""
-    signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-        signal.SIGCHLD,
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-    ):
+def _close_all_but(wanted: Collection[int]) -> None:
+    first = 0
+    for fd in sorted(wanted):
+        if not linux.close_range(first, fd - 1):
+            break
+        first = fd + 1
+    else:
+        if linux.close_range(first, linux.FD_MAX):
+            return
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in wanted:
+            close_quietly(fd)
+
+
+def ready_for_programs() -> None:
+    """Have what is inherited over fork and exec as programs want it, once for all runners.
+
+    Python ignores SIGPIPE and SIGXFSZ, and what is ignored survives an exec. So nothing is ignored
+    here but blocked, which a runner undoes for all at once.
+    """
+    for number in _BLOCKED:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _limits() -> None:
-    """RDMA pins its memory: with the 8 MiB that systemd gives, ibv_create_cq fails."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    # RDMA pins its memory: with the 8 MiB that systemd gives, ibv_create_cq fails.
     _raise_limit(resource.RLIMIT_MEMLOCK, beyond_hard=True)
     _raise_limit(resource.RLIMIT_NOFILE, beyond_hard=False)
+
+
+def _no_oom_exception() -> None:
     try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("0")
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"0")
+        finally:
+            os.close(fd)
     except OSError:
         pass
 
@@ -341,18 +388,19 @@ def _telling(error: OSError) -> int:
     return {errno.ENOTDIR: 0, errno.ENOENT: 1}.get(error.errno or 0, 2)
 
 
-def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> list[tuple[str, str]]:
+def _paths(candidates: Sequence[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Where the program may lie, and the name it is called by."""
-    found = []
     for candidate in candidates:
         if "/" in candidate:
-            path = os.path.join(os.getcwd(), candidate)
-            found.append((path, path))
+            path = _absolute(candidate)
+            yield path, path
         else:
-            folders = env.get("PATH", os.defpath).split(os.pathsep)
-            here = os.getcwd()
-            found += [(os.path.join(here, folder, candidate), candidate) for folder in folders]
-    return found
+            for folder in env.get("PATH", os.defpath).split(os.pathsep):
+                yield _absolute(f"{folder}/{candidate}" if folder else candidate), candidate
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else os.path.join(os.getcwd(), path)
 
 
 def describe(failure: Failure, user: str) -> str:

@@ -10,7 +10,6 @@ end of the socket is closed; shims that have a task live on.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -48,9 +47,11 @@ def main(agent_fd: int) -> None:
     gc.collect()
     gc.freeze()
     # An agent that is killed has nobody to be told of it.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    try:
         agent.send(b'{"ready":true}')
         _Template(agent, own, bootstrap).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass
 
 
 def bootstrap_text() -> bytes:

@@ -13,10 +13,9 @@ from muster.cli.complaints import DetachedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
 from muster.cli.json_output import print_json
-from muster.cli.logs import show_logs
 from muster.cli.text import note, safe
 from muster.cli.wait import wait_for_all
-from muster.client import ApiError, Client, ClientError, LogQuery
+from muster.client import ApiError, Client, ClientError
 from muster.protocol.http import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
 from muster.spec.render import to_mapping
@@ -196,6 +195,9 @@ def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
 def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> int:
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     if follow:
+        from muster.cli.logs import show_logs
+        from muster.client import LogQuery
+
         # From the first byte: nothing of it has been seen yet.
         code = show_logs(client, summary.id, LogQuery(follow=True, rank=0))
         return EXIT_CLIENT if code is None else code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Sequence
@@ -63,6 +64,10 @@ class Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"muster.cli.{cmd_name}").command
+        if not gc.isenabled():
+            # What was imported stays: it need not be looked through, now or at the end.
+            gc.freeze()
+            gc.enable()
         return command
 
     def resolve_command(

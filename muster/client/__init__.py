@@ -19,10 +19,10 @@ from muster.client.errors import (
     UnreachableError,
 )
 from muster.client.settings import Settings, load_settings
-from muster.client.tail import LogQuery
 
 if TYPE_CHECKING:
     from muster.client.aio import AsyncClient
+    from muster.client.tail import LogQuery
 
 __all__ = [
     "ApiError",
@@ -41,9 +41,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`AsyncClient` when it is asked for: aiohttp takes longer to import than a command may run."""
+    """What is asked for: aiohttp takes longer to import than a command may run, and few commands
+    read logs."""
     if name == "AsyncClient":
         from muster.client.aio import AsyncClient
 
         return AsyncClient
+    if name == "LogQuery":
+        from muster.client.tail import LogQuery
+
+        return LogQuery
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

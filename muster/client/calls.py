@@ -12,14 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from muster.client.errors import NoSuchJobError, NoSuchNodeError
-from muster.protocol.evidence import Evidence
-from muster.protocol.fabric_view import FabricView
-from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -40,9 +37,15 @@ from muster.protocol.job_verbs import (
     SignalAnswer,
     SignalRequest,
 )
-from muster.protocol.node_probe import CheckRequest, NodeProbe
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer, ResumeRequest
 from muster.protocol.states import ENDED_STATES, JobState
+
+if TYPE_CHECKING:
+    # With what these are made of they take longer to import than all other answers.
+    from muster.protocol.evidence import Evidence
+    from muster.protocol.fabric_view import FabricView
+    from muster.protocol.hangs import StacksView
+    from muster.protocol.node_probe import CheckRequest, NodeProbe
 
 _T = TypeVar("_T")
 
@@ -127,14 +130,20 @@ def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
 
 
 def fabric(number: int) -> Call[FabricView]:
+    from muster.protocol.fabric_view import FabricView
+
     return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
 
 
 def stacks(number: int) -> Call[StacksView]:
+    from muster.protocol.hangs import StacksView
+
     return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
 
 
 def evidence(number: int) -> Call[Evidence]:
+    from muster.protocol.evidence import Evidence
+
     return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
 
 
@@ -173,6 +182,8 @@ def nodes(cursor: str | None) -> Call[NodeList]:
 
 
 def probe(name: str) -> Call[NodeProbe]:
+    from muster.protocol.node_probe import NodeProbe
+
     return Call(NodeProbe, "GET", _node_path(name, "probe"))
 
 

@@ -10,21 +10,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from muster.client import calls
 from muster.client.calls import CHANGE_S, WATCH_S, Call, Steps
 from muster.client.errors import ClientError
-from muster.client.event_feed import EventFeed
 from muster.client.exchange import Exchange
-from muster.client.feed import Feed, read_feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
-from muster.client.tail import LogQuery, Tail
 from muster.client.transport import Transport
-from muster.protocol.evidence import Evidence
-from muster.protocol.fabric_view import FabricView
-from muster.protocol.hangs import StacksView
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -41,9 +35,16 @@ from muster.protocol.http import (
     VersionView,
 )
 from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
-from muster.protocol.node_probe import CheckRequest, NodeProbe
 from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
+
+if TYPE_CHECKING:
+    from muster.client.feed import Feed
+    from muster.client.tail import LogQuery
+    from muster.protocol.evidence import Evidence
+    from muster.protocol.fabric_view import FabricView
+    from muster.protocol.hangs import StacksView
+    from muster.protocol.node_probe import NodeProbe
 
 _T = TypeVar("_T")
 
@@ -221,6 +222,8 @@ class Client:
 
         A stream that is cut goes on where it stopped: none is missing, none comes twice.
         """
+        from muster.client.event_feed import EventFeed
+
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
         return self._read(EventFeed(after), path, WATCH_S)
 
@@ -241,6 +244,8 @@ class Client:
         under the same `key`. Raises ApiError (409 where the node is not free). What it finds is in
         the job's log; `muster check` reads that.
         """
+        from muster.protocol.node_probe import CheckRequest
+
         return self._call(calls.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
 
     def drain(
@@ -282,11 +287,15 @@ class Client:
         A stream that is cut goes on where it stopped: no byte is missing, none comes twice. It
         ends by a trailer, or by an error.
         """
+        from muster.client.tail import LogQuery, Tail
+
         wanted = query or LogQuery()
         patience_s = WATCH_S if wanted.follow else CHANGE_S
         return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
 
     def _read(self, feed: Feed[_T], path: str, patience_s: float) -> Iterator[_T]:
+        from muster.client.feed import read_feed
+
         return read_feed(
             feed,
             lambda parameters: self._transport.lines(path, parameters),

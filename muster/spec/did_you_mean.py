@@ -6,7 +6,6 @@ known key.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Final
 
@@ -76,11 +75,15 @@ def suggestion(path: str, key: str, known: Iterable[str]) -> str | None:
     elsewhere = _ELSEWHERE.get(path, {}).get(plain)
     if elsewhere:
         return elsewhere
+    import difflib
+
     near = difflib.get_close_matches(plain, names, n=1, cutoff=0.7)
     return near[0] if near else None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The one of `known` nearest in spelling to `word`, or None."""
+    import difflib
+
     near = difflib.get_close_matches(word[:_MAX_COMPARED_CHARS].lower(), sorted(known), n=1)
     return near[0] if near else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 import msgspec
@@ -63,7 +62,11 @@ def _role_meant(name: str) -> str | None:
     """The role of which this is a misspelling. Names of nodes end in their number."""
     if name[-1:].isdecimal():
         return None
-    return "launcher" if name == "master" else next(iter(get_close_matches(name, _ROLES, 1)), None)
+    if name == "master":
+        return "launcher"
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, _ROLES, 1)), None)
 
 
 def read_roles(

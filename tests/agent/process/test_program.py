@@ -359,6 +359,37 @@ def test_limits_are_raised_and_the_job_is_no_oom_exception(any_stage: Stage) -> 
     any_stage.play(story)
 
 
+def test_a_program_has_the_signals_that_its_shim_does_without(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("cat", "/proc/self/status")
+        await task.ended()
+        lines = task.read("logs/rank-0.stdout").decode().splitlines()
+        status = dict(line.split(":\t", 1) for line in lines)
+        assert int(status["SigBlk"], 16) == 0
+        ignored = int(status["SigIgn"], 16)
+        for name in ("HUP", "INT", "TERM", "PIPE", "XFSZ", "CHLD"):
+            number = signal.Signals[f"SIG{name}"]
+            assert not ignored >> (number - 1) & 1, name
+
+    any_stage.play(story)
+
+
+def test_an_environment_may_be_larger_than_a_packet(any_stage: Stage) -> None:
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sh", "-c", "ls -l /proc/self/fd; env | grep -c '^LARGE_.*xxx$'", env=large)
+        await task.ended()
+        *files, found = task.read("logs/rank-0.stdout").decode().splitlines()
+        assert found == "5"
+        # The file in which it came is gone.
+        assert len([line for line in files if " -> " in line]) == 4
+
+    any_stage.play(story)
+
+
 def test_release_ends_the_shim_and_takes_only_its_socket(any_stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()

@@ -30,3 +30,18 @@ def test_an_agent_that_is_gone_already_is_no_error(unread: bytes) -> None:
             check=False,
         )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_template_loads_little() -> None:
+    """Each fork copies the pages that it and its parent touch: modules lie between those."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import agent.shim.template"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "agent.shim.spawn" in loaded
+    assert not loaded & {"typing", "traceback", "contextlib", "inspect", "subprocess", "asyncio"}
