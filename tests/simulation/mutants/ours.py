@@ -112,7 +112,7 @@ MUTANTS = (
         "a refusal goes unheard where something came before it",
         _deaf_to_refusals,
         ("I10", "I4"),
-        seed=57,
+        seed=3,
     ),
     Mutant(
         "what outlives its lease has all of the margin to do so",
