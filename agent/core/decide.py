@@ -11,7 +11,7 @@ from agent.core.decision import Decision
 from agent.core.network import NetworkPhase
 from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
-from agent.core.task import gone, later, report, task_state
+from agent.core.task import LATER, gone, report, task_state
 from muster.protocol import messages as m
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
@@ -193,7 +193,7 @@ def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
 
 def _stale(held: HeldTask, phase: ShimPhase) -> bool:
     """Of two statuses that crossed, the one that is further on holds."""
-    return held.status is not None and not later(held.status.phase, phase)
+    return held.status is not None and phase not in LATER[held.status.phase]
 
 
 def _network(state: State, task: TaskId, fact: f.NetworkReady | f.NetworkDenied) -> Decision:

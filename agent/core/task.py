@@ -3,7 +3,6 @@ status."""
 
 from __future__ import annotations
 
-import functools
 from typing import Final, assert_never
 
 import msgspec
@@ -76,15 +75,17 @@ ERRORS_MAX: Final = 4
 what happened to another one, and those of a thousand would not fit a frame."""
 
 
-@functools.cache
-def later(old: ShimPhase, new: ShimPhase) -> bool:
-    """Whether `new` can come after `old`, in any number of steps."""
+def _reachable(old: ShimPhase) -> frozenset[ShimPhase]:
     reachable, frontier = {old}, [old]
     while frontier:
         for phase in PHASES[frontier.pop()] - reachable:
             reachable.add(phase)
             frontier.append(phase)
-    return new in reachable
+    return frozenset(reachable)
+
+
+LATER: Final = {phase: _reachable(phase) for phase in ShimPhase}
+"""What can come after a phase, in any number of steps; itself, too."""
 
 
 def started(status: ShimStatus) -> bool:

@@ -37,8 +37,8 @@ def _arranges_holes(real: Any) -> Any:
 
 def _deaf_to_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     for phase in (ShimPhase.PREPARED, ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.STUCK):
-        ways = agent_task.PHASES[phase] - {ShimPhase.REFUSED}
-        monkeypatch.setitem(agent_task.PHASES, phase, ways)
+        known = agent_task.LATER[phase] - {ShimPhase.REFUSED}
+        monkeypatch.setitem(agent_task.LATER, phase, known)
 
 
 def _long_grace(real: Any) -> Any:
