@@ -198,7 +198,9 @@ class Machine:
         return self.pid
 
     def _plug_in(self) -> None:
-        pair = ("type", "veth", "peer", "name", "eth0", "netns", str(self._on))
+        # A card keeps its address over a boot: peers would look for another one for a minute.
+        card = f"02:00:00:00:00:{self.number:02x}"
+        pair = ("type", "veth", "peer", "name", "eth0", "address", card, "netns", str(self._on))
         self._in_hub("ip", "link", "add", self._port, *pair)
         self._in_hub("ip", "link", "set", self._port, "master", "bridge", "up")
         self._on_its_network("ip", "address", "add", f"{self.address}/24", "dev", "eth0")

@@ -213,6 +213,7 @@ def test_a_slow_line(two: tuple[Machine, Machine]) -> None:
 def test_a_power_cut_and_a_boot(rig: Rig) -> None:
     machine = rig.add("phoenix")
     boot_id = machine.exec("cat", "/proc/sys/kernel/random/boot_id").stdout
+    card = machine.exec("cat", "/sys/class/net/eth0/address").stdout
     machine.exec("touch", "/run/volatile", "/etc/kept")
     script = "setsid sleep 1000 & setsid sleep 1001 & echo up; wait"
     with subprocess.Popen(machine.enter("sh", "-c", script), stdout=subprocess.PIPE) as process:
@@ -223,6 +224,7 @@ def test_a_power_cut_and_a_boot(rig: Rig) -> None:
         assert _in_namespace(inside) == []
     machine.boot()
     assert machine.exec("cat", "/proc/sys/kernel/random/boot_id").stdout != boot_id
+    assert machine.exec("cat", "/sys/class/net/eth0/address").stdout == card
     assert "volatile" not in machine.exec("ls", "/run").stdout
     assert machine.exec("ls", "/etc/kept").stdout == "/etc/kept\n"
     assert hears(machine, rig.machines["node-1"], patience_s=10)
