@@ -183,6 +183,19 @@ def test_a_half_open_log_connection_is_noticed_too(cluster: ProxiedCluster, tmp_
     end_counting(cluster, tmp_path, job)
 
 
+SOME_REPORTS = 16
+"""Pieces of a line: an agent may have several reports to make at once."""
+
+
+def waiting_pieces(control: Connection, logs: Connection) -> tuple[int, int]:
+    """How many pieces of each connection waited at most, until some heartbeats had passed."""
+    heard, most, deadline = control.up.moved, (0, 0), time.monotonic() + 60
+    while control.up.moved < heard + 400 and time.monotonic() < deadline:
+        most = (max(most[0], control.up.line.qsize()), max(most[1], logs.up.line.qsize()))
+        time.sleep(0.001)
+    return most
+
+
 STORM = "import os\nfor i in range(1000): os.write(1, b'%07d %s\\n' % (i, b'x' * 99991))\n"
 
 
@@ -198,17 +211,13 @@ def test_control_never_waits_behind_logs_on_a_slow_line(
     job = submit(cluster, tmp_path, placement={"include": [NODE]}, run=script)
     until((tmp_path / "written").exists, "100 MB wait")
     until(lambda: logs.up.moved > before + 200_000, "logs fill the line")
-    behind = 0
-    heard, deadline = was.up.moved, time.monotonic() + 60
-    while was.up.moved < heard + 400 and time.monotonic() < deadline:
-        behind = max(behind, was.up.line.qsize())
-        time.sleep(0.001)
+    behind, of_logs = waiting_pieces(was, logs)
     began = time.monotonic()
     cluster.muster("cancel", job)
     assert wait(cluster, job) == 121
     measured(18, time.monotonic() - began)
     assert control(cluster) is was, "no heartbeat was missed"
-    assert behind <= 1, "a heartbeat waits behind none of the logs"
+    assert behind <= SOME_REPORTS < of_logs, "a heartbeat waits behind none of the logs"
     assert logs.up.moved < before + STORM_BYTES / 10, "the backlog is still there"
     assert cluster.link(NODE) == "connected"
     mend(cluster)
@@ -226,16 +235,13 @@ def test_a_storm_of_one_rank_holds_up_no_control(
     script = "until [ -e go ]; do head -c 1000000 /dev/zero; done"
     job = submit(cluster, tmp_path, placement={"include": [NODE]}, run=script)
     until(lambda: logs.up.moved > before + 10_000_000, "it storms")
-    heard, behind, deadline = was.up.moved, 0, time.monotonic() + 60
-    while was.up.moved < heard + 400 and time.monotonic() < deadline:
-        behind = max(behind, was.up.line.qsize())
-        time.sleep(0.001)
+    behind, of_logs = waiting_pieces(was, logs)
     began = time.monotonic()
     cluster.muster("cancel", "--force", job)
     assert wait(cluster, job) == 121
     measured(28, time.monotonic() - began)
     assert control(cluster) is was, "no heartbeat was missed"
-    assert behind <= 1, "a heartbeat waits behind none of the logs"
+    assert behind <= SOME_REPORTS < of_logs, "a heartbeat waits behind none of the logs"
 
 
 @pytest.mark.fault(13, 18)
