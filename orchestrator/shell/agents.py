@@ -58,6 +58,7 @@ class _Session:
     id: SessionId
     socket: web.WebSocketResponse
     request: web.Request
+    log: structlog.stdlib.BoundLogger  # says whose session it is
     link: Link = field(default_factory=Link)
     outbox: asyncio.Queue[Command | _Close] = field(
         default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
@@ -92,7 +93,8 @@ class AgentSessions:
         self._put(session, command)
 
     def refuse(self, session: SessionId, refused: Refused) -> None:
-        _log.warning("agent_refused", session=session, code=refused.code, why=refused.text)
+        if (found := self._sessions.get(session)) is not None:
+            found.log.warning("agent_refused", code=refused.code, why=refused.text)
         self._put(session, refused)
         self._put(session, _Close(refused.code))
 
@@ -115,7 +117,9 @@ class AgentSessions:
             decode_text=False,
         )
         await socket.prepare(request)
-        session = _Session(SessionId(self._next), socket, request)
+        peer = request.remote or ""
+        log = _log.bind(session=self._next, peer=peer)
+        session = _Session(SessionId(self._next), socket, request, log)
         self._next += 1
         full = len(self._sessions) >= self._agents_max
         if full or self._stopping:
@@ -128,11 +132,11 @@ class AgentSessions:
         try:
             hello = await _hello(session)
             said_hello = True
-            peer = request.remote or ""
+            session.log = log.bind(node=hello.node)
             await self.coordinator.put(HelloReceived(session.id, hello, peer))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
-            _log.warning("agent_protocol_error", session=session.id, why=str(error))
+            session.log.warning("agent_protocol_error", why=str(error))
             self._put(session.id, _Close(str(error)))
         finally:
             del self._sessions[session.id]
@@ -154,7 +158,7 @@ class AgentSessions:
                 session.link.accept(unknown.seq)
                 if not session.met_unknown:
                     session.met_unknown = True
-                    _log.info("message_ignored", session=session.id, why=str(unknown))
+                    session.log.info("message_ignored", why=str(unknown))
                 continue
             if not session.link.accept(frame.seq):
                 continue
@@ -172,7 +176,7 @@ class AgentSessions:
             try:
                 data = encode(CommandFrame(session.link.sent + 1, item))
             except FrameTooLarge as error:
-                _log.error("command_too_large", session=session.id, why=str(error))
+                session.log.error("command_too_large", why=str(error))
                 if not isinstance(item, PrepareTask | ArrangeTask):
                     session.abort()
                     return
@@ -205,7 +209,7 @@ class AgentSessions:
         try:
             session.outbox.put_nowait(item)
         except asyncio.QueueFull:
-            _log.warning("agent_does_not_read", session=name, waiting=OUTBOX_MAX)
+            session.log.warning("agent_does_not_read", waiting=OUTBOX_MAX)
             session.abort()
 
 

@@ -121,7 +121,7 @@ class LogConnections:
                 if connection.again is not None:
                     connection.again.cancel()
         except (ProtocolError, BadId) as error:
-            _log.warning("log_protocol_error", why=str(error), remote=request.remote)
+            _log.warning("log_protocol_error", why=str(error), peer=request.remote)
             await _close(socket, WSCloseCode.POLICY_VIOLATION, str(error))
         finally:
             self._sockets.discard(socket)

@@ -201,6 +201,14 @@ async def shown(scene: Scene) -> Any:
         return job["state"], job["attempts"]
 
 
+def lines(scene: Scene, event: str, before: int) -> list[dict[str, Any]]:
+    """What was told since. It comes by a pipe and a thread, so its cause may be seen before it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (told := scene.process.events(event)[before:]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return told
+
+
 @pytest.mark.parametrize(
     ("path", "first", "frame", "event"),
     [
@@ -218,12 +226,10 @@ def test_it_is_closed_with_a_reason_and_told_in_one_line(
     before = len(scene.process.events(event))
     why = scene.run(throw(scene, path, [first], [(frame, False)] if frame else []))
     assert why, "closed"
-    # Its line comes by a pipe and a thread, and the end of the connection may be seen before it.
-    deadline = time.monotonic() + DEADLINE_S
-    while not (told := scene.process.events(event)[before:]) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    told = lines(scene, event, before)
     assert len(told) == 1, told
     assert told[0]["why"]
+    assert told[0]["peer"] == "127.0.0.1", "who it was is said"
     assert "Traceback" not in json.dumps(told)
 
 
@@ -242,7 +248,10 @@ def test_another_protocol_is_answered_with_what_to_upgrade(
             await agent.say(hello("skewed", **versions))
             return await agent.expect(Refused)
 
+    before = len(scene.process.events("agent_refused"))
     refused = scene.run(story())
+    (told,) = lines(scene, "agent_refused", before)
+    assert (told["node"], told["peer"], told["why"]) == ("skewed", "127.0.0.1", refused.text)
     assert refused.code == "protocol"
     assert f": upgrade the {who}" in refused.text
 
