@@ -285,7 +285,8 @@ class LogConnections:
             connection.late.add(name)
             return True
         connection.strangers.add(name)
-        _log.warning("logs_of_a_foreign_task", task=name, node=connection.node)
+        why = f"no job here has such a task: its log stays on the node, in tasks/{name}"
+        _log.warning("logs_of_a_foreign_task", task=name, node=connection.node, why=why)
         return False
 
 
