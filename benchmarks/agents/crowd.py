@@ -164,7 +164,7 @@ class Crowd:
 
 def _hello(name: NodeName) -> Hello:
     inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{name}", cpus=4)
-    return Hello(name, f"agent-{name}", "boot", "0", inventory, protocol_max=PROTOCOL_MAX)
+    return Hello(name, f"agent-{name}", f"boot-{name}", "0", inventory, protocol_max=PROTOCOL_MAX)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ class Trial:
         hello = Hello(
             name,
             f"id-{name}",
-            "boot",
+            f"boot-{name}",
             "0.1.0",
             inventory,
             tasks,

@@ -71,7 +71,8 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
             f"{state.epoch}: its state folder is older than another one's; restore the newer one",
         )
     node = state.nodes.get(hello.node)
-    return None if node is None else _refuse_second(node, hello, peer)
+    again = None if node is None else _refuse_second(node, hello, peer)
+    return again or _refuse_beside(state, hello, peer)
 
 
 def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
@@ -95,6 +96,29 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
         # A restarted agent may be back before the end of its last connection has been noticed.
         text = f"the connection of {hello.node} is still held {both}"
         return Refused("duplicate_identity", text, soon=True)
+    return None
+
+
+def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
+    """Two agents of one machine would give out its CPUs and GPUs twice. The boot tells the machine:
+    copied images have one machine id, and GPUs are seen by what containers were given of them."""
+    gpus = {gpu.uuid for gpu in hello.inventory.devices if gpu.uuid}
+    for other in state.nodes.values():
+        if other.name == hello.node or other.link is not LinkState.CONNECTED:
+            continue
+        if other.boot_id == hello.boot_id:
+            what = "of one machine"
+        elif shared := gpus.intersection(gpu.uuid for gpu in other.inventory.devices):
+            what = f"that both have GPU {min(shared)}"
+        else:
+            continue
+        if not (other.inventory.shared_host and hello.inventory.shared_host):
+            return Refused(
+                "second_agent",
+                f"{other.name} at {other.peer} and {hello.node} at {peer} are agents {what}: stop "
+                "one of them, or set shared_host: true in the configuration of both to try things "
+                "out",
+            )
     return None
 
 

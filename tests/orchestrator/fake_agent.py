@@ -147,7 +147,7 @@ def hello(name: str, **fields: Any) -> Hello:
     values: dict[str, Any] = {
         "node": NodeName(name),
         "agent_id": f"agent-{name}",
-        "boot_id": "boot",
+        "boot_id": f"boot-{name}",
         "version": "0.1.0",
         "inventory": inventory,
         "protocol_max": PROTOCOL_MAX,

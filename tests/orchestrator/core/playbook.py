@@ -114,7 +114,7 @@ class Cluster:
         for name in names:
             self.sessions += 1
             described = msgspec.structs.replace(INVENTORY, **inventory)
-            who = (NodeName(name), f"id-{name}", "boot", "0.1.0")
+            who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
             hello = Hello(*who, described, tasks, protocol_max=PROTOCOL_MAX)
             self.turn(s.HelloReceived(SessionId(self.sessions), hello, "127.0.0.1"))
 

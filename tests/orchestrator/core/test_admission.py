@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.messages import Heartbeat, Hello, Refused, TaskReport
 from muster.protocol.states import JobState, TaskState
@@ -91,6 +92,49 @@ def test_a_machine_that_booted_again_is_let_in_at_once() -> None:
     cluster = running()
     cluster.leave("n0")
     assert answer(cluster, hello(cluster, boot_id="another")) is None
+
+
+H100 = GpuDevice("0000:1b:00.0", "GPU-1", "H100")
+SHARED = {"shared_host": True}
+
+
+@pytest.mark.parametrize(
+    ("boot", "has", "told"),
+    [
+        ("boot-n0", {}, "are agents of one machine"),
+        ("boot-n0", SHARED, "are agents of one machine"),
+        ("another", {"gpus": 1, "devices": (H100,)}, "that both have GPU GPU-1"),
+        ("another", {}, ""),  # though its machine id is the same: an image was copied
+    ],
+)
+def test_a_second_agent_of_one_machine_is_refused_and_both_are_named(
+    boot: str, has: dict[str, object], told: str
+) -> None:
+    cluster = Cluster()
+    cluster.join("n0", gpus=1, devices=(H100,))
+    second = Hello(
+        NodeName("n1"), "id-n1", boot, "0.1.0", msgspec.structs.replace(INVENTORY, **has)
+    )
+    refused = answer(cluster, second)
+    if not told:
+        assert refused is None
+        return
+    assert refused is not None
+    assert refused.code == "second_agent"
+    assert "n0 at 127.0.0.1 and n1 at 10.9.9.9" in refused.text
+    assert told in refused.text
+    assert "shared_host: true" in refused.text
+    assert N0 in cluster.state.nodes
+    assert NodeName("n1") not in cluster.state.nodes
+    cluster.leave("n0")
+    assert answer(cluster, second) is None, "the first has gone"
+
+
+def test_agents_that_share_a_machine_are_let_in() -> None:
+    cluster = Cluster()
+    cluster.join("n0", shared_host=True)
+    both = msgspec.structs.replace(INVENTORY, shared_host=True)
+    assert answer(cluster, Hello(NodeName("n1"), "id-n1", "boot-n0", "0.1.0", both)) is None
 
 
 def test_a_restarted_agent_is_let_in_when_its_last_connection_has_ended() -> None:

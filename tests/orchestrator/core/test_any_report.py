@@ -36,7 +36,7 @@ EVENTS = struct(
     HardwareEvent,
     code=st.sampled_from(["xid 79", "nvml ecc", "oom", "x"]),
     number=st.integers(0, 9),
-    boot=st.just("boot"),
+    boot=st.just("boot-n0"),
     text=st.just("it failed"),
     task=st.none() | IDS,
     pci=st.just(""),
@@ -135,7 +135,7 @@ def test_any_hello(hello: Hello) -> None:
         Hello,
         node=st.just(NodeName("n0")),
         agent_id=st.just("id-n0"),
-        boot_id=st.just("boot"),
+        boot_id=st.just("boot-n0"),
         version=st.just("0.1.0"),
         inventory=st.just(INVENTORY),
         protocol_min=st.just(1),
@@ -159,7 +159,7 @@ def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
 def test_a_hello_that_tells_of_a_task_twice_tells_of_it_once() -> None:
     cluster = made("placed")
     ready = TaskReport(task(1, 1, 0), TaskState.PREPARED, prepared=prepared())
-    who = (NodeName("n0"), "id-n0", "boot", "0.1.0", INVENTORY)
+    who = (NodeName("n0"), "id-n0", "boot-n0", "0.1.0", INVENTORY)
     hello = Hello(*who, (ready, ready), protocol_max=PROTOCOL_MAX)
     cluster.turn(s.HelloReceived(SessionId(99), hello, "127.0.0.1"))
     assert cluster.job(1).attempts[0].tasks[0].state is TaskState.PREPARED

@@ -98,7 +98,7 @@ def test_a_connection_without_heartbeats_is_closed() -> None:
 def test_a_second_agent_of_the_same_name_is_refused_with_both_addresses() -> None:
     cluster = Cluster()
     cluster.join("n0")
-    other = Hello(NodeName("n0"), "another-id", "boot", "0.1.0", INVENTORY)
+    other = Hello(NodeName("n0"), "another-id", "boot-n0", "0.1.0", INVENTORY)
     turn = cluster.turn(s.HelloReceived(SessionId(77), other, "10.9.9.9"))
     (refused,) = [x for x in turn.actions if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == "duplicate_name"
@@ -224,7 +224,9 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
     cluster = Cluster()
     assert cluster.state.cluster == "here"
     running = TaskReport(task(3, 1, 0), TaskState.STARTED)
-    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", INVENTORY, (running,), 1, cluster="there")
+    hello = Hello(
+        NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (running,), 1, cluster="there"
+    )
     done = cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     (refused,) = done.actions
     assert isinstance(refused, a.RefuseSession)
@@ -234,7 +236,7 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
 
 def test_an_agent_without_tasks_may_change_its_cluster() -> None:
     cluster = Cluster()
-    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", INVENTORY, (), 99, cluster="there")
+    hello = Hello(NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (), 99, cluster="there")
     cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     (welcome,) = cluster.commands("n0", Welcome)
     assert isinstance(welcome, Welcome)
@@ -243,7 +245,7 @@ def test_an_agent_without_tasks_may_change_its_cluster() -> None:
 
 def test_an_older_copy_of_the_journal_is_not_served() -> None:
     cluster = Cluster()
-    hello = Hello(NodeName("n0"), "id", "boot", "0.1.0", INVENTORY, (), 99, cluster="here")
+    hello = Hello(NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (), 99, cluster="here")
     cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
     assert cluster.refused == ["old_epoch"]
 

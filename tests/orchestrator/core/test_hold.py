@@ -182,7 +182,7 @@ OLD = (
 
 def test_an_old_journal_is_read() -> None:
     state = State()
-    register = f.NodeRegistered(NodeName("n0"), "id", "boot", "0.0.9", INVENTORY)
+    register = f.NodeRegistered(NodeName("n0"), "id", "boot-n0", "0.0.9", INVENTORY)
     apply(state, register, 0.0)
     for text in OLD:
         apply(state, msgspec.json.decode(text, type=f.Durable), 0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from muster.protocol.fabric import NodeFabric
@@ -173,12 +171,9 @@ def test_of_two_at_fault_at_once_one_that_was_spared_before_counts_too() -> None
 def test_a_gang_that_is_made_ready_on_two_nodes_leaves_them_once() -> None:
     half = Quarantine(jobs=1, pool_share=0.5)
     cluster = Cluster(limits=Limits(quarantine=half))
-    card: dict[str, Any] = {
-        "gpus": 2,
-        "devices": tuple(GpuDevice(f"0{i}", f"GPU-{i}", "H100") for i in range(2)),
-    }
     for name in ("a", "b", "c", "d"):
-        cluster.join(name, machine_id=name, **card)
+        cards = tuple(GpuDevice(f"0{i}", f"GPU-{name}{i}", "H100") for i in range(2))
+        cluster.join(name, machine_id=name, gpus=2, devices=cards)
     for _ in range(2):
         cluster.submit(spec(nodes=2, resources={"gpu": 1}, placement={"include": ["a", "b"]}))
     first, second = (cluster.job(number).attempts[0].tasks for number in (1, 2))

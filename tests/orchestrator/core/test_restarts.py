@@ -20,7 +20,7 @@ def greet(cluster: Cluster, name: str, life: int) -> None:
     node = cluster.state.nodes.get(NodeName(name))
     held = tasks_on(cluster.state, NodeName(name)) if node is not None else []
     tasks = tuple(TaskReport(t.id, TaskState.STARTED, prepared=prepared()) for t in held)
-    who = (NodeName(name), f"id-{name}", "boot", "0.1.0")
+    who = (NodeName(name), f"id-{name}", f"boot-{name}", "0.1.0")
     hello = Hello(*who, INVENTORY, tasks, protocol_max=PROTOCOL_MAX, instance=f"{life}")
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), hello, "127.0.0.1"))
 

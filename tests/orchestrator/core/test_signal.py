@@ -100,7 +100,7 @@ def test_the_rank_of_a_plain_command_is_its_node() -> None:
 def test_an_agent_that_cannot_signal_one_rank_is_not_asked_to() -> None:
     cluster = Cluster()
     described = msgspec.structs.replace(INVENTORY)
-    old = Hello(NodeName("n0"), "id", "boot", "0.0.9", described, protocol_max=1)
+    old = Hello(NodeName("n0"), "id", "boot-n0", "0.0.9", described, protocol_max=1)
     cluster.turn(s.HelloReceived(SessionId(1), old, "127.0.0.1"))
     cluster.submit(spec(nproc_per_node=2))
     cluster.run_gang(1)

@@ -48,10 +48,16 @@ def placed(cluster: Cluster, *nodes: str, **more: Any) -> list[TaskId]:
     return cluster.run_gang(max(cluster.state.jobs))
 
 
-def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "boot") -> None:
+def hello(cluster: Cluster, name: str, *tasks: TaskReport, boot: str = "") -> None:
     cluster.sessions += 1
     said = Hello(
-        NodeName(name), f"id-{name}", boot, "0.1.0", INVENTORY, tasks, protocol_max=PROTOCOL_MAX
+        NodeName(name),
+        f"id-{name}",
+        boot or f"boot-{name}",
+        "0.1.0",
+        INVENTORY,
+        tasks,
+        protocol_max=PROTOCOL_MAX,
     )
     cluster.turn(s.HelloReceived(SessionId(cluster.sessions), said, "127.0.0.1"))
 

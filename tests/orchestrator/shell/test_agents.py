@@ -98,6 +98,23 @@ def test_a_second_agent_of_the_same_name_is_told_why_not(coordinator: Coordinato
     asyncio.run(main())
 
 
+def test_a_second_agent_of_one_machine_is_told_why_not(coordinator: CoordinatorProcess) -> None:
+    async def main() -> None:
+        async with connect(coordinator, "a5") as one, connect(coordinator, "b5") as two:
+            await one.hello()
+            await two.say(hello("b5", boot_id="boot-a5"))
+            refused = await two.expect(Refused)
+            assert "a5 at 127.0.0.1 and b5 at 127.0.0.1 are agents of one machine" in refused.text
+            assert (await closed(two))[1] == "second_agent"
+        async with user_of(coordinator) as user:
+            while await link_of(user, "a5") == "connected":
+                await asyncio.sleep(0.01)
+        async with connect(coordinator, "b5") as two:
+            await two.hello(boot_id="boot-a5")
+
+    asyncio.run(main())
+
+
 async def says_rubbish(agent: FakeAgent) -> None:
     await agent.socket.send_str("{not json")
 

@@ -315,7 +315,7 @@ def durable(state: State) -> Any:
 def test_what_may_wait_for_the_next_commit_does_not_wait_long(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
-        hello = msgspec.structs.replace(HELLO, node=NodeName("n2"), agent_id="other")
+        hello = msgspec.structs.replace(HELLO, node=NodeName("n2"), agent_id="other", boot_id="b2")
         await rig.coordinator.put(HelloReceived(SessionId(2), hello, "10.0.0.2"))
         gang = msgspec.structs.replace(SPEC, nodes=2)
         await rig.coordinator.request(lambda rid: SubmitReceived(rid, gang, "ann"))
@@ -340,7 +340,7 @@ def test_ends_that_trickle_in_share_the_commit_of_the_last(
     async def main(rig: Rig) -> None:
         put = rig.coordinator.put
         for number, name in enumerate(names):
-            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name)
+            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name, boot_id=name)
             await put(HelloReceived(SessionId(number + 1), hello, "10.0.0.1"))
         await rig.coordinator.request(lambda rid: SubmitReceived(rid, spec, "ann", "", "digest"))
         tasks = rig.coordinator.state.jobs[JobId(1)].attempts[0].tasks
@@ -391,7 +391,7 @@ def test_a_whole_course_of_a_gang_is_five_commits(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         put = rig.coordinator.put
         for number, name in enumerate(names):
-            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name)
+            hello = msgspec.structs.replace(HELLO, node=name, agent_id=name, boot_id=name)
             await put(HelloReceived(SessionId(number + 1), hello, "10.0.0.1"))
         await rig.happened.until("Welcome", 4)
         rig.journal.commits.clear()
