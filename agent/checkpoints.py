@@ -12,8 +12,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -24,24 +23,28 @@ from muster.protocol.ids import TaskId
 EVERY_S: Final = 10.0
 ENTRIES_MAX: Final = 20_000
 DEPTH_MAX: Final = 4
+LOG_LOOKS: Final = 30  # five minutes without a pause
 _SETGROUPS: Final = {"x86_64": 116, "aarch64": 159}
 
 _log = structlog.get_logger("agent.checkpoints")
 
 
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The file that was changed last, as a path below the folder."""
+class File(NamedTuple):
+    """A file as it was found; the later it was changed, the greater. `name` is its path below the
+    folder."""
 
     changed_ns: int
     name: str
     size: int
 
 
-def newest(folder: str) -> Newest | None:
-    """None where there is no file. Follows no link but the folder itself. Raises OSError where the
-    folder cannot be read."""
-    found: Newest | None = None
+_NOTHING: Final = File(-1, "", 0)
+
+
+def changed(folder: str, since: File = _NOTHING) -> list[File]:
+    """The files that are newer than `since`. Follows no link but the folder itself. Raises OSError
+    where the folder cannot be read."""
+    found: list[File] = []
     left = ENTRIES_MAX
     below = [(folder, "", 1)]
     while below and left > 0:
@@ -63,37 +66,56 @@ def newest(folder: str) -> Newest | None:
                         if depth < DEPTH_MAX:
                             below.append((entry.path, f"{name}/", depth + 1))
                         continue
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
                     status = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue
-                one = Newest(status.st_mtime_ns, name, status.st_size)
-                if found is None or (one.changed_ns, one.name) > (found.changed_ns, found.name):
-                    found = one
+                file = File(status.st_mtime_ns, name, status.st_size)
+                if file > since:
+                    found.append(file)
     return found
 
 
 class Watch:
     """One task's folder. What was there when the watch began is no news; what is written still,
-    not yet: something counts once two looks have found it the same."""
+    not yet: something counts once two looks have found it the same, and all that is new beside it
+    (a checkpoint may be many files). A file that every look finds changed is a log, and in nobody's
+    way."""
 
     def __init__(self, folder: str, seen: Callable[[str], None]) -> None:
         self._folder = folder
         self._seen = seen
-        self._known = self._look()
-        self._last = self._known
+        self._known = max(self._look(_NOTHING), default=_NOTHING)
+        self._last: dict[str, File] = {}
+        self._streaks: dict[str, int] = {}  # by name: looks in a row that found it changed
 
     def look(self) -> None:
-        now = self._look()
-        if now is not None and now == self._last and now != self._known:
-            self._known = now
-            self._seen(printable(now.name))
-        self._last = now
+        fresh = {file.name: file for file in self._look(self._known)}
+        streaks = {
+            name: 0 if self._last.get(name) == file else self._streaks.get(name, 0) + 1
+            for name, file in fresh.items()
+        }
+        moving = {_part(name) for name, streak in streaks.items() if 0 < streak < LOG_LOOKS}
+        settled = [
+            file for name, file in fresh.items() if streaks[name] == 0 and _part(name) not in moving
+        ]
+        self._last, self._streaks = fresh, streaks
+        if settled:
+            self._known = max(settled)
+            self._seen(printable(self._known.name))
 
-    def _look(self) -> Newest | None:
+    def _look(self, since: File) -> list[File]:
         try:
-            return newest(self._folder)
+            return changed(self._folder, since)
         except OSError:
-            return None  # not made yet, or not readable
+            return []  # not made yet, or not readable
+
+
+def _part(name: str) -> str:
+    """What is written together: each folder in the folder, and the files beside them."""
+    first, inside, _ = name.partition("/")
+    return first if inside else ""
 
 
 def printable(name: str) -> str:

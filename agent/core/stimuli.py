@@ -121,7 +121,7 @@ class PeersSeen(msgspec.Struct, frozen=True):
 
 class CheckpointSeen(msgspec.Struct, frozen=True):
     """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
-    newest file there."""
+    newest file that has."""
 
     task: TaskId
     name: str

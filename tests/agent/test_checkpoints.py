@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent import checkpoints
-from agent.checkpoints import Checkpoints, Newest, Watch, become, newest, printable
+from agent.checkpoints import LOG_LOOKS, Checkpoints, File, Watch, become, changed, printable
 from agent.core.stimuli import CheckpointSeen, Stimulus
 from agent.folders import Owner
 from muster.protocol.ids import TaskId
@@ -27,12 +27,16 @@ def write(path: Path, text: str = "x", *, at: int | None = None) -> None:
         os.utime(path, (at, at))
 
 
-def test_the_newest_file_is_found_wherever_it_is(tmp_path: Path) -> None:
-    assert newest(str(tmp_path)) is None
+def test_files_are_found_wherever_they_are(tmp_path: Path) -> None:
+    assert changed(str(tmp_path)) == []
     write(tmp_path / "a", at=100)
     write(tmp_path / "step-2" / "model.pt", "weights", at=300)
     write(tmp_path / "b", at=200)
-    assert newest(str(tmp_path)) == Newest(300 * 10**9, "step-2/model.pt", 7)
+    assert max(changed(str(tmp_path))) == File(300 * 10**9, "step-2/model.pt", 7)
+    assert {f.name for f in changed(str(tmp_path), File(100 * 10**9, "a", 1))} == {
+        "b",
+        "step-2/model.pt",
+    }
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
@@ -41,10 +45,8 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     write(folder / "a", at=100)
     (folder / "link").symlink_to(outside)
-    os.utime(folder / "link", (50, 50), follow_symlinks=False)
-    found = newest(str(folder))
-    assert found is not None
-    assert found.name == "a"
+    os.utime(folder / "link", (500, 500), follow_symlinks=False)
+    assert [file.name for file in changed(str(folder))] == ["a"]
 
 
 def test_it_looks_at_so_many_entries_and_no_more(
@@ -61,7 +63,7 @@ def test_it_looks_at_so_many_entries_and_no_more(
         return real(path)
 
     monkeypatch.setattr(os, "scandir", counted)
-    newest(str(tmp_path))
+    changed(str(tmp_path))
     assert 0 < len(looked) <= 11
 
 
@@ -83,6 +85,39 @@ def test_what_is_written_still_counts_once_it_is_settled(tmp_path: Path) -> None
     watch.look()
     watch.look()
     assert seen == ["new", "new"]
+
+
+def test_a_checkpoint_of_many_files_counts_once_all_are_settled(tmp_path: Path) -> None:
+    seen: list[str] = []
+    watch = Watch(str(tmp_path), seen.append)
+    for shard in range(4):
+        write(tmp_path / "step-1" / f"{shard}.pt", at=100 + shard)
+        watch.look()
+    assert seen == []
+    watch.look()
+    assert seen == ["step-1/3.pt"]
+
+
+def test_what_is_always_written_elsewhere_hides_no_checkpoint(tmp_path: Path) -> None:
+    """As trainers do that keep their curves beside their checkpoints."""
+    seen: list[str] = []
+    watch = Watch(str(tmp_path), seen.append)
+    for number in range(3):
+        write(tmp_path / "runs" / "events", at=200 + number)
+        write(tmp_path / "step-1" / "model.pt", at=100)
+        watch.look()
+    assert seen == ["step-1/model.pt"]
+
+
+def test_a_log_beside_a_checkpoint_hides_it_for_a_while(tmp_path: Path) -> None:
+    seen: list[str] = []
+    watch = Watch(str(tmp_path), seen.append)
+    for number in range(LOG_LOOKS):
+        assert seen == []
+        write(tmp_path / "train.log", at=1000 + number)
+        write(tmp_path / "model.pt", at=100)
+        watch.look()
+    assert seen == ["model.pt"]
 
 
 def test_a_folder_that_is_made_later_is_watched(tmp_path: Path) -> None:
@@ -143,7 +178,7 @@ def test_it_looks_with_the_rights_of_the_jobs_user(tmp_path: Path) -> None:
     def look() -> None:
         become(Owner("nobody", entry.pw_uid, entry.pw_gid))
         try:
-            newest(str(secret))
+            changed(str(secret))
         except PermissionError:
             said.append("refused")
 
@@ -151,4 +186,4 @@ def test_it_looks_with_the_rights_of_the_jobs_user(tmp_path: Path) -> None:
     thread.start()
     thread.join(60)
     assert said == ["refused"]
-    assert newest(str(secret)) is not None
+    assert changed(str(secret))
