@@ -107,8 +107,11 @@ def test_a_second_agent_of_one_machine_is_told_why_not(coordinator: CoordinatorP
             assert "a5 at 127.0.0.1 and b5 at 127.0.0.1 are agents of one machine" in refused.text
             assert (await closed(two))[1] == "second_agent"
         async with user_of(coordinator) as user:
-            while await link_of(user, "a5") == "connected":
-                await asyncio.sleep(0.01)
+
+            async def gone() -> bool:
+                return await link_of(user, "a5") == "suspect"
+
+            await until(gone)
         async with connect(coordinator, "b5") as two:
             await two.hello(boot_id="boot-a5")
 
