@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.faults.record import Recorder
 
-# No deadlines: how long an example takes says more about the machine than about the code.
-settings.register_profile("muster", deadline=None)
+# No deadlines: how long an example takes, to be made or to be tried, says more about the machine
+# than about the code.
+settings.register_profile("muster", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("muster")
 
 
