@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Recorder(config.getoption("--record-faults")))
+    # A shell that starts a run in the background has it ignore SIGINT, and every program that the
+    # tests start would inherit that: none of them could be stopped by Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)
