@@ -14,7 +14,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.wording import count, named
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import stop_grace_s
-from orchestrator.core.gpus import given, share_of
+from orchestrator.core.gpus import given, share_of, used_by_strangers
 from orchestrator.core.placement import Waiting, place, unfit
 from orchestrator.core.state import Attempt, Job, State
 
@@ -108,4 +108,8 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     away = len([node for node in fitting if node.session is None])
     if away:
         return f"unknown: {who}waits for {count(away, 'node')} to come back"
+    strange = [it.name for it in fitting if used_by_strangers(it)]
+    if strange:
+        where = f"on {named(strange)}"
+        return f"unknown: {who}waits for GPUs that processes of no job use, {where}"
     return f"never: {who or 'it '}does not fit the nodes that are known"

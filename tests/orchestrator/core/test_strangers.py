@@ -8,6 +8,8 @@ from muster.protocol.messages import Heartbeat
 from muster.protocol.states import JobState
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_summary, node_view
+from orchestrator.core.explain import explain
+from orchestrator.core.limits import Limits
 from tests.orchestrator.core.playbook import Cluster, spec
 from tests.orchestrator.core.test_gpus import gpu, join, numbers, part, uuid
 
@@ -33,6 +35,9 @@ def test_a_job_waits_with_the_process_in_the_reason(gpus: int | None) -> None:
     assert cluster.shown(1) is JobState.QUEUED
     reason = job_summary(cluster.state, cluster.job(1), cluster.now).reason
     assert f"GPU {gpu(1).pci} {BUSY}" in reason.text
+    told = explain(cluster.state, cluster.job(1), cluster.now, Limits())
+    assert told.forecast == "unknown: waits for GPUs that processes of no job use, on a"
+    assert told.starts_by is None
     tell(cluster)
     assert cluster.shown(1) is JobState.PREPARING
 
