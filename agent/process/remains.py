@@ -68,8 +68,12 @@ def words(found: tuple[Remain, ...]) -> str:
 
 
 def _shim_lives(mark: str) -> bool:
+    """A zombie does not: in a container whose first process reaps nobody it stays for ever."""
     pid = mark.split(":")[1:2]
-    return bool(pid) and pid[0].isdecimal() and _read(int(pid[0]), "comm") == _SHIM
+    if not pid or not pid[0].isdecimal() or _read(int(pid[0]), "comm") != _SHIM:
+        return False
+    stat = linux.stat_of(int(pid[0]))
+    return stat is not None and stat[0] not in "ZX"
 
 
 def _ours(pid: int) -> bool:

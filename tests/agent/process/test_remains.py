@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from agent.config import AgentConfig
 from agent.daemon import _end_remains
 from agent.probe.fabric import surroundings
 from agent.process import remains
+from agent.process.sweep import MARK
 from tests.agent.process.conftest import Node, Stage
 from tests.agent.process.test_ending import DAEMON, carriers, up
 
@@ -54,3 +57,16 @@ def test_they_are_named_and_ended(
         assert f"process {found[0].pid} (python" in told.out + told.err
 
     stage.play(story)
+
+
+def test_a_shim_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
+    shim = tmp_path / "muster-shim"
+    shim.symlink_to("/bin/true")  # the kernel names a process by how it was called
+    with subprocess.Popen([shim]) as zombie:
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        mark = f"7.1.0:{zombie.pid}:0:left"
+        with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as left:
+            try:
+                assert [it.pid for it in of_task(mark)] == [left.pid]
+            finally:
+                left.kill()
