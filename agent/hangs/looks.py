@@ -71,7 +71,8 @@ class Looks:
             stacks = bounded(await spy.stacks_of(pids, threads=look.threads))
         if look.recorder:
             folder = self._folders.path(look.task)
-            recorded = await recorder.recorded(folder, pids)
+            with self._watch.asking(look.task):
+                recorded = await recorder.recorded(folder, pids)
         return StacksReport(
             look.task, look.epoch, look.number, stacks, self._activity(look.task), recorded, problem
         )

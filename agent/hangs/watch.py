@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Never
@@ -76,6 +77,11 @@ class _Task:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     kept: dict[int, Kept] | None = None
     said: tuple[object, ...] = ()
+    # What its ranks were asked for, by whom they move: how often, what of that is under way, and
+    # how much of it no look sees any more.
+    asks: int = 0
+    asking: int = 0
+    settled: int = 0
     wrote: dict[int, Kept] = field(default_factory=dict)
 
 
@@ -112,6 +118,21 @@ class HangWatch:
         known = self._tasks.get(task)
         return {} if known is None else {n: rank.pid or 0 for n, rank in known.wanted.items()}
 
+    @contextmanager
+    def asking(self, task: TaskId) -> Iterator[None]:
+        """What its ranks do meanwhile, and until the look after that, is what they are asked for:
+        no sign that they move."""
+        known = self._tasks.get(task)
+        if known is None:
+            yield
+            return
+        known.asks += 1
+        known.asking += 1
+        try:
+            yield
+        finally:
+            known.asking -= 1
+
     async def run(self) -> Never:
         """Until cancelled."""
         while True:
@@ -124,7 +145,10 @@ class HangWatch:
         if not tasks:
             return
         wanted = {name: dict(task.wanted) for name, task in tasks.items()}
+        over = {name: task.asks for name, task in tasks.items() if not task.asking}
         found = await asyncio.to_thread(self._look, tasks, wanted)
+        for name, asks in over.items():
+            tasks[name].settled = asks
         for name, (at, ranks) in found.items():
             task = self._tasks.get(name)
             if task is not tasks[name]:
@@ -157,7 +181,8 @@ class HangWatch:
         found = {}
         for name, task in tasks.items():
             for rank in task.ranks.values():
-                self._sample(rank, members.get(rank.pid, []), sockets, hcas)
+                own = task.asks == task.settled
+                self._sample(rank, members.get(rank.pid, []), sockets, hcas, own=own)
             at = self._clock.now().mono
             found[name] = at, _activity(task)
             self._keep(task)
@@ -198,7 +223,10 @@ class HangWatch:
         members: list[int],
         connected: dict[int, Connection] | None,
         hcas: dict[str, int],
+        *,
+        own: bool,
     ) -> None:
+        """`own`: what the rank does it does of itself."""
         cadence = rank.cadence
         quiet = cadence.idle_at < cadence.seen_at
         doing, where = self._processes.doing(rank.pid, threads=quiet)
@@ -209,19 +237,16 @@ class HangWatch:
         cpu = self._processes.cpu_s(members[:_MEMBERS_MAX])
         cpu_s = None if rank.cpu_s is None else max(0.0, cpu - rank.cpu_s)
         rank.cpu_s = cpu
-        seen = Seen(
-            self._clock.now().mono,
-            {
-                Sign.LOG: log,
-                Sign.NETWORK: self._network(rank, members[:_MEMBERS_MAX], connected),
-                Sign.HCA: hca,
-                Sign.DISK: disk,
-            },
-            cpu_s,
-            doing,
-            where,
-        )
-        cadence.take(seen)
+        moved = {
+            Sign.LOG: log,
+            Sign.NETWORK: self._network(rank, members[:_MEMBERS_MAX], connected),
+            Sign.HCA: hca,
+            Sign.DISK: disk,
+        }
+        at = self._clock.now().mono
+        if not own:
+            moved, cpu_s = {}, None
+        cadence.take(Seen(at, moved, cpu_s, doing, where))
 
     def _network(
         self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None

@@ -197,6 +197,9 @@ def _begin(
 ) -> Decision:
     number = state.look_number + 1
     deep = job.spec.hang is not Hang.NOTIFY and request is None
+    watch = state.watches.get((job.id, attempt.number))
+    # A rank that is asked writes files: only the look that judges may make it move.
+    recorder = deep and watch is not None and bool(watch.first)
     notes: list[str] = []
     sends: list[a.Action] = []
     awaited: list[TaskId] = []
@@ -209,7 +212,7 @@ def _begin(
         elif node.protocol < LOOKS:
             notes.append(TOO_OLD.format(task.node))
         else:
-            look = LookTask(task.id, state.epoch, number, threads=deep, recorder=deep)
+            look = LookTask(task.id, state.epoch, number, threads=deep, recorder=recorder)
             sends.append(a.Send(task.node, node.session, look))
             awaited.append(task.id)
     until = now.mono + limits.hangs.look_s

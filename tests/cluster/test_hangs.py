@@ -18,6 +18,7 @@ from agent.hangs import py_spy
 from examples.local_cluster import LocalCluster
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import pid_of, submit, until
+from tests.cluster.scripted_fabric import ScriptedCluster
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,7 +34,7 @@ QUICK = {
     "MUSTER_COORDINATOR_HANGS_GAPS": "2",
 }
 TRAIN = """
-import ctypes, os, sys, time
+import ctypes, os, pickle, sys, threading, time
 import torch, torch.distributed as dist
 
 def stuck():
@@ -47,9 +48,26 @@ def save(folder):
             file.flush()
             os.fsync(file.fileno())
 
+def recorder(rank):
+    # As NCCL has it: a byte comes through the pipe; the rank says so in its log and writes a dump.
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + f"{rank}.pipe"
+    os.makedirs(os.path.dirname(pipe), exist_ok=True)
+    os.mkfifo(pipe)
+    trigger = os.open(pipe, os.O_RDWR)
+    entry = {"collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "state": "scheduled"}
+    dump = pickle.dumps({"entries": [entry], "stacks": "x" * (4 << 20)})
+    while os.read(trigger, 1):
+        print("dumps\\n" * 1000, flush=True)
+        with open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + str(rank), "wb") as file:
+            file.write(dump)
+            file.flush()
+            os.fsync(file.fileno())
+
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if os.path.exists("records"):
+        threading.Thread(target=recorder, args=(rank,), daemon=True).start()
     x = torch.ones(100_000)
     for step in range(1_000_000):
         dist.all_reduce(x)
@@ -68,7 +86,16 @@ main()
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    made = LocalCluster(tmp_path_factory.mktemp("hangs"), agents=2, env={**PORTS, **QUICK})
+    yield from run(LocalCluster(tmp_path_factory.mktemp("hangs"), 2, env={**PORTS, **QUICK}))
+
+
+@pytest.fixture
+def wired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Its nodes have HCAs, so that NCCL is given a recorder."""
+    yield from run(ScriptedCluster(tmp_path_factory.mktemp("hangs"), 2, env={**PORTS, **QUICK}))
+
+
+def run(made: LocalCluster) -> Iterator[LocalCluster]:
     with made:
         yield made
         for job in made.client().all_jobs().jobs:
@@ -153,6 +180,34 @@ def test_a_held_gil_is_found_and_the_job_tried_again(quick: LocalCluster, tmp_pa
     assert (cause["code"], cause["outcome"]) == ("hung", "infra")
     assert cause["text"] == f"hung: rank 1 at train.py:{line}"
     end(quick, job)
+
+
+def test_ranks_that_write_what_their_recorder_knows_still_hang(
+    wired: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "records").touch()
+    job = training(wired, tmp_path, hang="dump")
+    victim = pid_of(wired, job, 3)
+    os.kill(victim, signal.SIGSTOP)
+    try:
+        until(lambda: bool(verdicts(wired, job)), "the hang is found")
+        (found,) = verdicts(wired, job)
+        assert (found["kind"], found["rank"]) == ("hung", 3)
+        last = {rank["rank"]: (rank.get("last"), rank.get("problem")) for rank in found["recorded"]}
+        assert last.keys() == {0, 1, 2, 3}
+        assert "nccl:all_reduce number 7" in last[0][0]
+        assert "wrote nothing" in last[3][1]
+        # Nor is it taken for the gang's moving again once it is told.
+        seen = evidence(wired, job)["attempts"][-1]["activity"]
+        until(
+            lambda: evidence(wired, job)["attempts"][-1]["activity"] != seen,
+            "the ranks are looked at again",
+        )
+        assert "it moves again" not in wired.muster("events", job).stdout
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
+    end(wired, job)
 
 
 def test_a_slow_checkpoint_is_no_hang(quick: LocalCluster, tmp_path: Path) -> None:

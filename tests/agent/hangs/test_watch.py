@@ -103,6 +103,43 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     assert len(seen) <= 4
 
 
+def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:
+    clock = Now()
+    watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+    (tmp_path / "logs").mkdir()
+    out = tmp_path / "logs" / "out"
+    out.write_bytes(b"")
+
+    def look(*, writes: bool) -> None:
+        if writes:
+            with out.open("ab") as file:
+                file.write(b"step\n" * 100)
+        clock.mono += 5.0
+        asyncio.run(watch.look())
+
+    def still() -> float | None:
+        told = watch.told(TASK)
+        assert told is not None
+        return told[0][0].still_s
+
+    with program(SLEEPS) as process:
+        watch.heard(TASK, tmp_path, status(process.pid))
+        with watch.asking(TaskId("2.1.0")):
+            look(writes=True)  # nobody has asked this one
+        for writes in (True, True, False, False, False):
+            look(writes=writes)
+        assert still() == pytest.approx(15.0)
+        with watch.asking(TASK):
+            look(writes=True)
+            with watch.asking(TASK):
+                pass
+            look(writes=True)
+        look(writes=True)  # of what it was asked for some is written just before it
+        assert still() == pytest.approx(30.0)
+        look(writes=True)
+        assert still() is None
+
+
 def test_children_are_part_of_their_rank() -> None:
     text = "import subprocess,sys;c=subprocess.Popen(['sleep','600']);print('ready',flush=True)"
     text += ";c.wait()"
