@@ -9,7 +9,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ class Wrong(Exception):
 
 
 @contextlib.contextmanager
-def cluster(agents: int) -> Iterator[LocalCluster]:
+def cluster(
+    agents: int, make: Callable[[Path, int], LocalCluster] = LocalCluster
+) -> Iterator[LocalCluster]:
     """Started, and at the end: no job, no shim, no daemon, no folder."""
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        local = LocalCluster(Path(folder), agents=agents)
+        local = make(Path(folder), agents)
         try:
             with local:
                 try:

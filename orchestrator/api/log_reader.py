@@ -171,6 +171,8 @@ class LogReader:
             payload, last = await asyncio.to_thread(self._next, pieces)
             if last is None:
                 return
+            if len(payload) >= _BATCH_BYTES:
+                await self._coordinator.give_way()
             await response.write(payload)
             self._last = last
 

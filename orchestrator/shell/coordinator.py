@@ -50,6 +50,9 @@ from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
 PATIENCE_S: Final = 0.005
+QUIET_S: Final = 0.005
+"""After a commit the next one of the same job is often on its way."""
+GIVE_WAY_MAX_S: Final = 0.05
 SPACE_EVERY_S: Final = 2.0
 FORGOTTEN_HINT: Final = "ended_jobs in the coordinator's configuration says how many are kept"
 
@@ -142,6 +145,7 @@ class Coordinator:
         self._flush: asyncio.TimerHandle | None = None
         self._flush_due = False
         self._committing = False
+        self._quiet_at = 0.0  # by the loop's clock: nothing has been decided for a while
         self._committed: set[Hashable] = set()  # whose events are on disk, and not announced
         self._readers: list[asyncio.Future[None]] = []
         self._requests: dict[a.RequestId, asyncio.Future[a.Result]] = {}
@@ -273,6 +277,14 @@ class Coordinator:
         self._inbox.wake()
         await future
 
+    async def give_way(self) -> None:
+        """For whoever brings or takes much that may wait, as the bytes of logs: let jobs be
+        decided on first. Lasts GIVE_WAY_MAX_S at most, so that neither starves."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + GIVE_WAY_MAX_S
+        while (now := loop.time()) < until and (self._committing or now < self._quiet_at):  # noqa: ASYNC110
+            await asyncio.sleep(QUIET_S)
+
     async def events(self, *, job: int | None, after_seq: int, limit: int) -> list[Recorded]:
         """Facts of the journal, in order. Raises JournalError."""
         return await self._journal.events(job=job, after_seq=after_seq, limit=limit)
@@ -360,6 +372,7 @@ class Coordinator:
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)
         self._committing = False
+        self._quiet_at = asyncio.get_running_loop().time() + QUIET_S
         self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
         self._committed.add(events_key(None))
 

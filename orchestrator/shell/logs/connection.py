@@ -35,6 +35,8 @@ HELLO_TIMEOUT_S: Final = 5.0
 # An agent of whom nothing is heard for so many heartbeats, though it was pinged, is gone: it has
 # dialled anew by then if it lives.
 SILENT_BEATS: Final = 6
+# A frame of so many is one of many. Those of a job that prints its steps are not held up.
+MUCH_BYTES: Final = 64 * 1024
 AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
@@ -116,6 +118,8 @@ class LogConnections:
             try:
                 while (data := await _frame(socket)) is not None:
                     self.received_bytes += len(data)
+                    if len(data) >= MUCH_BYTES:
+                        await self._coordinator.give_way()
                     await self._take(connection, data)
             finally:
                 if connection.again is not None:

@@ -23,6 +23,7 @@ from orchestrator.core.stimuli import CancelReceived, HelloReceived, ReportRecei
 from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell import coordinator as coordinator_module
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, CoordinatorStoppedError, replay
 from tests.orchestrator.fake_agent import prepared
@@ -418,3 +419,41 @@ def test_a_whole_course_of_a_gang_is_five_commits(tmp_path: Path) -> None:
     kinds = [{type(fact).__name__ for fact in commit} for commit in rig.journal.commits]
     assert len(kinds) <= 5, kinds
     assert "JobEnded" in kinds[-1]
+
+
+def test_what_gives_way_waits_for_what_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_module, "GIVE_WAY_MAX_S", 60.0)
+
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.happened.until("commit begins")
+        way = asyncio.create_task(rig.coordinator.give_way())
+        way.add_done_callback(lambda _: rig.happened.append("gave way"))
+        rig.journal.gate.set()
+        await asyncio.gather(way, submitting)
+        await rig.happened.until("gave way")
+        assert rig.happened.index("commit ends") < rig.happened.index("gave way")
+
+    with_owner(tmp_path, main)
+
+
+def test_what_gives_way_does_not_starve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_module, "GIVE_WAY_MAX_S", 0.02)
+
+    async def main(rig: Rig) -> None:
+        await rig.join()
+        rig.happened.clear()
+        rig.journal.gate.clear()
+        submitting = asyncio.create_task(rig.submit())
+        await rig.happened.until("commit begins")
+        await rig.coordinator.give_way()
+        assert not submitting.done()
+        rig.journal.gate.set()
+        await submitting
+
+    with_owner(tmp_path, main)
