@@ -169,7 +169,12 @@ def _ended(
         [hf.LookEnded(job.id, attempt.number)],
         [a.Answer(a.RequestId(request), view) for request in look.requests],
     )
-    if not look.judges or attempt.phase is not AttemptPhase.RUNNING or attempt.hang is not None:
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return decision
+    if not look.judges:
+        # What was due meanwhile was put off for this look.
+        return Decision(decision.facts, [*decision.actions, _timer(job, attempt, now.mono)])
+    if attempt.hang is not None:
         return decision
     judged = _judge(state, job, attempt, look, now, limits)
     return Decision([*decision.facts, *judged.facts], [*decision.actions, *judged.actions])

@@ -6,6 +6,8 @@ from __future__ import annotations
 from math import nextafter
 from typing import Any
 
+import pytest
+
 from muster.protocol.hangs import (
     Doing,
     Frame,
@@ -268,6 +270,37 @@ def test_stacks_are_had_on_demand_and_two_who_ask_share_a_look() -> None:
         (group,) = found.view.groups
         assert (group.ranks, group.place, group.waits) == ((0, 1), "train.py:41", True)
     assert judged(cluster) == []
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=("answered", "not answered"))
+@pytest.mark.parametrize("after_s", [38.0, 44.0], ids=("before the first", "before the second"))
+def test_a_look_that_a_user_asked_for_does_not_put_off_for_ever_what_was_due(
+    answered: bool, after_s: float
+) -> None:
+    """The gang is suspected at 60 s of silence, 40 s from now, and looked at again 5 s later."""
+    cluster = gang(Hang.RESTART)
+    ranks = idle(0), idle(1)
+    for node in (0, 1):
+        says(cluster, node, ranks[node])
+    since, until = cluster.mono, cluster.mono + after_s
+
+    def answer(up_to: float) -> None:
+        while cluster.mono < up_to:
+            cluster.beat(1.0)
+            look = cluster.state.looks.get((JobId(1), 1))
+            for node in (0, 1) if look is not None and (look.judges or answered) else ():
+                if looks(cluster, node)[-1].task in look.awaited:
+                    now = ranks[node].later(cluster.mono - since)
+                    answers(cluster, node, *((ALL_REDUCE, STEP), (HELD, STEP))[node], rank=now)
+
+    answer(until)
+    cluster.turn(s.StacksReceived(a.RequestId(70), JobId(1)))
+    cluster.beat(8.0)
+    assert (JobId(1), 1) in cluster.state.looks
+    answer(until + 45.0)
+    assert 70 in cluster.answers
+    (fact,) = judged(cluster)
+    assert fact.verdict.kind is HangKind.HUNG
 
 
 def test_who_cannot_answer_is_named_and_nobody_waits_for_ever() -> None:
