@@ -28,13 +28,14 @@ MISSED: Final = 3
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One look: bytes since the last one (None: they cannot be read), seconds of CPU time, and what
-    the kernel says."""
+    the kernel says. `asked`: whatever the rank has done since it was asked for."""
 
     at: float
     moved: Mapping[Sign, int | None] = field(default_factory=dict)
     cpu_s: float | None = None
     doing: Doing = Doing.RUNS
     where: str = ""
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -65,12 +66,15 @@ class Cadence:
         """Add a look."""
         span = max(seen.at - self.seen_at, 1e-6)
         unseen = span - self.period_s if span > MISSED * self.period_s else 0.0
-        if seen.doing is Doing.TRACED:
-            # What it does is a debugger's doing.
+        if seen.doing is Doing.TRACED or seen.asked:
+            # What it does is a debugger's doing, or ours.
             unseen = span
         self.still_at += unseen
         self.idle_at += unseen
-        self.seen_at, self.doing, self.where = seen.at, seen.doing, seen.where
+        self.seen_at = seen.at
+        if seen.asked:
+            return
+        self.doing, self.where = seen.doing, seen.where
         signs = {
             sign
             for sign, count in seen.moved.items()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -72,10 +73,18 @@ class Looks:
         if look.recorder:
             folder = self._folders.path(look.task)
             with self._watch.asking(look.task):
-                recorded = await recorder.recorded(folder, pids)
+                asked = await recorder.ask(folder, pids)
+                recorded = await recorder.recorded(folder, asked)
+            late = self._late(look.task, folder, asked)
+            self._owner.spawn(late, name=f"late.{look.task}")
         return StacksReport(
             look.task, look.epoch, look.number, stacks, self._activity(look.task), recorded, problem
         )
+
+    async def _late(self, task: TaskId, folder: Path, asked: Sequence[recorder.Asked]) -> None:
+        """Who had not written when the coordinator was answered may do so yet."""
+        with self._watch.asking(task):
+            await recorder.written(folder, asked)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
         told = self._watch.told(task)

@@ -12,9 +12,9 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,26 +24,55 @@ from muster.protocol.hangs import RecordedRank
 PIPE: Final = "frp_"
 DUMP: Final = "fr_"
 """Stems: of the pipes, `frp_3.pipe`, and of the dumps, `fr_3`."""
-_WAIT_S: Final = 5.0
+WAIT_S: Final = 5.0
+READ_S: Final = 5.0
+"""For the dumps of all ranks of a task to be there, and then for all of them to be read."""
+LATE_S: Final = 60.0
 _EVERY_S: Final = 0.1
+_LATE_EVERY_S: Final = 1.0
 _ANSWER_BYTES_MAX: Final = 64 << 10
 _DUMP_BYTES_MAX: Final = 64 << 20
 _PROGRAM: Final = str(Path(__file__).parent / "dump.py")
 
 
-async def recorded(folder: Path, pids: Mapping[int, int]) -> tuple[RecordedRank, ...]:
-    """What the recorders of these ranks say; () where there are none, as without NCCL."""
-    there = await asyncio.to_thread(_triggered, folder / NCCL, pids)
-    return tuple([await _one(folder / NCCL, *pair, pids[pair[0]]) for pair in there])
+class Asked(NamedTuple):
+    """A rank that has a pipe. `before` is when its last dump was written, 0 for never; `problem`
+    why it could not be asked."""
+
+    rank: int
+    pid: int
+    before: float = 0.0
+    problem: str = ""
+
+
+async def ask(folder: Path, pids: Mapping[int, int]) -> list[Asked]:
+    """Have the recorders of these ranks write; [] where there are none, as without NCCL."""
+    return await asyncio.to_thread(_triggered, folder / NCCL, pids)
+
+
+async def recorded(folder: Path, asked: Sequence[Asked]) -> tuple[RecordedRank, ...]:
+    """What they say."""
+    until = asyncio.get_running_loop().time() + WAIT_S
+    return tuple(await asyncio.gather(*(_one(folder / NCCL, one, until) for one in asked)))
+
+
+async def written(folder: Path, asked: Sequence[Asked]) -> None:
+    """Wait until all of them have written. For LATE_S: what is later still is taken for a rank's
+    own doing."""
+    until = asyncio.get_running_loop().time() + LATE_S
+    with contextlib.suppress(TimeoutError):
+        for one in asked:
+            if not one.problem:
+                await _written(folder / NCCL, one, until, _LATE_EVERY_S)
 
 
 class Trouble(Exception):
     """Why a recorder says nothing."""
 
 
-def _triggered(folder: Path, pids: Mapping[int, int]) -> list[tuple[int, float | str]]:
-    """In a thread: each rank with a pipe, and when it was asked, or why it could not be."""
-    found: list[tuple[int, float | str]] = []
+def _triggered(folder: Path, pids: Mapping[int, int]) -> list[Asked]:
+    """In a thread."""
+    found: list[Asked] = []
     try:
         where = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -53,11 +82,11 @@ def _triggered(folder: Path, pids: Mapping[int, int]) -> list[tuple[int, float |
             try:
                 before = _changed_at(where, f"{DUMP}{rank}")
                 trigger(where, f"{PIPE}{rank}.pipe", os.stat(f"/proc/{pid}").st_uid)
-                found.append((rank, before))
+                found.append(Asked(rank, pid, before))
             except FileNotFoundError:
                 continue
             except (OSError, Trouble) as error:
-                found.append((rank, str(error)))
+                found.append(Asked(rank, pid, problem=str(error)))
     finally:
         os.close(where)
     return found
@@ -85,17 +114,23 @@ def _changed_at(folder: int, name: str) -> float:
         return 0.0
 
 
-async def _one(folder: Path, rank: int, before: float | str, pid: int) -> RecordedRank:
-    if isinstance(before, str):
-        return RecordedRank(rank, problem=before)
-    path = folder / f"{DUMP}{rank}"
+async def _one(folder: Path, asked: Asked, until: float) -> RecordedRank:
+    if asked.problem:
+        return RecordedRank(asked.rank, problem=asked.problem)
     try:
-        async with asyncio.timeout(_WAIT_S):
-            while not await asyncio.to_thread(_whole, path, before):  # noqa: ASYNC110 - a file
-                await asyncio.sleep(_EVERY_S)
+        path = await _written(folder, asked, until)
     except TimeoutError:
-        return RecordedRank(rank, problem=f"it wrote nothing within {_WAIT_S:g} s")
-    return await read(path, rank, pid)
+        return RecordedRank(asked.rank, problem=f"it wrote nothing within {WAIT_S:g} s")
+    return await read(path, asked.rank, asked.pid, until + READ_S)
+
+
+async def _written(folder: Path, asked: Asked, until: float, every_s: float = _EVERY_S) -> Path:
+    """The rank's new dump. Raises TimeoutError."""
+    path = folder / f"{DUMP}{asked.rank}"
+    async with asyncio.timeout_at(until):
+        while not await asyncio.to_thread(_whole, path, asked.before):  # noqa: ASYNC110 - a file
+            await asyncio.sleep(every_s)
+    return path
 
 
 def _whole(path: Path, before: float) -> bool:
@@ -113,8 +148,9 @@ def _whole(path: Path, before: float) -> bool:
         os.close(file)
 
 
-async def read(path: Path, rank: int, pid: int) -> RecordedRank:
-    """A dump in words, read by a process of the rank's user that may do nothing but read it."""
+async def read(path: Path, rank: int, pid: int, until: float) -> RecordedRank:
+    """A dump in words, read by a process of the rank's user that may do nothing but read it;
+    `until` is by the loop's clock."""
     user: dict[str, object] = {}
     try:
         owner = os.stat(f"/proc/{pid}")
@@ -143,7 +179,7 @@ async def read(path: Path, rank: int, pid: int) -> RecordedRank:
         os.close(file)
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout_at(until):
             answer = await process.stdout.read(_ANSWER_BYTES_MAX)
             await process.wait()
         found = msgspec.json.decode(answer, type=RecordedRank)

@@ -21,7 +21,9 @@ from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
 _WORDS: Final = ("--nonblocking", "--json")
 _AT_ONCE: Final = 4
-_WAIT_S: Final = 10.0
+WAIT_S: Final = 8.0
+"""For all ranks of a task together: a node that says nothing of some is better than one that is
+waited for in vain."""
 _OUTPUT_BYTES_MAX: Final = 4 << 20
 _THREADS_MAX: Final = 32
 _OTHER_FRAMES_MAX: Final = 12
@@ -54,12 +56,16 @@ async def stacks_of(ranks: Mapping[int, int], *, threads: bool) -> tuple[RankSta
     stands in the way is told in each."""
     program = py_spy.find()
     gate = asyncio.Semaphore(_AT_ONCE)
+    until = asyncio.get_running_loop().time() + WAIT_S
 
     async def one(rank: int, pid: int) -> RankStacks:
         if program is None:
             return RankStacks(rank, pid, problem="py-spy is not installed")
-        async with gate:
-            return await _one(program, rank, pid, threads=threads)
+        try:
+            async with asyncio.timeout_at(until), gate:
+                return await _one(program, rank, pid, threads=threads)
+        except TimeoutError:
+            return RankStacks(rank, pid, problem=f"py-spy did not answer within {WAIT_S:g} s")
 
     return tuple(await asyncio.gather(*(one(*pair) for pair in sorted(ranks.items()))))
 
@@ -70,9 +76,8 @@ async def _one(program: str, rank: int, pid: int, *, threads: bool) -> RankStack
         return RankStacks(rank, pid, problem="the process has ended")
     try:
         said = await _run([*_as_owner(pid), program, "dump", *_WORDS, "--pid", str(pid)])
-    except (OSError, TimeoutError) as error:
-        why = str(error) or f"py-spy did not answer within {_WAIT_S:g} s"
-        return RankStacks(rank, pid, problem=why[:_TEXT_MAX])
+    except OSError as error:
+        return RankStacks(rank, pid, problem=str(error)[:_TEXT_MAX])
     after = stat_of(f"/proc/{pid}/stat")
     if after is None or after.began != stat.began:
         return RankStacks(rank, pid, problem="the process has ended")
@@ -107,7 +112,7 @@ def _restricted() -> bool:
 
 
 async def _run(argv: list[str]) -> _Said:
-    """Raises OSError and TimeoutError."""
+    """Raises OSError."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -120,10 +125,9 @@ async def _run(argv: list[str]) -> _Said:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(_WAIT_S):
-            out = await _all_of(process.stdout)
-            err = await _all_of(process.stderr)
-            code = await process.wait()
+        out = await _all_of(process.stdout)
+        err = await _all_of(process.stderr)
+        code = await process.wait()
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -121,7 +121,7 @@ class HangWatch:
     @contextmanager
     def asking(self, task: TaskId) -> Iterator[None]:
         """What its ranks do meanwhile, and until the look after that, is what they are asked for:
-        no sign that they move."""
+        no sign that they move, and none that they do not."""
         known = self._tasks.get(task)
         if known is None:
             yield
@@ -244,9 +244,7 @@ class HangWatch:
             Sign.DISK: disk,
         }
         at = self._clock.now().mono
-        if not own:
-            moved, cpu_s = {}, None
-        cadence.take(Seen(at, moved, cpu_s, doing, where))
+        cadence.take(Seen(at, moved, cpu_s, doing, where) if own else Seen(at, asked=True))
 
     def _network(
         self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None

@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.hangs import recorder
-from agent.hangs.recorder import Trouble, read, recorded, trigger
+from agent.hangs.recorder import Trouble, ask, read, recorded, trigger
+from agent.hangs.spy import WAIT_S as STACKS_S
+from muster.protocol.hangs import RecordedRank
+from orchestrator.core.hangs import HangLimits
 
 ENTRIES = {
     "version": "2.9",
@@ -27,6 +31,18 @@ ENTRIES = {
 }
 
 
+def read_now(path: Path, rank: int) -> RecordedRank:
+    async def main() -> RecordedRank:
+        return await read(path, rank, os.getpid(), asyncio.get_running_loop().time() + 30.0)
+
+    return asyncio.run(main())
+
+
+async def all_of(folder: Path, ranks: int = 1) -> tuple[RecordedRank, ...]:
+    asked = await ask(folder, dict.fromkeys(range(ranks), os.getpid()))
+    return await recorded(folder, asked)
+
+
 class Evil:
     """Whoever unpickles it as pickle is wont to runs a command."""
 
@@ -40,7 +56,7 @@ class Evil:
 def test_a_dump_in_words(tmp_path: Path) -> None:
     dump = tmp_path / "fr_3"
     dump.write_bytes(pickle.dumps(ENTRIES))
-    found = asyncio.run(read(dump, 3, os.getpid()))
+    found = read_now(dump, 3)
     assert (found.rank, found.enqueued, found.completed) == (3, 7, 6)
     assert found.last == "nccl:all_reduce number 7 [[1024]]: scheduled"
     assert found.problem == ""
@@ -50,7 +66,7 @@ def test_a_dump_in_words(tmp_path: Path) -> None:
 def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) -> None:
     mark, dump = tmp_path / "ran", tmp_path / "fr_0"
     dump.write_bytes(pickle.dumps({"entries": [Evil(mark)]}, protocol))
-    found = asyncio.run(read(dump, 0, os.getpid()))
+    found = read_now(dump, 0)
     assert "is no plain data" in found.problem
     assert not mark.exists()
 
@@ -61,13 +77,13 @@ def test_what_would_run_something_runs_nothing(tmp_path: Path, protocol: int) ->
 def test_what_is_no_dump_is_a_sentence(tmp_path: Path, data: bytes) -> None:
     dump = tmp_path / "fr_0"
     dump.write_bytes(data)
-    assert asyncio.run(read(dump, 0, os.getpid())).problem
+    assert read_now(dump, 0).problem
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(pickle.dumps(ENTRIES))
     (tmp_path / "fr_0").symlink_to("real")
-    assert asyncio.run(read(tmp_path / "fr_0", 0, os.getpid())).problem
+    assert read_now(tmp_path / "fr_0", 0).problem
 
 
 def test_only_a_pipe_of_the_ranks_own_is_written_to(tmp_path: Path) -> None:
@@ -96,13 +112,13 @@ def test_only_a_pipe_of_the_ranks_own_is_written_to(tmp_path: Path) -> None:
 def test_a_pipe_without_a_reader_blocks_nobody(tmp_path: Path) -> None:
     (tmp_path / "nccl").mkdir()
     os.mkfifo(tmp_path / "nccl" / "frp_0.pipe")
-    (found,) = asyncio.run(recorded(tmp_path, {0: os.getpid()}))
+    (found,) = asyncio.run(all_of(tmp_path))
     assert "No such device" in found.problem
 
 
 def test_a_rank_that_is_asked_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch does it: a byte comes through the pipe, and a dump is written."""
-    monkeypatch.setattr(recorder, "_WAIT_S", 30.0)
+    monkeypatch.setattr(recorder, "WAIT_S", 30.0)
     folder = tmp_path / "nccl"
     folder.mkdir()
     os.mkfifo(folder / "frp_0.pipe")
@@ -115,7 +131,7 @@ def test_a_rank_that_is_asked_answers(tmp_path: Path, monkeypatch: pytest.Monkey
         (folder / "fr_0").write_bytes(pickle.dumps(ENTRIES))
 
     async def both() -> str:
-        asked, _ = await asyncio.gather(recorded(tmp_path, {0: os.getpid()}), rank())
+        asked, _ = await asyncio.gather(all_of(tmp_path), rank())
         return asked[0].last
 
     try:
@@ -124,5 +140,32 @@ def test_a_rank_that_is_asked_answers(tmp_path: Path, monkeypatch: pytest.Monkey
         os.close(pipe)
 
 
+def test_ranks_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nccl"
+    folder.mkdir()
+    pipes = []
+    for rank in range(3):
+        os.mkfifo(folder / f"frp_{rank}.pipe")
+        pipes.append(os.open(folder / f"frp_{rank}.pipe", os.O_RDONLY | os.O_NONBLOCK))
+    together = threading.Barrier(3, timeout=30.0)
+
+    def whole(path: Path, before: float) -> bool:
+        together.wait()
+        path.write_bytes(pickle.dumps(ENTRIES))
+        return True
+
+    monkeypatch.setattr(recorder, "WAIT_S", 60.0)
+    monkeypatch.setattr(recorder, "_whole", whole)
+    try:
+        assert [one.problem for one in asyncio.run(all_of(tmp_path, 3))] == ["", "", ""]
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+
+
+def test_a_look_is_answered_before_the_coordinator_waits_no_more() -> None:
+    assert HangLimits().look_s > STACKS_S + recorder.WAIT_S + recorder.READ_S
+
+
 def test_without_nccl_there_is_nothing(tmp_path: Path) -> None:
-    assert asyncio.run(recorded(tmp_path, {0: os.getpid()})) == ()
+    assert asyncio.run(all_of(tmp_path)) == ()
