@@ -93,6 +93,12 @@ class Cadence:
         if signs & TEACHES:
             self.louds += 1
 
+    def resume(self, *, still: bool, idle: bool) -> None:
+        """Go on as an earlier life had left it, which had told it to be so."""
+        quiet_at = self.seen_at - TOLD_AFTER * self.period_s
+        self.still_at = quiet_at if still else self.still_at
+        self.idle_at = quiet_at if idle else self.idle_at
+
     def _gap(self, seconds: float) -> float:
         """Without news. What passes before the first steps is no cadence."""
         return max(0.0, seconds - self.period_s) if self.learned else 0.0

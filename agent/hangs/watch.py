@@ -41,7 +41,8 @@ _log = structlog.get_logger("agent.hangs")
 
 
 class Kept(msgspec.Struct, omit_defaults=True):
-    """What is kept of a rank for the agent's next life."""
+    """What is kept of a rank for the agent's next life. `still`, `idle`: it was told to be; whether
+    it moved while no agent looked nobody knows, and so it is until it does."""
 
     pid: int
     began: int
@@ -49,6 +50,8 @@ class Kept(msgspec.Struct, omit_defaults=True):
     still_gap_s: float
     idle_gap_s: float
     signs: tuple[Sign, ...]
+    still: bool = False
+    idle: bool = False
 
 
 @dataclass(slots=True)
@@ -206,6 +209,7 @@ class HangWatch:
             if before is not None and (before.pid, before.began) == (pid, began):
                 cadence.louds, cadence.signs = before.louds, set(before.signs)
                 cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
+                cadence.resume(still=before.still, idle=before.idle)
             told = self._processes.environment(pid, _STORE, _HCAS)
             port = told.get(_STORE, "")
             task.ranks[number] = _Rank(
@@ -295,9 +299,12 @@ class HangWatch:
                 rank.cadence.still_gap_s,
                 rank.cadence.idle_gap_s,
                 tuple(sorted(rank.cadence.signs, key=lambda sign: sign.value)),
+                told.still_s is not None,
+                told.idle_s is not None,
             )
             for number, rank in task.ranks.items()
             if rank.cadence.learned
+            for told in [rank.cadence.told()]
         }
         if not now or now == task.wrote:
             return

@@ -67,8 +67,8 @@ class HangSuspected(_Fact, frozen=True):
 
 
 class HangDismissed(_Fact, frozen=True):
-    """It does not hang, as far as that can be told; it is not looked at before `again_at`, where
-    that is given."""
+    """It does not hang, or no more than was told, as far as that can be said; it is not looked at
+    before `again_at`, where that is given."""
 
     job: JobId
     attempt: int

@@ -50,6 +50,12 @@ class HangLimits(msgspec.Struct, frozen=True):
     again_s: float = 5.0
     look_s: float = 20.0
 
+    def of_gap(self, gap_s: float) -> float:
+        """How long a silence is suspected whose longest was `gap_s`: before what is slow is told,
+        however long one evaluation took, but never within a silence as long as the longest."""
+        at_most_s = max(self.slow_s - self.quiet_s, gap_s + self.quiet_s)
+        return max(self.quiet_s, min(self.gaps * gap_s, at_most_s))
+
 
 class Rule(enum.Enum):
     """IDLE: no rank does anything. STILL: no bytes move, but some compute. ODD: a few do nothing,
@@ -96,13 +102,13 @@ def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
     found = []
     if len(idle) == len(alive):
         # A gap of the gang is one of every rank: the shortest of theirs bounds it.
-        limit_s = max(limits.quiet_s, limits.gaps * min(rank.idle_gap_s for rank in alive))
+        limit_s = limits.of_gap(min(rank.idle_gap_s for rank in alive))
         found.append(Suspicion(Rule.IDLE, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     elif len(still) == len(alive):
-        limit_s = max(limits.quiet_s, limits.gaps * min(rank.still_gap_s for rank in alive))
+        limit_s = limits.of_gap(min(rank.still_gap_s for rank in alive))
         found.append(Suspicion(Rule.STILL, names, min(still), limit_s))
     elif idle and 2 * len(idle) < len(alive):
-        limit_s = max(limits.quiet_s, limits.gaps * max(rank.idle_gap_s for rank in idle))
+        limit_s = limits.of_gap(max(rank.idle_gap_s for rank in idle))
         found.append(Suspicion(Rule.ODD, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     return found
 

@@ -11,7 +11,15 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.hangs import Doing, Hang, HangKind, RankActivity, RankStacks, StacksView
+from muster.protocol.hangs import (
+    Doing,
+    Hang,
+    HangKind,
+    HangVerdict,
+    RankActivity,
+    RankStacks,
+    StacksView,
+)
 from muster.protocol.ids import TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.protocol.messages import LOOKS, LookTask, StacksReport, TaskReport
@@ -90,7 +98,10 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Lim
             rank.still_s is None and rank.doing is not Doing.GONE for rank in ranks
         )
         quiet = ranks is not None and suspicion(ranks, limits.hangs) is not None
-        return Decision([hf.HangOver(job.id, attempt.number)] if moves and not quiet else [])
+        if moves and not quiet:
+            return Decision([hf.HangOver(job.id, attempt.number)])
+        if _final(job, attempt.hang):
+            return Decision()
     if ranks is None:
         return Decision()
     suspected = suspicion(ranks, limits.hangs)
@@ -174,10 +185,20 @@ def _ended(
     if not look.judges:
         # What was due meanwhile was put off for this look.
         return Decision(decision.facts, [*decision.actions, _timer(job, attempt, now.mono)])
-    if attempt.hang is not None:
+    if attempt.hang is not None and _final(job, attempt.hang):
         return decision
     judged = _judge(state, job, attempt, look, now, limits)
     return Decision([*decision.facts, *judged.facts], [*decision.actions, *judged.actions])
+
+
+def _final(job: Job, found: HangVerdict) -> bool:
+    """Whether another look can change nothing: what is slow may come to hang, and who is to start
+    anew waits for certainty."""
+    return found.kind is HangKind.HUNG and (found.firm or job.spec.hang is not Hang.RESTART)
+
+
+def _certainty(found: HangVerdict) -> int:
+    return 0 if found.kind is HangKind.SLOW else 1 + found.firm
 
 
 def _hung(job: Job, fact: hf.HangJudged) -> Cause | None:
@@ -259,8 +280,14 @@ def _judge(
         return _dismissed(job, attempt, now, min(limits.hangs.quiet_s, rest_s))
     kind = HangKind.HUNG if found is Opinion.HUNG else HangKind.SLOW
     told = verdict(kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look))
+    if attempt.hang is not None and _certainty(told) <= _certainty(attempt.hang):
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
     recorded = tuple(one for report in look.reports.values() for one in report.recorded)
-    return Decision([hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))])
+    judged = hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))
+    if _final(job, told):
+        return Decision([judged])
+    again = _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    return Decision([judged, *again.facts], again.actions)
 
 
 def _dismissed(job: Job, attempt: Attempt, now: Instant, seconds: float) -> Decision:

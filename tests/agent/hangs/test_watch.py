@@ -23,7 +23,7 @@ from agent.hangs.processes import Processes
 from agent.hangs.sockets import connections
 from agent.hangs.spy import stacks_of
 from agent.hangs.watch import HangWatch
-from muster.protocol.hangs import Doing, Sign
+from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 
@@ -34,6 +34,13 @@ def wait_here():
     print("ready", flush=True)
     time.sleep(600)
 wait_here()
+"""
+
+
+COMPUTES = """
+print("ready", flush=True)
+while True:
+    pass
 """
 
 
@@ -101,6 +108,42 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     quiet = [one for one in seen if one.ranks[0].still_s is not None]
     assert len(quiet) == 1
     assert len(seen) <= 4
+
+
+def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path: Path) -> None:
+    clock = Now()
+    (tmp_path / "logs").mkdir()
+    out = tmp_path / "logs" / "out"
+    out.write_bytes(b"")
+
+    def look(watch: HangWatch, *, writes: bool, after_s: float = 5.0) -> RankActivity:
+        if writes:
+            with out.open("ab") as file:
+                file.write(b"step\n" * 100)
+        clock.mono += after_s
+        asyncio.run(watch.look())
+        told = watch.told(TASK)
+        assert told is not None
+        return told[0][0]
+
+    def agent(process: subprocess.Popen[str]) -> HangWatch:
+        watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+        watch.heard(TASK, tmp_path, status(process.pid))
+        return watch
+
+    with program(COMPUTES) as process:
+        watch = agent(process)
+        deadline = time.monotonic() + 60.0
+        # However little of the processor it gets.
+        while not look(watch, writes=True, after_s=0.05).learned:
+            assert time.monotonic() < deadline
+        assert look(agent(process), writes=False).still_s is None
+        quiet = [look(watch, writes=False).still_s for _ in range(4)][-1]
+        assert quiet is not None
+        # For as long as it takes to be told, and not for the time in which nobody looked.
+        later = agent(process)
+        assert look(later, writes=False, after_s=600.0).still_s == pytest.approx(15.0)
+        assert look(later, writes=True).still_s is None
 
 
 def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:

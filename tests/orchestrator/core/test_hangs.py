@@ -28,6 +28,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability, durability_of
+from orchestrator.core.hangs import HangLimits
 from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -139,6 +140,15 @@ def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
             assert message(cluster.state, job, 2, notice, cluster.now).text == said.text
 
 
+@pytest.mark.parametrize(
+    ("gap_s", "limit_s"), [(0.0, 60.0), (30.0, 150.0), (180.0, 540.0), (1000.0, 1060.0)]
+)
+def test_one_long_pause_does_not_put_off_what_is_suspected_for_good(
+    gap_s: float, limit_s: float
+) -> None:
+    assert HangLimits().of_gap(gap_s) == limit_s
+
+
 def test_it_is_over_when_it_moves() -> None:
     cluster = gang()
     hang(cluster, idle(0), idle(1))
@@ -172,6 +182,51 @@ def test_restart_ends_the_attempt_on_the_infra_budget() -> None:
     for node in (0, 1):
         cluster.clean(task(1, 1, node))
     assert cluster.job(1).infra_used == 1
+
+
+def watched(cluster: Cluster, second: RankActivity, seconds: float, *, held: bool = True) -> None:
+    """Time passes over a gang that does nothing; whenever it is looked at, its nodes answer. Of
+    node 1 without `held` that it could not look."""
+    since, first = cluster.mono, idle(0)
+    while cluster.mono < since + seconds:
+        cluster.beat(1.0)
+        look = cluster.state.looks.get((JobId(1), 1))
+        if look is None:
+            continue
+        age = cluster.mono - since
+        answers(cluster, 0, ALL_REDUCE, STEP, rank=first.later(age))
+        stack = (HELD, STEP) if held else ()
+        answers(cluster, 1, *stack, rank=second.later(age))
+
+
+def test_who_is_to_start_anew_is_looked_at_until_it_is_certain() -> None:
+    cluster = gang(Hang.RESTART)
+    for node in (0, 1):
+        says(cluster, node, idle(node))
+    watched(cluster, idle(1), 240.0, held=False)
+    (fact,) = judged(cluster)
+    assert (fact.verdict.kind, fact.verdict.firm) == (HangKind.HUNG, False)
+    assert cluster.job(1).attempts[0].cause is None
+    assert len(looks(cluster, 1)) > 4
+    watched(cluster, idle(1, 260.0), 130.0)
+    assert [fact.verdict.firm for fact in judged(cluster)] == [False, True]
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.code is CauseCode.HUNG
+
+
+def test_what_was_slow_may_come_to_hang() -> None:
+    cluster = gang()
+    says(cluster, 0, idle(0))
+    says(cluster, 1, idle(1, doing=Doing.DISK))
+    watched(cluster, idle(1, doing=Doing.DISK), 900.0)
+    assert [fact.verdict.kind for fact in judged(cluster)] == [HangKind.SLOW]
+    says(cluster, 1, idle(1, 920.0))
+    watched(cluster, idle(1, 920.0), 130.0)
+    assert [fact.verdict.kind for fact in judged(cluster)] == [HangKind.SLOW, HangKind.HUNG]
+    asked = len(looks(cluster, 0))
+    watched(cluster, idle(1, 1050.0), 600.0)
+    assert len(looks(cluster, 0)) == asked
 
 
 def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
@@ -288,7 +343,9 @@ def test_a_look_that_a_user_asked_for_does_not_put_off_for_ever_what_was_due(
         while cluster.mono < up_to:
             cluster.beat(1.0)
             look = cluster.state.looks.get((JobId(1), 1))
-            for node in (0, 1) if look is not None and (look.judges or answered) else ():
+            if look is None or not (look.judges or answered):
+                continue
+            for node in (0, 1):
                 if looks(cluster, node)[-1].task in look.awaited:
                     now = ranks[node].later(cluster.mono - since)
                     answers(cluster, node, *((ALL_REDUCE, STEP), (HELD, STEP))[node], rank=now)
