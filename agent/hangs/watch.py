@@ -36,6 +36,11 @@ _MEMBERS_MAX: Final = 256
 _STATE_BYTES_MAX: Final = 1 << 20
 _STORE: Final = "MASTER_PORT"
 _HCAS: Final = "NCCL_IB_HCA"
+_RANKS: Final = "WORLD_SIZE"
+_RANKS_HERE: Final = "LOCAL_WORLD_SIZE"
+MUTE_S: Final = 60.0
+"""A rank that has taught nothing for so long, while others of its task have, speaks to the other
+nodes through them."""
 
 _log = structlog.get_logger("agent.hangs")
 
@@ -57,7 +62,8 @@ class Kept(msgspec.Struct, omit_defaults=True):
 @dataclass(slots=True)
 class _Rank:
     """`began` tells its process from a later one with its pid; `store` is the port of the gang's
-    key-value store, over which something goes whether it hangs or not."""
+    key-value store, over which something goes whether it hangs or not. `alone`: there is no other
+    node in its gang. `through_others`: what goes over the task's sockets goes for it, too."""
 
     cadence: Cadence
     pid: int
@@ -65,6 +71,8 @@ class _Rank:
     files: tuple[Path, Path]
     store: int
     hcas: tuple[str, ...] | None
+    alone: bool = True
+    through_others: bool = False
     log: int | None = None
     cpu_s: float | None = None
     disk: int | None = None
@@ -183,9 +191,16 @@ class HangWatch:
         hcas = self._hcas()
         found = {}
         for name, task in tasks.items():
-            for rank in task.ranks.values():
-                own = task.asks == task.settled
-                self._sample(rank, members.get(rank.pid, []), sockets, hcas, own=own)
+            own = task.asks == task.settled
+            ranks = list(task.ranks.values())
+            pids = {rank.pid: members.get(rank.pid, [])[:_MEMBERS_MAX] for rank in ranks}
+            went = {rank.pid: self._network(rank, pids[rank.pid], sockets) for rank in ranks}
+            self._find_mute(ranks)
+            for rank in ranks:
+                network = went[rank.pid]
+                if rank.through_others:
+                    network = sum(count or 0 for count in went.values())
+                self._sample(rank, pids[rank.pid], network, hcas, own=own)
             at = self._clock.now().mono
             found[name] = at, _activity(task)
             self._keep(task)
@@ -210,7 +225,7 @@ class HangWatch:
                 cadence.louds, cadence.signs = before.louds, set(before.signs)
                 cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
                 cadence.resume(still=before.still, idle=before.idle)
-            told = self._processes.environment(pid, _STORE, _HCAS)
+            told = self._processes.environment(pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
             port = told.get(_STORE, "")
             task.ranks[number] = _Rank(
                 cadence,
@@ -219,13 +234,24 @@ class HangWatch:
                 (task.folder / rank.stdout, task.folder / rank.stderr),
                 int(port) if port.isascii() and port.isdecimal() else 0,
                 _planned(told.get(_HCAS, "")),
+                alone=told.get(_RANKS) == told.get(_RANKS_HERE),
             )
+
+    def _find_mute(self, ranks: list[_Rank]) -> None:
+        """Over TCP only those ranks have sockets that are the ends of a ring on their node: the
+        others' bytes go through NVLink, which nobody counts."""
+        if not any(rank.cadence.learned for rank in ranks):
+            return
+        for rank in ranks:
+            cadence = rank.cadence
+            if not rank.alone and not cadence.learned and cadence.seen_at - cadence.began >= MUTE_S:
+                rank.through_others = True
 
     def _sample(
         self,
         rank: _Rank,
         members: list[int],
-        connected: dict[int, Connection] | None,
+        network: int | None,
         hcas: dict[str, int],
         *,
         own: bool,
@@ -238,12 +264,12 @@ class HangWatch:
         disk, rank.disk = _moved(rank.disk, self._processes.disk_bytes(rank.pid))
         count = self._hca_bytes(rank, hcas)
         hca, rank.hca = _moved(rank.hca, count)
-        cpu = self._processes.cpu_s(members[:_MEMBERS_MAX])
+        cpu = self._processes.cpu_s(members)
         cpu_s = None if rank.cpu_s is None else max(0.0, cpu - rank.cpu_s)
         rank.cpu_s = cpu
         moved = {
             Sign.LOG: log,
-            Sign.NETWORK: self._network(rank, members[:_MEMBERS_MAX], connected),
+            Sign.NETWORK: network,
             Sign.HCA: hca,
             Sign.DISK: disk,
         }

@@ -44,6 +44,18 @@ while True:
 """
 
 
+SENDS = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+near = socket.create_connection(listener.getsockname())
+far, _ = listener.accept()
+print("ready", flush=True)
+while True:
+    near.sendall(b"x" * 1000)
+    far.recv(1000)
+"""
+
+
 class Now:
     """A clock that goes when it is told to."""
 
@@ -55,10 +67,10 @@ class Now:
 
 
 @contextmanager
-def program(text: str) -> Iterator[subprocess.Popen[str]]:
+def program(text: str, environ: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
     """One that has said that it is ready."""
     argv = [sys.executable, "-c", text]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
@@ -144,6 +156,45 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
         later = agent(process)
         assert look(later, writes=False, after_s=600.0).still_s == pytest.approx(15.0)
         assert look(later, writes=True).still_s is None
+
+
+@pytest.mark.parametrize("ranks", [2, 4], ids=("alone", "of two nodes"))
+def test_a_rank_without_sockets_speaks_through_those_of_its_node(
+    tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connections() is None:
+        pytest.skip("the kernel tells nothing of sockets here")
+    monkeypatch.setattr("agent.hangs.watch.MUTE_S", 1.0)
+    clock = Now()
+    environ = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "2"}
+    watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+
+    def look(after_s: float) -> list[RankActivity]:
+        clock.mono += after_s
+        asyncio.run(watch.look())
+        told = watch.told(TASK)
+        assert told is not None
+        return list(told[0])
+
+    with program(SENDS, environ) as sends, program(COMPUTES, environ) as computes:
+        pair = [
+            ShimRank(rank=n, local_rank=n, pid=one.pid, stdout=f"logs/{n}", stderr=f"logs/{n}e")
+            for n, one in enumerate((sends, computes))
+        ]
+        watch.heard(TASK, tmp_path, ShimStatus(TASK, ShimPhase.RUNNING, ranks=tuple(pair)))
+        deadline = time.monotonic() + 60.0
+        while not look(0.05)[0].learned:
+            assert time.monotonic() < deadline
+        at = clock.mono
+        while clock.mono < at + 3.0 and not look(0.05)[1].learned:
+            assert time.monotonic() < deadline
+        assert look(0.05)[1].learned is (ranks == 4)
+        os.kill(sends.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sends.pid, os.WSTOPPED | os.WNOWAIT)
+        look(5.0)
+        quiet = [look(5.0) for _ in range(4)][-1]
+        assert quiet[0].still_s == pytest.approx(20.0)
+        assert (quiet[1].still_s == quiet[0].still_s) is (ranks == 4)
 
 
 def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:
