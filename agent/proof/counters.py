@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.probe.fabric import formats
-from agent.probe.fabric.ib import CLASS
+from agent.probe.fabric.ib import CLASS, ipoib_of
 from agent.probe.fabric.netdevs import NET
 from agent.probe.fabric.tree import Read, Tree, Unread
 from muster.fabric.counters import (
@@ -58,7 +58,7 @@ class CounterReader:
         key, device = f"{name}:{port}", f"{CLASS}/{name}"
         known = self._ports.get(key)
         if known is None:
-            known = self._ports[key] = _Port(tree, device, port)
+            known = self._ports[key] = _Port(tree, name, port)
         counters = _Folder(tree, f"{device}/ports/{port}/counters")
         hw_counters = _Folder(tree, f"{device}/ports/{port}/hw_counters")
         if not hw_counters.names:
@@ -87,15 +87,14 @@ class CounterReader:
 class _Port:
     """What of a port does not change while it has a task."""
 
-    def __init__(self, tree: Tree, device: str, port: str) -> None:
-        folder = f"{device}/ports/{port}"
+    def __init__(self, tree: Tree, name: str, port: str) -> None:
+        folder = f"{CLASS}/{name}/ports/{port}"
         rate, link = tree.text(f"{folder}/rate"), tree.text(f"{folder}/link_layer")
         read = None if isinstance(rate, Unread) else formats.rate(rate)
         self.speed = 0.0 if read is None else read.gbps * _BIT_GBPS
         self.ipoib: tuple[str, ...] = ()
         if not isinstance(link, Unread) and formats.link_layer(link) == INFINIBAND:
-            netdevs = tree.names(f"{device}/device/net")
-            self.ipoib = () if isinstance(netdevs, Unread) else tuple(sorted(netdevs, key=natural))
+            self.ipoib = ipoib_of(tree, name, int(port))
 
 
 class _Folder:

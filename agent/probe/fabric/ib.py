@@ -33,6 +33,7 @@ _NETWORK, _SERIAL = 0x02, 0x0C06
 _PCI_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 _DRIVER: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _WORD_BYTES: Final = 4
+_ARPHRD_INFINIBAND: Final = 32
 _PORTS_MAX: Final = 256
 
 _T = TypeVar("_T")
@@ -283,32 +284,16 @@ class Devices:
         if named:
             return named
         tree, folder = self._tree, f"{CLASS}/{name}/device/net"
+        if link_layer == INFINIBAND:
+            return ipoib_of(tree, name, port)
         found = tree.names(folder)
         if isinstance(found, Unread):
             return ()
         devices = sorted(found, key=natural)
-        if link_layer == INFINIBAND:
-            own = gids[0].gid[20:] if gids and gids[0].index == 0 else None
-            by_guid = [dev for dev in devices if own and self._guid(f"{folder}/{dev}") == own]
-            if by_guid:
-                return tuple(by_guid)
         if len(devices) > 1:
-            numbered = [dev for dev in devices if self._number(f"{folder}/{dev}") == port - 1]
+            numbered = [dev for dev in devices if _number(tree, f"{folder}/{dev}") == port - 1]
             devices = numbered or devices
         return tuple(self._master(f"{folder}/{dev}", dev) for dev in devices)
-
-    def _guid(self, folder: str) -> str | None:
-        text = self._tree.text(f"{folder}/address")
-        return None if isinstance(text, Unread) else formats.ipoib_port_guid(text)
-
-    def _number(self, folder: str) -> int | None:
-        """The port of a card on which an interface stands, from 0; older kernels use dev_id."""
-        port = self._tree.text(f"{folder}/dev_port")
-        number = None if isinstance(port, Unread) else formats.decimal(port)
-        if number:
-            return number
-        old = self._tree.text(f"{folder}/dev_id")
-        return number if isinstance(old, Unread) else formats.hexadecimal(old)
 
     def _master(self, folder: str, name: str) -> str:
         link = self._tree.link(f"{folder}/master")
@@ -331,6 +316,43 @@ class Devices:
             symbol_error=one("symbol_error"),
             port_rcv_errors=one("port_rcv_errors"),
         )
+
+
+def ipoib_of(tree: Tree, name: str, port: int) -> tuple[str, ...]:
+    """The IPoIB interfaces of an InfiniBand port, by its GUID, else by its number. The card's other
+    ports, which may be Ethernet, have theirs in the same folder; one that tells of neither is its.
+    """
+    folder = f"{CLASS}/{name}/device/net"
+    found = tree.names(folder)
+    if isinstance(found, Unread):
+        return ()
+    devices = [dev for dev in sorted(found, key=natural) if _may_be_ipoib(tree, f"{folder}/{dev}")]
+    text = tree.text(f"{CLASS}/{name}/ports/{port}/gids/0")
+    gid = None if isinstance(text, Unread) else formats.gid(text)
+    by_guid = [dev for dev in devices if gid and _guid(tree, f"{folder}/{dev}") == gid[20:]]
+    if by_guid:
+        return tuple(by_guid)
+    return tuple(dev for dev in devices if _number(tree, f"{folder}/{dev}") in (port - 1, None))
+
+
+def _may_be_ipoib(tree: Tree, folder: str) -> bool:
+    text = tree.text(f"{folder}/type")
+    return isinstance(text, Unread) or formats.decimal(text) in (_ARPHRD_INFINIBAND, None)
+
+
+def _guid(tree: Tree, folder: str) -> str | None:
+    text = tree.text(f"{folder}/address")
+    return None if isinstance(text, Unread) else formats.ipoib_port_guid(text)
+
+
+def _number(tree: Tree, folder: str) -> int | None:
+    """The port of a card on which an interface stands, from 0; older kernels use dev_id."""
+    port = tree.text(f"{folder}/dev_port")
+    number = None if isinstance(port, Unread) else formats.decimal(port)
+    if number:
+        return number
+    old = tree.text(f"{folder}/dev_id")
+    return number if isinstance(old, Unread) else formats.hexadecimal(old)
 
 
 class _Said:

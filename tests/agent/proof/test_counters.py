@@ -14,6 +14,7 @@ from muster.fabric.counters import LINK_DOWNED, RECEIVED, SENT
 from tests.agent.probe.fabric.trees import Node, refused_of, refusing, unpack
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
+CARD = "pci0000:00/0000:00:01.0"
 
 
 @pytest.fixture
@@ -46,6 +47,63 @@ def test_roce_has_no_ipoib(node: Node) -> None:
     node.file("sys/devices/pci0000:00/0000:00:01.0/net/eth4/type", "1\n")
     (port,) = CounterReader(node.root).reading((), 0.0).ports
     assert port.ipoib == ()
+
+
+def interface(node: Node, name: str, kind: int, port: int, count: int = 7) -> str:
+    """One of the card with two ports, on which `port` is counted from 0."""
+    folder = f"sys/devices/{CARD}/net/{name}"
+    node.file(f"{folder}/type", f"{kind}\n")
+    node.file(f"{folder}/dev_port", f"{port}\n")
+    for way in ("tx_bytes", "rx_bytes"):
+        node.file(f"sys/class/net/{name}/statistics/{way}", f"{count}\n")
+    return folder
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> Node:
+    made = Node(tmp_path)
+    made.hca("mlx4_0", path=CARD)
+    for port in (1, 2):
+        made.port("mlx4_0", port, link="InfiniBand")
+    return made
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_ethernet_port_of_the_card_is_no_ipoib_interface(card: Node, number: int) -> None:
+    card.file("sys/class/infiniband/mlx4_0/ports/2/link_layer", "Ethernet\n")
+    interface(card, "ib0", 32, 0)
+    interface(card, "eth5", 1, number)
+    found = CounterReader(card.root).reading((), 0.0)
+    assert [port.ipoib for port in found.ports] == [("ib0",), ()]
+    # Its bytes are none of the gang's, who did not ask for it.
+    assert found.sockets == {"ib0": (7, 7)}
+
+
+def test_two_ports_have_their_own_ipoib_interfaces(card: Node) -> None:
+    interface(card, "ib0", 32, 0)
+    interface(card, "ib1", 32, 1)
+    found = CounterReader(card.root).reading((), 0.0)
+    assert [port.ipoib for port in found.ports] == [("ib0",), ("ib1",)]
+
+
+def test_the_port_guid_tells_whose_an_ipoib_interface_is(card: Node) -> None:
+    for port, name in ((1, "ib7"), (2, "ib3")):
+        card.port(
+            "mlx4_0",
+            port,
+            link="InfiniBand",
+            gids={0: (f"fe80:0000:0000:0000:0002:c903:00f9:bfa{port}", None, None)},
+        )
+        address = f"80:00:00:48:fe:80:00:00:00:00:00:00:00:02:c9:03:00:f9:bf:a{port}"
+        card.file(f"{interface(card, name, 32, 0)}/address", f"{address}\n")
+    found = CounterReader(card.root).reading((), 0.0)
+    assert [port.ipoib for port in found.ports] == [("ib7",), ("ib3",)]
+
+
+def test_a_port_without_an_ipoib_interface_has_not_that_of_the_other(card: Node) -> None:
+    interface(card, "ib0", 32, 0)
+    found = CounterReader(card.root).reading((), 0.0)
+    assert [port.ipoib for port in found.ports] == [("ib0",), ()]
 
 
 @pytest.mark.parametrize("text", ["N/A (no PMA)\n", "", "x" * 70_000, "-1\n", "\xff"])
