@@ -27,7 +27,6 @@ from muster.fabric.types import INFINIBAND
 
 _PORTS_MAX: Final = 64
 _FAULTS: Final = (*FAULTS, LINK_DOWNED)
-_BIT_GBPS: Final = 1e9 / 8
 # Kernels before 4.5 had those of 64 bits elsewhere.
 _WIDE: Final = {SENT: "port_xmit_data_64", RECEIVED: "port_rcv_data_64"}
 # EFA has no others; these are bytes.
@@ -35,7 +34,7 @@ _EFA: Final = {SENT: "tx_bytes", RECEIVED: "rx_bytes"}
 
 
 class CounterReader:
-    """One node's ports and interfaces. What does not change (rates, interfaces) is read once."""
+    """One node's ports and interfaces. The interfaces that ports carry are read once."""
 
     def __init__(self, root: Path = Path("/"), read: Read | None = None) -> None:
         self._root = root
@@ -81,7 +80,7 @@ class CounterReader:
             if isinstance(found, int):
                 values[fault] = found
         silent = SENT not in values and RECEIVED not in values
-        return PortReading(key, values, known.speed, known.ipoib, why if silent else "")
+        return PortReading(key, values, known.ipoib, why if silent else "")
 
 
 class _Port:
@@ -89,9 +88,7 @@ class _Port:
 
     def __init__(self, tree: Tree, name: str, port: str) -> None:
         folder = f"{CLASS}/{name}/ports/{port}"
-        rate, link = tree.text(f"{folder}/rate"), tree.text(f"{folder}/link_layer")
-        read = None if isinstance(rate, Unread) else formats.rate(rate)
-        self.speed = 0.0 if read is None else read.gbps * _BIT_GBPS
+        link = tree.text(f"{folder}/link_layer")
         self.ipoib: tuple[str, ...] = ()
         if not isinstance(link, Unread) and formats.link_layer(link) == INFINIBAND:
             self.ipoib = ipoib_of(tree, name, int(port))

@@ -6,6 +6,7 @@ at all, and one that is loaded anew begins at 0. What cannot be known is None, n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -43,8 +44,6 @@ NOISE_BYTES: Final = 1 << 20
 
 _SHORT: Final = 1 << 32
 _LONG: Final = 1 << 64
-_SLACK: Final = 1.25
-_UNKNOWN_SPEED: Final = 1e12 / 8
 _PERIOD_S_MIN: Final = 0.2
 # What a port counts of an IPoIB packet, beside what its interface does.
 _IPOIB_HEADERS: Final = 1.1
@@ -53,13 +52,11 @@ _IPOIB_HEADERS: Final = 1.1
 class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one port's files say: raw values by name. `why`: it has no counters of data.
 
-    `speed` is that of the port in bytes a second, 0 where it is unknown; `ipoib` are interfaces
-    that it also carries, and whose bytes it counts.
+    `ipoib` are interfaces that it also carries, and whose bytes it counts.
     """
 
     port: str
     values: dict[str, int] = {}
-    speed: float = 0.0
     ipoib: tuple[str, ...] = ()
     why: str = ""
 
@@ -75,11 +72,12 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Total(msgspec.Struct, omit_defaults=True):
     """One counter, summed up from its first reading on; `sum` is None before that. `tcp`: so much
-    of it was an IPoIB interface's."""
+    of it was an IPoIB interface's. `long`: it has been beyond 32 bits."""
 
     last: int | None = None
     sum: int | None = None
     tcp: int = 0
+    long: bool = False
 
     @property
     def rdma(self) -> int | None:
@@ -106,6 +104,10 @@ class SocketTotals(msgspec.Struct, omit_defaults=True):
     sent: Total = msgspec.field(default_factory=Total)
     received: Total = msgspec.field(default_factory=Total)
     peak: float = 0.0
+
+
+_Moved = tuple[int | None, int | None]
+"""Bytes sent and received in one step."""
 
 
 class Totals(msgspec.Struct, omit_defaults=True):
@@ -153,43 +155,47 @@ class Totals(msgspec.Struct, omit_defaults=True):
         if told:
             self.peak = max(self.peak, *both)
 
-    def _socket(
-        self, name: str, pair: tuple[int, int], period_s: float, *, told: bool
-    ) -> tuple[int, int]:
+    def _socket(self, name: str, pair: tuple[int, int], period_s: float, *, told: bool) -> _Moved:
         totals = self.sockets.setdefault(name, SocketTotals())
-        sent = grow(totals.sent, pair[0], _UNKNOWN_SPEED * period_s)
-        received = grow(totals.received, pair[1], _UNKNOWN_SPEED * period_s)
+        seen = totals.peak * period_s
+        sent, received = grow(totals.sent, pair[0], seen), grow(totals.received, pair[1], seen)
         if told:
-            totals.peak = max(totals.peak, sent / period_s, received / period_s)
+            totals.peak = max(totals.peak, (sent or 0) / period_s, (received or 0) / period_s)
         return sent, received
 
     def _port(
         self,
         port: PortReading,
-        moved: Mapping[str, tuple[int, int]],
+        moved: Mapping[str, _Moved],
         period_s: float,
         *,
         told: bool,
     ) -> tuple[float, float]:
         totals = self.ports.setdefault(port.port, PortTotals(port.port in self.planned))
         totals.why = port.why
-        most = (port.speed or _UNKNOWN_SPEED) * period_s * _SLACK / WORD_BYTES
+        seen = totals.peak * period_s
         # What was missed the last time is in this step, which then is no rate.
         missed, totals.missed = totals.missed, any(name not in port.values for name in DATA)
         told = told and not missed
         rates = []
         for way, (name, total) in enumerate(((SENT, totals.sent), (RECEIVED, totals.received))):
-            step = 0
+            step: int | None = 0
             if name in port.values:
-                step = grow(total, port.values[name], most, WORD_BYTES)
+                step = grow(total, port.values[name], seen, WORD_BYTES)
             # However they travelled, the bytes of its IPoIB interfaces are TCP.
-            tcp = sum(moved[netdev][way] for netdev in port.ipoib if netdev in moved)
-            total.tcp += int(tcp * _IPOIB_HEADERS)
-            rates.append(max(0.0, step - tcp * _IPOIB_HEADERS) / period_s if told else 0.0)
+            own = [moved[netdev][way] for netdev in port.ipoib if netdev in moved]
+            known = [tcp for tcp in own if tcp is not None]
+            tcp = sum(known) * _IPOIB_HEADERS
+            if len(known) < len(own):
+                # All of it may be that of an interface that began anew.
+                tcp, told = max(tcp, step or 0), False
+            total.tcp += int(tcp)
+            told = told and step is not None
+            rates.append(max(0.0, (step or 0) - tcp) / period_s if told else 0.0)
         for name in (*FAULTS, LINK_DOWNED):
             if name in port.values:
                 # None of them goes round: what is less than before began anew.
-                grow(totals.faults.setdefault(name, Total()), port.values[name], 0)
+                grow(totals.faults.setdefault(name, Total()), port.values[name], math.inf)
         if told:
             totals.rate = max(rates)
             totals.peak = max(totals.peak, totals.rate)
@@ -209,22 +215,33 @@ class Totals(msgspec.Struct, omit_defaults=True):
         )
 
 
-def grow(total: Total, value: int, most: float, unit: int = 1) -> int:
-    """Add to `total` what a counter went on by, and return that, in units' bytes.
+def grow(total: Total, value: int, seen: float, unit: int = 1) -> int | None:
+    """Add to `total` what a counter went on by, and return that, in units' bytes; None: unknown.
 
-    One that is less than before has gone round, if it can have in this time (`most` units), else it
-    began anew: then it counts from 0, as what went before is lost.
+    One that is less than before began anew, at 0: what went before is lost, and of this step no
+    more is known than what it says now. It has gone round only if it then went on by no more than
+    it was `seen` to in as long, in bytes.
     """
     before, total.last = total.last, value
+    total.long = total.long or value >= _SHORT
     if before is None:
         total.sum = total.sum or 0
         return 0
+    most = max(seen, NOISE_BYTES) / unit
     step = value - before
+    anew = False
     if step < 0:
-        around = step + (_SHORT if before < _SHORT else _LONG)
-        step = around if around <= most else value
+        size = _LONG if total.long else _SHORT
+        # What the port could carry tells nothing: one of 200 Gb/s fills 32 bits in less than a
+        # look. Where it was seen to fill half of them it may have gone round more than once, which
+        # is not told from one that began anew; and most of 32 bits stop at their end.
+        anew = not step + size <= most <= size // 2
+        if not anew:
+            step += size
+        else:
+            step = value if value <= most else 0
     total.sum = (total.sum or 0) + step * unit
-    return step * unit
+    return None if anew else step * unit
 
 
 def _port_figures(name: str, totals: PortTotals) -> PortFigures:

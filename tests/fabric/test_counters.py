@@ -12,12 +12,12 @@ from muster.fabric.counters import (
     PortReading,
     Reading,
     Totals,
+    carried,
     imbalance,
     tcp_share,
 )
 from muster.protocol.proof import PortFigures
 
-NDR = 400e9 / 8
 LONGEST_S = 10.0
 
 
@@ -28,7 +28,7 @@ def port(
     more: dict[str, int] | None = None,
 ) -> PortReading:
     values = {SENT: sent, RECEIVED: got, **(more or {})}
-    return PortReading(name, {k: v for k, v in values.items() if v is not None}, NDR)
+    return PortReading(name, {k: v for k, v in values.items() if v is not None})
 
 
 def totals(*readings: Reading, planned: tuple[str, ...] = ("mlx5_0:1",)) -> Totals:
@@ -67,8 +67,73 @@ def test_a_counter_that_began_anew_counts_from_nothing() -> None:
     assert long.port_figures()[0].sent == 280
 
 
+def sent_at(*words: int) -> list[Reading]:
+    """A reading each second."""
+    return [Reading(float(at), (port(sent=sent),)) for at, sent in enumerate(words)]
+
+
+@pytest.mark.parametrize("before", [1000, 3_000_000_000])
+def test_a_driver_loaded_anew_makes_no_traffic_of_a_fast_port(before: int) -> None:
+    # A port of 400 Gb/s could have filled 32 bits in less time than that.
+    found = totals(*sent_at(before, 900))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.peak, found.peak) == (3600, 0.0, 0.0)
+    assert carried([figures]) == 0
+
+
+def test_a_counter_that_began_anew_has_no_rate_then() -> None:
+    found = totals(*sent_at(2_000_000, 3_000_000, 1000))
+    (figures,) = found.port_figures()
+    assert (figures.rate, figures.peak) == (4e6, 4e6)
+
+
+def test_a_step_back_is_not_all_that_was_ever_counted() -> None:
+    assert totals(*sent_at(10**12, 10**12 - 5)).port_figures()[0].sent == 0
+    found = totals(
+        Reading(0.0, (), {"bond0": (10**12, 10**12)}),
+        Reading(1.0, (), {"bond0": (10**12 - 5, 10**12)}),
+    )
+    (socket,) = found.socket_figures()
+    assert (socket.sent, socket.received, socket.peak) == (0, 0, 0.0)
+
+
+def test_a_counter_goes_round_at_the_rate_that_it_had() -> None:
+    top = 1 << 32
+    found = totals(*sent_at(top - 750, top - 500, top - 250, 0))
+    assert found.port_figures()[0].sent == 3000
+    big = 10**8
+    found = totals(*sent_at(*((top - 3 * big + n * big + 50) % top for n in range(6))))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.peak) == (4 * 5 * big, 4.0 * big)
+
+
+def test_a_counter_that_may_go_round_more_than_once_does_not_tell() -> None:
+    # 3e9 units a second: whether the last step is 1.3e9 or began anew cannot be known.
+    found = totals(*sent_at(0, 3_000_000_000, 100))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.peak) == (4 * 3_000_000_100, 12e9)
+
+
+def test_a_counter_that_was_longer_does_not_go_round_in_32_bits() -> None:
+    found = totals(*sent_at(5_000_000_000, 10, (1 << 32) - 10, 5))
+    assert found.port_figures()[0].sent == 4 * (10 + (1 << 32) - 20 + 5)
+
+
+def test_an_interface_that_began_anew_is_no_traffic_of_its_port() -> None:
+    def reading(at: float, words: int, tcp: int) -> Reading:
+        own = PortReading("mlx5_0:1", {SENT: words, RECEIVED: words}, ipoib=("ib0",))
+        return Reading(at, (own,), {"ib0": (tcp, tcp)})
+
+    # It may have carried all of the second step, before it was made anew.
+    found = totals(reading(0.0, 0, 10**9), reading(1.0, 10**6, 10**9), reading(2.0, 10**9, 7))
+    (figures,) = found.port_figures()
+    assert (figures.sent, figures.rate, figures.peak) == (4 * 10**6, 4e6, 4e6)
+    (socket,) = found.socket_figures()
+    assert (socket.sent, socket.peak) == (7, 0.0)
+
+
 def test_absent_counters_are_unknown_and_not_nothing() -> None:
-    silent = PortReading("mlx5_0:1", {}, NDR, why="no such file")
+    silent = PortReading("mlx5_0:1", {}, why="no such file")
     (figures,) = totals(Reading(0.0, (silent,)), Reading(1.0, (silent,))).port_figures()
     assert (figures.sent, figures.received, figures.flaps) == (None, None, None)
     assert figures.why == "no such file"
@@ -116,7 +181,7 @@ def test_a_flap_counter_that_began_anew() -> None:
 
 def test_ipoib_is_tcp_though_the_port_counts_it() -> None:
     def reading(at: float, words: int, tcp: int) -> Reading:
-        own = PortReading("mlx5_0:1", {SENT: words, RECEIVED: words}, NDR, ("ib0",))
+        own = PortReading("mlx5_0:1", {SENT: words, RECEIVED: words}, ipoib=("ib0",))
         return Reading(at, (own,), {"ib0": (tcp, tcp)})
 
     found = totals(reading(0.0, 0, 0), reading(1.0, 260_000, 1_000_000))

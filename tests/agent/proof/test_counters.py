@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Node:
     return made
 
 
-def test_a_port_with_its_speed_and_its_ipoib_interface(node: Node) -> None:
+def test_a_port_with_its_ipoib_interface(node: Node) -> None:
     node.file("sys/devices/pci0000:00/0000:00:01.0/net/ib0/type", "32\n")
     node.file("sys/class/net/ib0/statistics/tx_bytes", "70\n")
     node.file("sys/class/net/ib0/statistics/rx_bytes", "80\n")
@@ -37,7 +37,7 @@ def test_a_port_with_its_speed_and_its_ipoib_interface(node: Node) -> None:
     (port,) = found.ports
     assert port.port == "mlx5_0:1"
     assert port.values == {SENT: 1000, RECEIVED: 2000, LINK_DOWNED: 3, "out_of_sequence": 9}
-    assert (port.speed, port.ipoib, port.why) == (50e9, ("ib0",), "")
+    assert (port.ipoib, port.why) == (("ib0",), "")
     # An interface without statistics is unknown, not silent.
     assert found.sockets == {"ib0": (70, 80)}
 
@@ -164,7 +164,7 @@ def test_real_nodes(tmp_path: Path, case: str) -> None:
 def test_any_bytes_in_any_counter(node: Node, raw: bytes) -> None:
     for name in (SENT, LINK_DOWNED):
         node.file(f"{PORT}/counters/{name}", raw)
-    node.file(f"{PORT}/rate", raw)
+    node.file(f"{PORT}/link_layer", raw)
     node.file("sys/class/net/eth0/statistics/tx_bytes", raw)
     node.file("sys/class/net/eth0/statistics/rx_bytes", raw)
     CounterReader(node.root).reading(("eth0",), 0.0)
