@@ -14,6 +14,8 @@ from agent.probe.fabric.ib import CLASS, ipoib_of
 from agent.probe.fabric.netdevs import NET
 from agent.probe.fabric.tree import Read, Tree, Unread
 from muster.fabric.counters import (
+    COUNTERS,
+    DATA,
     FAULTS,
     LINK_DOWNED,
     RECEIVED,
@@ -27,10 +29,15 @@ from muster.fabric.types import INFINIBAND
 
 _PORTS_MAX: Final = 64
 _FAULTS: Final = (*FAULTS, LINK_DOWNED)
-# Kernels before 4.5 had those of 64 bits elsewhere.
-_WIDE: Final = {SENT: "port_xmit_data_64", RECEIVED: "port_rcv_data_64"}
-# EFA has no others; these are bytes.
-_EFA: Final = {SENT: "tx_bytes", RECEIVED: "rx_bytes"}
+# Folders and names of the counters of data, the best first, and what they count in. Kernels before
+# 4.5 have those of 64 bits apart; EFA has none but bytes.
+_DATA: Final = (
+    ("counters_ext", {SENT: "port_xmit_data_64", RECEIVED: "port_rcv_data_64"}, WORD_BYTES),
+    (COUNTERS, {SENT: SENT, RECEIVED: RECEIVED}, WORD_BYTES),
+    ("hw_counters", {SENT: "tx_bytes", RECEIVED: "rx_bytes"}, 1),
+)
+# Those of 32 bits do not go round, by the standard, but stop.
+_END: Final = (1 << 32) - 1
 
 
 class CounterReader:
@@ -58,37 +65,42 @@ class CounterReader:
         known = self._ports.get(key)
         if known is None:
             known = self._ports[key] = _Port(tree, name, port)
-        counters = _Folder(tree, f"{device}/ports/{port}/counters")
-        hw_counters = _Folder(tree, f"{device}/ports/{port}/hw_counters")
-        if not hw_counters.names:
-            hw_counters = _Folder(tree, f"{device}/hw_counters")
+        folders = {name: _Folder(tree, f"{device}/ports/{port}/{name}") for name, *_ in _DATA}
+        if not folders["hw_counters"].names:
+            folders["hw_counters"] = _Folder(tree, f"{device}/hw_counters")
         values: dict[str, int] = {}
         why = "no such file"
-        for what in (SENT, RECEIVED):
-            found = counters.value(what)
-            if isinstance(found, str):
-                why = found
-                wide = _Folder(tree, f"{device}/ports/{port}/counters_ext").value(_WIDE[what])
-                octets = hw_counters.value(_EFA[what])
-                found = octets // WORD_BYTES if isinstance(octets, int) else wide
-            if isinstance(found, int):
-                values[what] = found
+        for what in DATA:
+            for folder, names, unit in _DATA:
+                if known.folders.get(what, folder) != folder:
+                    continue
+                found = folders[folder].value(names[what])
+                if folder == COUNTERS and found == _END:
+                    found = "it stands at the end of its 32 bits"
+                if isinstance(found, int):
+                    values[what] = found * unit // WORD_BYTES
+                    known.folders[what] = folder
+                    break
+                if folder == COUNTERS:
+                    why = found
         for fault in _FAULTS:
-            found = counters.value(fault)
+            found = folders[COUNTERS].value(fault)
             if isinstance(found, str):
-                found = hw_counters.value(fault)
+                found = folders["hw_counters"].value(fault)
             if isinstance(found, int):
                 values[fault] = found
         silent = SENT not in values and RECEIVED not in values
-        return PortReading(key, values, known.ipoib, why if silent else "")
+        return PortReading(key, values, known.ipoib, why if silent else "", dict(known.folders))
 
 
 class _Port:
-    """What of a port does not change while it has a task."""
+    """What of a port does not change while it has a task. `folders`: where its counters of data
+    were first found, as those of another folder do not go on from them."""
 
     def __init__(self, tree: Tree, name: str, port: str) -> None:
         folder = f"{CLASS}/{name}/ports/{port}"
         link = tree.text(f"{folder}/link_layer")
+        self.folders: dict[str, str] = {}
         self.ipoib: tuple[str, ...] = ()
         if not isinstance(link, Unread) and formats.link_layer(link) == INFINIBAND:
             self.ipoib = ipoib_of(tree, name, int(port))

@@ -19,6 +19,8 @@ SENT: Final = "port_xmit_data"
 RECEIVED: Final = "port_rcv_data"
 LINK_DOWNED: Final = "link_downed"
 DATA: Final = (SENT, RECEIVED)
+COUNTERS: Final = "counters"
+"""The folder in which they mostly are."""
 FAULTS: Final = (
     "symbol_error",
     "link_error_recovery",
@@ -52,13 +54,15 @@ _IPOIB_HEADERS: Final = 1.1
 class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one port's files say: raw values by name. `why`: it has no counters of data.
 
-    `ipoib` are interfaces that it also carries, and whose bytes it counts.
+    `ipoib` are interfaces that it also carries, and whose bytes it counts; `folders` is where those
+    of data were read, if not in `counters`.
     """
 
     port: str
     values: dict[str, int] = {}
     ipoib: tuple[str, ...] = ()
     why: str = ""
+    folders: dict[str, str] = {}
 
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,12 +76,14 @@ class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Total(msgspec.Struct, omit_defaults=True):
     """One counter, summed up from its first reading on; `sum` is None before that. `tcp`: so much
-    of it was an IPoIB interface's. `long`: it has been beyond 32 bits."""
+    of it was an IPoIB interface's. `long`: it has been beyond 32 bits. `folder` is that of its
+    file."""
 
     last: int | None = None
     sum: int | None = None
     tcp: int = 0
     long: bool = False
+    folder: str = COUNTERS
 
     @property
     def rdma(self) -> int | None:
@@ -181,6 +187,10 @@ class Totals(msgspec.Struct, omit_defaults=True):
         for way, (name, total) in enumerate(((SENT, totals.sent), (RECEIVED, totals.received))):
             step: int | None = 0
             if name in port.values:
+                folder = port.folders.get(name, COUNTERS)
+                if folder != total.folder:
+                    # Another life of the agent read another file: what went between is unknown.
+                    total.folder, total.last, total.long = folder, None, False
                 step = grow(total, port.values[name], seen, WORD_BYTES)
             # However they travelled, the bytes of its IPoIB interfaces are TCP.
             own = [moved[netdev][way] for netdev in port.ipoib if netdev in moved]
@@ -226,7 +236,7 @@ def grow(total: Total, value: int, seen: float, unit: int = 1) -> int | None:
     total.long = total.long or value >= _SHORT
     if before is None:
         total.sum = total.sum or 0
-        return 0
+        return None
     most = max(seen, NOISE_BYTES) / unit
     step = value - before
     anew = False

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.proof.counters import CounterReader, interfaces
-from muster.fabric.counters import LINK_DOWNED, RECEIVED, SENT
+from muster.fabric.counters import LINK_DOWNED, RECEIVED, SENT, Totals
 from tests.agent.probe.fabric.trees import Node, refused_of, refusing, unpack
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
+FULL = (1 << 32) - 1
 CARD = "pci0000:00/0000:00:01.0"
 
 
@@ -130,6 +131,71 @@ def test_counters_of_64_bits_before_linux_4_5(tmp_path: Path) -> None:
     node.file(f"{folder}/counters_ext/port_rcv_data_64", "6\n")
     (port,) = CounterReader(tmp_path).reading((), 0.0).ports
     assert port.values == {SENT: 5, RECEIVED: 6}
+
+
+def longer(node: Node, text: str) -> None:
+    """What those of 64 bits say."""
+    node.file(f"{PORT}/counters_ext/port_xmit_data_64", text)
+    node.file(f"{PORT}/counters_ext/port_rcv_data_64", text)
+
+
+def shorter(node: Node, text: str) -> None:
+    """What those of 32 bits say."""
+    for what in (SENT, RECEIVED):
+        node.file(f"{PORT}/counters/{what}", text)
+
+
+def test_those_of_64_bits_are_read_where_both_are_there(node: Node) -> None:
+    shorter(node, f"{FULL}\n")
+    longer(node, "8589934592\n")
+    (port,) = CounterReader(node.root).reading((), 0.0).ports
+    assert port.values == {SENT: 1 << 33, RECEIVED: 1 << 33}
+
+
+def test_those_of_32_bits_are_read_where_the_others_say_nothing(node: Node) -> None:
+    longer(node, "N/A (no PMA)\n")
+    (port,) = CounterReader(node.root).reading((), 0.0).ports
+    assert port.values == {SENT: 1000, RECEIVED: 2000}
+
+
+@pytest.mark.parametrize("first", ["8589934592\n", "N/A (no PMA)\n"])
+def test_one_file_goes_on_from_no_other(node: Node, first: str) -> None:
+    reader, totals = CounterReader(node.root), Totals()
+    texts = [first, "8589934692\n", "N/A (no PMA)\n", "8589934892\n"]
+    for at, text in enumerate(texts):
+        longer(node, text)
+        shorter(node, f"{1000 + 100 * at}\n")
+        totals.add(reader.reading((), float(at)), 5.0)
+    (port,) = totals.port_figures()
+    assert (port.sent, port.received) == (1200, 1200)
+    assert port.peak == 400.0
+
+
+@pytest.mark.parametrize("first", ["8589934592\n", "N/A (no PMA)\n"])
+def test_another_life_may_read_another_file(node: Node, first: str) -> None:
+    totals = Totals()
+    longer(node, first)
+    totals.add(CounterReader(node.root).reading((), 0.0), 5.0)
+    longer(node, "N/A (no PMA)\n" if first[0] == "8" else "8589934592\n")
+    totals.add(CounterReader(node.root).reading((), 1.0), 5.0)
+    (port,) = totals.port_figures()
+    assert (port.sent, port.received, port.peak) == (0, 0, 0.0)
+
+
+def test_bytes_of_the_driver_stand_in_for_no_counter_that_failed_once(node: Node) -> None:
+    for name in ("tx_bytes", "rx_bytes"):
+        node.file(f"{PORT}/hw_counters/{name}", "400000\n")
+    reader = CounterReader(node.root)
+    reader.reading((), 0.0)
+    shorter(node, "N/A (no PMA)\n")
+    (port,) = reader.reading((), 1.0).ports
+    assert port.values == {}
+
+
+def test_a_counter_at_the_end_of_its_32_bits_is_unknown(node: Node) -> None:
+    shorter(node, f"{FULL}\n")
+    (port,) = CounterReader(node.root).reading((), 0.0).ports
+    assert (port.values, port.why) == ({}, "it stands at the end of its 32 bits")
 
 
 def test_efa_counts_bytes(tmp_path: Path) -> None:
