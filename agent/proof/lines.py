@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ FILES_MAX: Final = 128
 LOG_BYTES_MAX: Final = 8 << 20
 FILE_BYTES_MAX: Final = 64 << 20
 """Of a file that has grown so much, what was read gives its blocks back."""
+_REFUSED_MAX: Final = 1024
 _READ_BYTES: Final = 1 << 20
 _READS_MAX: Final = 16
 # Of NCCL's flight recorder: dumps, and the pipes that ask for them.
@@ -101,14 +103,15 @@ class NcclLines:
             names = os.listdir(fd)
         finally:
             os.close(fd)
-        new = [name for name in sorted(names) if name not in self._files]
-        room = FILES_MAX - len(self._files)
-        lines = (n for n in new[:room] if _NAME.fullmatch(n) and not n.startswith(_RECORDER))
-        return [*self._files, *lines]
+        room = min(FILES_MAX - len(self._files), _REFUSED_MAX - len(self._refused))
+        return [*self._files, *islice(filter(self._is_new, sorted(names)), room)]
+
+    def _is_new(self, name: str) -> bool:
+        if name in self._files or name in self._refused:
+            return False
+        return _NAME.fullmatch(name) is not None and not name.startswith(_RECORDER)
 
     def _open(self, name: str) -> _File | None:
-        if name in self._refused:
-            return None
         try:
             source = LogSource.open(self._folder, f"{NCCL}/{name}")
         except RefusedFileError:

@@ -90,6 +90,29 @@ def test_so_many_files_and_no_more(task: Path) -> None:
     found.close()
 
 
+def test_what_is_not_read_takes_no_room(task: Path) -> None:
+    for rank in range(FILES_MAX):
+        write(task, f"fr_{rank}", "x")
+        os.mkfifo(task / "nccl" / f"frp_{rank}.pipe")
+        os.symlink(task / "logs", task / "nccl" / f"a.{rank}")
+    write(task, "gpu-07.1", said.IB_2_18)
+    found = NcclLines(task)
+    found.look()
+    # What is laid there is tried once.
+    assert found.look().processes == 1
+    found.close()
+
+
+def test_what_is_refused_is_bounded(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REFUSED_MAX", 10)
+    for number in range(20):
+        os.symlink(task / "logs", task / "nccl" / f"a.{number}")
+    write(task, "gpu-07.1", said.IB_2_18)
+    found = NcclLines(task)
+    assert [found.look().processes for _ in range(3)] == [0, 0, 0]
+    found.close()
+
+
 def test_the_copy_is_bounded_and_says_so(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOG_BYTES_MAX", 4000)
     found = NcclLines(task)
