@@ -14,15 +14,12 @@ from typing import Final, Never
 from agent.core.neighbours import Answers, neighbours
 from agent.core.stimuli import PeersSeen, Stimulus
 from muster.daemon.tasks import TaskOwner
+from muster.protocol.asking import ANSWER_S, PERIOD_S
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask
 
 _PORT: Final = 9
 """That of the discard service, which nobody runs; one that does has answered as well."""
-PERIOD_S: Final = 3.0
-_ANSWER_S: Final = 2.0
-"""The kernel asks again after a second: two lost packets in a row are rare, three times that never.
-"""
 _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Of a shortage here, which says nothing of the other."""
 
@@ -77,7 +74,7 @@ class Neighbours:
 async def answers(address: str) -> bool | None:
     """Whether the machine at this address answers; None where this one cannot ask."""
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(address, _PORT)
     except ConnectionRefusedError:
         return True

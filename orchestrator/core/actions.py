@@ -17,6 +17,7 @@ RequestId = NewType("RequestId", int)
 
 class TimerKind(enum.Enum):
     NODE = "node"
+    WORD = "word"
     PREPARE = "prepare"
     REFUSED = "refused"
     ARRANGE = "arrange"

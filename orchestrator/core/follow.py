@@ -35,7 +35,7 @@ from orchestrator.core.state import Attempt, Job, State
 from orchestrator.core.task import OVER
 from orchestrator.core.task_moves import closed, task_moved
 from orchestrator.core.timers import limit_timers, phase_timers, traffic_timer
-from orchestrator.core.witnesses import accused, witnessed
+from orchestrator.core.witnesses import accused, witnessed, word_timer
 
 
 def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
@@ -131,8 +131,8 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
         case f.PeersSeen(_, task, _):
             return Decision(accused(state, task, now, limits))
-        case f.NodeConnected():
-            return Decision(released(state, now, limits))
+        case f.NodeConnected(name):
+            return Decision(released(state, now, limits), word_timer(state, name))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
         case f.BrakeReleased():

@@ -23,7 +23,7 @@ from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.silence import node_timer_fired
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import reached
-from orchestrator.core.witnesses import silent_one
+from orchestrator.core.witnesses import silent_one, word_timer_fired
 
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
@@ -33,6 +33,8 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
     match timer.kind:
         case a.TimerKind.NODE:
             return node_timer_fired(state, timer.node, now, limits)
+        case a.TimerKind.WORD:
+            return word_timer_fired(state, timer.node, now, limits)
         case a.TimerKind.DRAIN:
             return drain_timer_fired(state, timer)
         case a.TimerKind.RETRY:
@@ -204,6 +206,7 @@ def _overdue(
             return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
         case (
             a.TimerKind.NODE
+            | a.TimerKind.WORD
             | a.TimerKind.RETRY
             | a.TimerKind.WARN
             | a.TimerKind.DRAIN

@@ -3,19 +3,25 @@
 A node that is cut off may train on, and its lease decides. One of which its neighbours in a gang
 say, too, that its machine does not answer any more is gone as far as the gang is concerned: that
 ends the attempt at once. Its node is free only after its lease, or when it comes back.
+
+A neighbour that was cut off itself had no answer from anybody meanwhile: its word counts once it
+has asked again.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
+from muster.protocol.asking import ROUND_S
 from muster.protocol.ids import BadId, NodeName, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.wording import named
+from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.commands import tasks_on
+from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
@@ -28,7 +34,7 @@ def witnessed(state: State, name: NodeName, now: Instant, limits: Limits) -> lis
         fact
         for task in tasks_on(state, name)
         if is_silent(state, task, now, limits)
-        for fact in _gone(state, state.jobs[task.job].attempts[task.attempt - 1], task, limits)
+        for fact in _gone(state, state.jobs[task.job].attempts[task.attempt - 1], task, now, limits)
     ]
 
 
@@ -49,10 +55,27 @@ def accused(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.
     attempt = state.jobs[task.job].attempts[task.attempt - 1]
     for other in attempt.present:
         if _address(attempt, other) in task.silent and is_silent(state, other, now, limits):
-            found = _gone(state, attempt, other, limits)
+            found = _gone(state, attempt, other, now, limits)
             if found:
                 return found
     return []
+
+
+def word_timer(state: State, name: NodeName) -> list[a.Action]:
+    """Until the word of a node that has just connected counts."""
+    timer = a.Timer(a.TimerKind.WORD, node=name)
+    return [a.SetTimer(timer, _counts_from(state.nodes[name]))]
+
+
+def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+    """What the node has said meanwhile, or still says, is judged now."""
+    node = state.nodes.get(name)
+    if node is None:  # it has been removed
+        return Decision()
+    if now.mono < _counts_from(node):
+        return Decision([], word_timer(state, name))
+    words = [accused(state, task.id, now, limits) for task in tasks_on(state, name)]
+    return Decision([fact for found in words for fact in found])
 
 
 def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limits: Limits) -> Cause:
@@ -83,16 +106,14 @@ def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
     return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
 
 
-def _gone(state: State, attempt: Attempt, task: Task, limits: Limits) -> list[f.Fact]:
+def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:
     """The end of the attempt, where the neighbours of a silent node say that it is gone."""
     job = state.jobs[task.job]
     if attempt.phase is not AttemptPhase.RUNNING or not task.present or task.exit is not None:
         return []
     address = _address(attempt, task)
     watchers = [
-        other
-        for other in _watchers(attempt, task)
-        if state.nodes[other.node].link is LinkState.CONNECTED
+        other for other in _watchers(attempt, task) if _is_heeded(state.nodes[other.node], now)
     ]
     witnesses = [other.node for other in watchers if address in other.silent]
     if not witnesses or 2 * len(witnesses) < len(watchers):
@@ -106,6 +127,15 @@ def _gone(state: State, attempt: Attempt, task: Task, limits: Limits) -> list[f.
     if goes_on_without(job, attempt, task, cause):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
     return [f.StopRequested(task.job, task.attempt, cause)]
+
+
+def _is_heeded(node: Node, now: Instant) -> bool:
+    return node.link is LinkState.CONNECTED and now.mono >= _counts_from(node)
+
+
+def _counts_from(node: Node) -> float:
+    """When all that a node says of its neighbours is of the time since it has connected."""
+    return node.connected_at + ROUND_S
 
 
 def _watchers(attempt: Attempt, task: Task) -> list[Task]:

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from muster.protocol.asking import ROUND_S
 from muster.protocol.ids import NodeName, SessionId
 from muster.protocol.messages import Heartbeat, Hello, RankReport, StopTask, TaskReport
 from muster.protocol.outcome import CauseCode, ExitStatus
@@ -166,6 +167,70 @@ def test_a_new_coordinator_waits_before_it_believes() -> None:
 
 def _report(rank: int) -> TaskReport:
     return TaskReport(task(1, 1, rank), TaskState.STARTED, prepared=prepared(), listening=True)
+
+
+def test_what_a_node_says_that_was_cut_off_itself_counts_once_it_has_asked_again() -> None:
+    """A switch was away, and with it both nodes of the gang: the first to be back says of the other
+    what it has seen meanwhile."""
+    cluster = parted()
+    again(cluster, "a", "10.0.0.1")
+    beat_without(cluster, "b", ROUND_S - 1)
+    assert phase(cluster) is AttemptPhase.RUNNING
+    accuse(cluster, 0)
+    beat_without(cluster, "b", 60.0)
+    assert phase(cluster) is AttemptPhase.RUNNING
+    again(cluster, "b")
+    cluster.beat(600.0)
+    assert phase(cluster) is AttemptPhase.RUNNING
+
+
+def test_a_node_that_does_not_answer_then_either_is_gone() -> None:
+    cluster = parted()
+    again(cluster, "a", "10.0.0.1")
+    beat_without(cluster, "b", ROUND_S)
+    assert phase(cluster) is AttemptPhase.STOPPING
+
+
+def test_a_word_that_was_known_before_the_witness_was_away_counts_again() -> None:
+    """Nothing that it says is news then."""
+    cluster = parted("10.0.0.1")
+    again(cluster, "a", "10.0.0.1")
+    assert phase(cluster) is AttemptPhase.RUNNING
+    beat_without(cluster, "b", ROUND_S)
+    assert phase(cluster) is AttemptPhase.STOPPING
+
+
+def test_one_that_was_not_cut_off_is_enough() -> None:
+    cluster = gang()
+    beat_without(cluster, "c", 20.0)
+    cluster.leave("b")
+    again(cluster, "b")
+    accuse(cluster, 3, "10.0.0.2")
+    assert phase(cluster) is AttemptPhase.STOPPING
+
+
+def parted(*silent: str) -> Cluster:
+    """A gang of two of which nothing is heard, and others of which all is."""
+    cluster = gang(2)
+    cluster.join("x", "y", "z")
+    if silent:
+        accuse(cluster, 0, *silent)
+    until = cluster.mono + 20.0
+    while cluster.mono < until:
+        cluster.pass_time(1.0)
+        for name in ("x", "y", "z"):
+            session = cluster.node(name).session
+            assert session is not None
+            cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono)))
+    assert {cluster.node(name).link for name in ("a", "b")} == {LinkState.SUSPECT}
+    return cluster
+
+
+def again(cluster: Cluster, name: str, *silent: str) -> None:
+    """Its agent is back, with all that it had to say."""
+    rank = NAMES.index(name)
+    held = msgspec.structs.replace(_report(rank), silent=silent)
+    cluster.join(name, tasks=(held,), address=f"10.0.0.{rank}", machine_id=name)
 
 
 def test_a_rank_that_lost_a_silent_peer_is_not_to_blame() -> None:
