@@ -64,8 +64,11 @@ def look_soon(job: Job, attempt: Attempt, now: Instant) -> list[a.Action]:
 
 def consider(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision:
     """The timer has fired."""
-    idle, since = job.spec.idle, _idle_since(state, job, attempt)
-    if idle is None or since is None or attempt.phase is not AttemptPhase.RUNNING:
+    idle = job.spec.idle
+    if idle is None or attempt.phase is not AttemptPhase.RUNNING:
+        return Decision()
+    since = _idle_since(state, job, attempt)
+    if since is None:
         return Decision()
     key = job.id, attempt.number
     if not attempt.idle:

@@ -86,6 +86,18 @@ def test_a_gang_that_goes_on_without_it_runs_and_ends_as_ever() -> None:
     assert set(cluster.replayed().nodes) == {"n0", "n1"}
 
 
+def test_a_timer_of_a_job_that_has_ended_fires_for_nobody() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    idle = {"gpu_util_below": 5, "for_s": 3600.0, "action": "stop"}
+    cluster.submit(spec(idle=idle, retry={"infra": 0}))
+    cluster.run_gang(1)
+    gone(cluster, "a")
+    assert code(cluster.remove("a")) == "removed"
+    cluster.turn(s.TimerFired(a.Timer(a.TimerKind.IDLE, job=JobId(1), attempt=1)))
+    assert cluster.job(1).phase is JobPhase.ENDED
+
+
 def test_a_job_that_waited_for_it_takes_what_there_is() -> None:
     """It had better avoid the other one, as long as there is a choice."""
     cluster = Cluster()
