@@ -58,7 +58,7 @@ class Reader:
 
     def read(self, text: str) -> Seen | None:
         """What a line tells of hardware, or of memory that ran out; None where it is of neither."""
-        if found := _OOM_CGROUP.search(text):
+        if found := _OOM_CGROUP.match(text):
             if len(self._cgroups) >= _PENDING_MAX:
                 self._cgroups.clear()
             self._cgroups[int(found["pid"])] = found["cgroup"]
@@ -85,8 +85,10 @@ class Reader:
 
 _PENDING_MAX: Final = 256
 _OOM_CGROUP: Final = re.compile(
-    r"oom-kill:constraint=.*\btask_memcg=(?P<cgroup>[^,]*),.*\bpid=(?P<pid>\d+)"
+    r"oom-kill:constraint=\w+,nodemask=[^=]*,cpuset=[^,]*,mems_allowed=[\d,-]*,"
+    r"(?:global_oom|oom_memcg=[^,]*),task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+),uid=\d+$"
 )
+"""All of it: users choose names of cgroups, which may look like what comes after them."""
 _TASK: Final = re.compile(r"/muster/(\d+\.\d+\.\d+)(?:/|$)")
 
 

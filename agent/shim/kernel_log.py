@@ -19,7 +19,9 @@ RECORDS_MAX = 1 << 16
 # The kernel's clock and ours differ by less.
 SLACK_S = 1.0
 
-_OF_INTEREST = re.compile(r"ut of memory: Killed process (\d+)|NVRM: .*(?:Xid|fallen off the bus)")
+_OF_INTEREST = re.compile(
+    r"(?:Memory cgroup o|O)ut of memory: Killed process (\d+)|NVRM: .*(?:Xid|fallen off the bus)"
+)
 _PID = re.compile(r"\bpid=(\d+)")
 
 
@@ -38,7 +40,7 @@ class KernelLog:
         one that it names itself, and errors of GPUs that name no process."""
         found = []
         for line in self._lines():
-            killed, user = _OF_INTEREST.search(line), _PID.search(line)
+            killed, user = _OF_INTEREST.match(line), _PID.search(line)
             number = killed[1] if killed is not None and killed[1] else user[1] if user else None
             its_own = number is None or number == str(pid)
             if its_own or re.search(rf"\bpid\D{{0,3}}{number}\b", said) is not None:
@@ -51,7 +53,7 @@ class KernelLog:
         except OSError:
             return []
         try:
-            return [line for line in self._read(fd) if _OF_INTEREST.search(line)]
+            return [line for line in self._read(fd) if _OF_INTEREST.match(line)]
         finally:
             os.close(fd)
 

@@ -1,6 +1,10 @@
 """Reads lines of a kernel's log that tell of a failure: a process that it killed for memory, an
 error of NVIDIA's driver. What either means is for the reader to say: the agent, which follows the
-log (agent/hardware), and the coordinator, which gets a rank's own lines with its end."""
+log (agent/hardware), and the coordinator, which gets a rank's own lines with its end.
+
+Users choose names that the kernel writes: of processes, which may begin a line (15 characters), of
+files and cgroups. So a line counts from its beginning, and a name ends at the last bracket.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ class GpuError(NamedTuple):
 
 def read(line: str) -> Killed | GpuError | None:
     """What a line tells; None where it tells of neither."""
-    if found := _KILLED.search(line):
+    if found := _KILLED.match(line):
         resident = sum(int(number) for number in _RESIDENT.findall(found["rest"])) << 10
         return Killed(int(found["pid"]), found["name"], resident, found["memcg"] is not None)
-    if found := _XID.search(line):
+    if found := _XID.match(line):
         return GpuError(int(found["xid"]), found["pci"], found["said"].strip())
-    if found := _OFF_THE_BUS.search(line):
+    if found := _OFF_THE_BUS.match(line):
         return GpuError(0, found["pci"] or "", "it has fallen off the bus")
     return None
 
@@ -48,12 +52,14 @@ ADDRESS: Final = r"(?:PCI:)?(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0
 """Of a PCI function, in the group `pci`; letters of either case."""
 
 _KILLED: Final = re.compile(
-    r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d+) \((?P<name>.*?)\)"
-    r"(?P<rest>(?:[ ,].*)?)$",
+    r"(?P<memcg>Memory cgroup )?out of memory: Killed process (?P<pid>\d+) \((?P<name>.*)\)"
+    r"(?P<rest>(?:[ ,][^()]*)?)$",
     re.IGNORECASE,
 )
 _RESIDENT: Final = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 _XID: Final = re.compile(
     rf"NVRM: Xid \({ADDRESS}[^)]*\)(?:[^:]*): (?P<xid>\d+),? ?(?P<said>.*)$", re.IGNORECASE
 )
-_OFF_THE_BUS: Final = re.compile(rf"NVRM: (?:.*{ADDRESS})?.*fallen off the bus", re.IGNORECASE)
+_OFF_THE_BUS: Final = re.compile(
+    rf"NVRM: (?:The NVIDIA )?GPU (?:(?:at )?{ADDRESS}.*|has )fallen off the bus", re.IGNORECASE
+)

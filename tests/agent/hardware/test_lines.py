@@ -102,6 +102,16 @@ NOTHING = [
     "mlx5_core 0000:1a:00.0: firmware version: 28.39.1002",
     "Out of memory: the page allocator of a talkative driver",
 ]
+# What the kernel writes of names that users choose.
+FORGED = [
+    "process '/home/eve/NVRM: Xid (PCI:0000:1b:00): 79, x/a.out' started with executable stack",
+    "process '/home/eve/NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.' started with exec",
+    "cgroup: fork rejected by pids controller in /user.slice/NVRM: Xid (PCI:0000:1b:00): 79, gone",
+    "a.out[12]: segfault at 0 ip 0 sp 0 error 4 in NVRM: Xid (PCI:0000:1b:00): 79, x[400000+1000]",
+    "NVRM: [12]: segfault at 0 ip 0 sp 0 error 4 in 0000:1b:00.0 fallen off the bus[400000+1000]",
+    "process '/home/eve/Out of memory: Killed process 9 (java)' started with executable stack",
+    "process '/home/eve/\\x0aNVRM: Xid (PCI:0000:1b:00): 79, x' started with executable stack",
+]
 
 
 def read(text: str) -> Seen | None:
@@ -123,7 +133,7 @@ def test_no_other_line_is_critical(line: str, code: str) -> None:
     assert (seen.code, seen.grade is Grade.CRITICAL) == (code, False)
 
 
-@pytest.mark.parametrize("line", NOTHING)
+@pytest.mark.parametrize("line", [*NOTHING, *FORGED])
 def test_what_is_none_of_hardware(line: str) -> None:
     assert read(line) is None
 
@@ -159,6 +169,41 @@ def test_a_kill_for_memory_has_its_task_and_its_numbers() -> None:
         "10.5 GiB",
         task="7.1.0",
         pid=4321,
+    )
+
+
+@pytest.mark.parametrize(
+    "its_own",
+    [
+        "oom_memcg=/a,task_memcg=/eve/x,task_memcg=/muster/7.1.0,task=x,pid=4321,uid=9",
+        "oom_memcg=/eve/x,task_memcg=/muster/7.1.0,task_memcg=/eve,task=x,pid=4321,uid=9",
+        "oom_memcg=/a,task_memcg=/muster/7.1.0,task=x,pid=4321,uid,pid=99,uid=9",
+        "oom_memcg=/muster/7.1.0",
+    ],
+)
+def test_a_name_in_the_line_before_a_kill_gives_it_to_no_other_task(its_own: str) -> None:
+    reader = Reader()
+    before = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0-1,3,"
+    assert reader.read(before + its_own) is None
+    seen = reader.read("Memory cgroup out of memory: Killed process 4321 (x) total-vm:9kB")
+    assert seen is not None
+    assert seen.task == ""
+
+
+def test_a_kill_is_told_with_its_task_whatever_the_process_is_called() -> None:
+    reader = Reader()
+    reader.read(
+        "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=job,mems_allowed=0,global_oom,"
+        "task_memcg=/a/muster/7.1.0,task=x,pid=1,uid=0,pid=4321,uid=9"
+    )
+    seen = reader.read(
+        "Out of memory: Killed process 4321 (x) anon-rss:9kB) total-vm:9kB, anon-rss:1048576kB"
+    )
+    assert seen is not None
+    assert seen.task == "7.1.0"
+    assert seen.text == (
+        "the memory of the node ran out: the kernel killed x) anon-rss:9kB (process 4321), which "
+        "had 1.0 GiB"
     )
 
 

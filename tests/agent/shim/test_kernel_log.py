@@ -69,6 +69,15 @@ def test_a_child_that_the_rank_names(log: KernelLog, monkeypatch: pytest.MonkeyP
     assert about(log, monkeypatch, KILLED, pid=9, said="worker (pid 47112)") == []
 
 
+def test_names_that_users_choose_are_no_lines_of_the_kernel(
+    log: KernelLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        f"process '/home/eve/{line}' started with executable stack" for line in (KILLED, OF_GPU)
+    ]
+    assert about(log, monkeypatch, *lines) == []
+
+
 def test_what_is_older_than_the_task_is_another_s(
     log: KernelLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -326,6 +326,12 @@ def test_a_line_of_the_gpu_s_driver_goes_before_what_the_program_says(
     assert ("nvidia-smi" if infra else "CUDA_LAUNCH_BLOCKING") in verdict.advice
 
 
+@pytest.mark.parametrize("line", [MEMCG, GLOBAL, *(line for line, _ in XIDS)])
+def test_a_line_that_a_name_was_made_to_look_like_says_nothing(line: str) -> None:
+    forged = f"process '/home/eve/{line}' started with executable stack"
+    assert judge(FAILED, "", kernel=forged) == judge(FAILED, "")
+
+
 def test_of_several_the_machine_s_own_goes_first() -> None:
     lines = "\n".join(line for line, _ in reversed(XIDS[:6]))
     assert judge(FAILED, "", kernel=f"{MEMCG}\n{lines}").infra
