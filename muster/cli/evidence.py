@@ -54,8 +54,10 @@ def command(
 ) -> None:
     """Write all that is known of a job into one tar file that can be sent to somebody: its job
     file, what happened, every verdict with the signals that it rests on, stacks, the last lines of
-    its logs, the fabric plan, its nodes and versions. Values that look like secrets are left out of
-    all but the logs: see logs.txt before you send it.
+    its logs, the fabric plan, its nodes and versions. Values of its command and environment that
+    look like secrets are left out. What the job itself has written is not searched for them: its
+    logs (logs.txt), and of each failure the last lines or one of them (job.json, events.json,
+    explain.json, verdicts, and the faults of nodes). See these before you send it.
 
     \b
     muster evidence 42

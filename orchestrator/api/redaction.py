@@ -1,7 +1,9 @@
-"""Secrets stay where they are used: what is shown of an environment does not have them."""
+"""Secrets stay where they are used: what is shown of an environment or a command does not have
+them."""
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -11,9 +13,20 @@ REDACTED: Final = "***"
 # and no KEY alone.
 _SECRET: Final = re.compile(
     r"(?:^|_)(?:TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS"
-    r"|(?:API|ACCESS|PRIVATE|AUTH|SECRET)_?KEY)(?:_|$)",
+    r"|(?:API|ACCESS|PRIVATE|AUTH|SECRET|WANDB)_?KEY)(?:_|$)",
     re.IGNORECASE,
 )
+_COUNTS: Final = re.compile(r"[+-]?[\d_.]+(?:e[+-]?\d+)?", re.IGNORECASE)
+_USERINFO: Final = re.compile(r"""(\bhttps?://|://[^\s/:@'"]*:)[^\s/'"]+(?=@)""", re.IGNORECASE)
+"""A password in a URL; of the web's the user as well, as it often is a token."""
+_OPTION: Final = re.compile(r"--?[A-Za-z][\w.-]*")
+_WHOLE: Final = re.compile(r"(?P<name>[-+~]{0,2}[A-Za-z_][\w.-]*)=(?P<value>.+)", re.DOTALL)
+_NAMED: Final = re.compile(
+    r"(?<![\w.-])(?:(?P<option>--?[A-Za-z][\w.-]*)(?:=|(?:[ \t]|\\\n)+(?!-|[ \t]|\\\n))"
+    r"|(?P<variable>[A-Za-z_][\w.-]*)=)"
+)
+_WORD: Final = re.compile(r"""(?:'[^']*'?|"(?:[^"\\]|\\.)*"?|\\.?|[^\s'"\\;&|])+""", re.DOTALL)
+"""As a shell reads it; a quotation without its end goes on to the end."""
 
 
 def is_secret(name: str) -> bool:
@@ -22,16 +35,69 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` with the values of secret names redacted."""
-    return {name: REDACTED if is_secret(name) else value for name, value in env.items()}
+    """`env` with the values of secret names redacted, and the passwords in URLs."""
+    return {
+        name: REDACTED if is_secret(name) else _without_userinfo(value)
+        for name, value in env.items()
+    }
 
 
 def _hidden(name: str, value: Any) -> Any:
     if name == "env" and isinstance(value, dict):
         return without_secrets(value)
+    if name in {"run", "setup"}:
+        return _command_without_secrets(value)
     if name == "notify" and isinstance(value, list | tuple):
         return [_without_path(str(url)) for url in value]
     return without_secrets_inside(value)
+
+
+def _command_without_secrets(command: Any) -> Any:
+    """Words or a script, as a job file has them or as a specification does."""
+    match command:
+        case str():
+            return _script_without_secrets(command)
+        case list() | tuple():
+            words = ["", *map(str, command)]
+            return [_word_without_secrets(*pair) for pair in pairwise(words)]
+        case dict():
+            return {key: _command_without_secrets(value) for key, value in command.items()}
+        case _:
+            return command
+
+
+def _word_without_secrets(before: str, word: str) -> str:
+    """A word of a command and the one before it, of which it may be the value."""
+    if _OPTION.fullmatch(before) and not word.startswith("-") and _hides(before, word):
+        return REDACTED
+    whole = _WHOLE.fullmatch(word)
+    if whole and _hides(whole["name"], whole["value"]):
+        return f"{whole['name']}={REDACTED}"
+    return _script_without_secrets(word)
+
+
+def _script_without_secrets(script: str) -> str:
+    script = _without_userinfo(script)
+    shown, at = "", 0
+    for named in _NAMED.finditer(script):
+        value = _WORD.match(script, named.end())
+        if named.start() < at or value is None:
+            continue
+        if _hides(named["option"] or named["variable"], value[0].strip("'\"")):
+            shown += script[at : named.end()] + REDACTED
+            at = value.end()
+    return shown + script[at:]
+
+
+def _hides(name: str, value: str) -> bool:
+    """Whether the value of an option or a variable is a secret. Tokens are also what is counted."""
+    if not is_secret(re.sub(r"[-+~.]", "_", name)):
+        return False
+    return "token" not in name.lower() or _COUNTS.fullmatch(value) is None
+
+
+def _without_userinfo(text: str) -> str:
+    return _USERINFO.sub(rf"\1{REDACTED}", text) if "://" in text else text
 
 
 def _without_path(url: str) -> str:
@@ -42,8 +108,8 @@ def _without_path(url: str) -> str:
 
 
 def without_secrets_inside(tree: Any) -> Any:
-    """A specification, or whatever has one inside, with the secrets of each `env` redacted, and the
-    webhooks of `notify` without their paths."""
+    """A specification, or whatever has one inside, with the secrets of each `env` and command
+    redacted, and the webhooks of `notify` without their paths."""
     match tree:
         case dict():
             return {name: _hidden(name, value) for name, value in tree.items()}

@@ -72,7 +72,12 @@ def muster(coordinator: CoordinatorProcess, environ: dict[str, str], tmp_path: P
 
 @pytest.fixture
 def job(muster: Muster, tmp_path: Path) -> str:
-    spec = {**JOB, "env": {"API_TOKEN": SECRET}}
+    spec = {
+        **JOB,
+        "run": ["/bin/true", "--api-token", SECRET],
+        "setup": f"export API_TOKEN={SECRET}",
+        "env": {"API_TOKEN": SECRET},
+    }
     (tmp_path / "job.json").write_text(json.dumps(spec))
     return muster("submit", "-f", "job.json").stdout.strip()
 

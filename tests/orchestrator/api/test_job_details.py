@@ -77,7 +77,9 @@ def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorProcess) 
 
 def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) -> None:
     async def main(user: User, agent: FakeAgent) -> None:
-        job = await user.submit(env={"A": "b", "MY_API_KEY": "canary-5512"})
+        env = {"A": "b", "MY_API_KEY": "canary-5512"}
+        run = ["/bin/true", "--api-key", "canary-5512"]
+        job = await user.submit(env=env, run=run, setup="export HF_TOKEN=canary-5512")
         task = await agent.prepare()
         shown = await user.get(f"/v1/jobs/{job}/env")
         (node,) = shown["nodes"]
@@ -90,11 +92,21 @@ def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) 
         assert "canary-5512" not in str(shown)
         hidden = {"A": "b", "MY_API_KEY": REDACTED}
         for path in (f"/v1/jobs/{job}/spec", f"/v1/jobs/{job}"):
-            assert (await user.get(path))["spec"]["env"] == hidden
+            spec = (await user.get(path))["spec"]
+            assert spec["env"] == hidden
+            assert spec["run"] == ["/bin/true", "--api-key", REDACTED]
+            assert spec["setup"] == f"export HF_TOKEN={REDACTED}"
         events = await user.get(f"/v1/jobs/{job}/events")
         assert events["events"][0]["fields"]["spec"]["env"] == hidden
+        assert "canary-5512" not in str(events)
+        assert order.argv == tuple(run)
         await agent.finish(task)
         await user.ended(job)
+        async with user.http.post(f"/v1/jobs/{job}/rerun", json={}) as answer:
+            assert answer.status == 201, await answer.text()
+        again = await agent.arrange(await agent.prepare())
+        assert again.argv == tuple(run)
+        assert again.env["MY_API_KEY"] == "canary-5512"
 
     scene(coordinator, main)
 
