@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from muster.fabric.affinity import nearest, way
 from muster.fabric.classes import speed_of
-from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of
+from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of, strays
 from muster.fabric.kinds import special, unfit
 from muster.fabric.lack import lack_of
 from muster.fabric.order import function_order, natural
@@ -185,9 +185,9 @@ def _gids(hca: Hca, family: Family, within: Range | None) -> PortGids | None:
     index = fit_index(hca.gids, hca.gid_slots, family, within)
     if index is None:
         return None
-    alone = fit_index(hca.gids, hca.gid_slots, family)
     fit = sorted(fit_indexes(hca.gids, family) | {index})
-    return PortGids(index, tuple(fit[:_FIT_MAX]), ranged=within is not None and index != alone)
+    ranged = strays(hca.gids, hca.gid_slots, family, index)
+    return PortGids(index, tuple(fit[:_FIT_MAX]), ranged=ranged)
 
 
 def _gpus(probe: Probe, used: Sequence[Hca]) -> tuple[FabricGpu, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -36,6 +37,8 @@ from muster.fabric.types import (
     Fabric,
     Hca,
 )
+
+_OWN: Final = "169.254."
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -110,8 +113,16 @@ def hindrance(hca: Hca) -> str | None:
         return f"{hca.uverbs or 'its uverbs device'} cannot be opened: {hca.uverbs_error}"
     if hca.link_layer == ETHERNET and has_no_address(hca):
         where = f"netdev {', '.join(hca.netdevs)}" if hca.netdevs else "its netdev"
-        return f"no routable GID: {where} has no IPv4/IPv6 address"
+        own = own_addresses(hca)
+        but = f" but {', '.join(own)} (no DHCP server answered)" if own else ""
+        return f"no routable GID: {where} has no IPv4/IPv6 address{but}"
     return None
+
+
+def own_addresses(hca: Hca) -> list[str]:
+    """Those of IPv4 that its interface gave itself."""
+    found = (gid.address for gid in hca.gids if gid.address is not None)
+    return list(dict.fromkeys(address for address in found if address.startswith(_OWN)))
 
 
 def has_no_address(hca: Hca) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from muster.fabric.choice import Choice
-from muster.fabric.gids import Family, fit_index, fit_indexes, is_sparse
+from muster.fabric.gids import Family, fit_indexes, is_sparse, strays
 from muster.fabric.nccl import DYNAMIC, ROBUST, Version
 from muster.fabric.order import natural
 from muster.fabric.types import ETHERNET, Hca
@@ -27,8 +27,8 @@ class Port(msgspec.Struct, frozen=True):
     """A port that jobs use, as far as the environment depends on it.
 
     Of a RoCE port: `index` is the GID that NCCL is to use, None where it is unknown; `fit` are all
-    that would do; `ranged`: NCCL takes `index` only if it is told the network of the addresses;
-    `sparse`: its table has holes.
+    that would do; `ranged`: NCCL takes `index` only if it is told the network of the addresses, or
+    the index where no network is named; `sparse`: its table has holes.
     """
 
     name: str
@@ -84,14 +84,14 @@ def of_ports(
         keys = ",".join(port.key for port in used)
         # `=`: without it mlx5_1 means mlx5_10 as well.
         values["NCCL_IB_HCA"] = f"={keys}"
-        index, apart = _index(used, version)
+        index, apart = _index(used, version, within)
         if index is not None:
             values["NCCL_IB_GID_INDEX"] = str(index)
         elif version is None or version >= DYNAMIC:
             # What leads NCCL to the right addresses, where it would take others by itself.
             if family == "AF_INET6":
                 values["NCCL_IB_ADDR_FAMILY"] = family
-            if any(port.ranged for port in used):
+            if within and any(port.ranged for port in used):
                 values["NCCL_IB_ADDR_RANGE"] = within
         values["UCX_NET_DEVICES"] = keys
         entry = _ucx_index(used, family, ucx)
@@ -108,14 +108,13 @@ def _port(hca: Hca, choice: Choice) -> Port:
         return Port(hca.name, hca.port)
     index = hca.gid_index
     own = frozenset() if index is None else frozenset({index})
-    alone = fit_index(hca.gids, hca.gid_slots, choice.family)
     return Port(
         hca.name,
         hca.port,
         roce=True,
         index=index,
         fit=fit_indexes(hca.gids, choice.family) | own,
-        ranged=choice.within is not None and index not in (None, alone),
+        ranged=strays(hca.gids, hca.gid_slots, choice.family, index),
         sparse=is_sparse(hca.gids),
     )
 
@@ -133,23 +132,27 @@ def _ucx_index(used: Sequence[Port], family: Family, version: Version | None) ->
     return next((index for index, _ in wanted.most_common() if index in common), None)
 
 
-def _index(used: Sequence[Port], version: Version | None) -> tuple[int | None, str | None]:
+def _index(
+    used: Sequence[Port], version: Version | None, within: str
+) -> tuple[int | None, str | None]:
     """One number for all HCAs, where NCCL does not find it: before 2.21 never, before 2.26 not in a
-    table with holes."""
+    table with holes, and later not where it would take another and no network leads it."""
     roce = [port for port in used if port.roce]
     known = [port for port in roce if port.index is not None]
-    if version is None or version >= ROBUST or not roce:
+    if not roce:
         return None, None
-    if not known:
-        if version >= DYNAMIC:
+    name = "NCCL" if version is None else f"NCCL {version[0]}.{version[1]}"
+    if version is None or version >= DYNAMIC:
+        holes = version is not None and version < ROBUST and any(port.sparse for port in known)
+        led = not within and any(port.ranged for port in known)
+        if not holes and not led:
             return None, None
+    elif not known:
         names = ", ".join(port.key for port in roce)
         return None, (
-            f"NCCL {version[0]}.{version[1]} takes GID index 0 if it is told no other, and which "
-            f"one is right for {names} is unknown"
+            f"{name} takes GID index 0 if it is told no other, and which one is right for {names} "
+            "is unknown"
         )
-    if version >= DYNAMIC and not any(port.sparse for port in known):
-        return None, None
     wanted = Counter(port.index for port in known)
     common = frozenset.intersection(*(port.fit for port in known))
     for index, _ in wanted.most_common():
@@ -158,4 +161,4 @@ def _index(used: Sequence[Port], version: Version | None) -> tuple[int | None, s
     if common:
         return min(common), None
     told = ", ".join(f"{port.key} needs {port.index}" for port in known)
-    return None, f"NCCL {version[0]}.{version[1]} takes one GID index for all HCAs, but {told}"
+    return None, f"{name} takes one GID index for all HCAs, but {told}"

@@ -64,11 +64,17 @@ def address_of(number: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
 
 
 def is_routable(number: int) -> bool:
-    """Whether peers beyond the own segment can be reached with it."""
+    """Whether peers beyond the own segment can be reached with it: not with 169.254.0.0/16, which
+    an interface gives itself where no DHCP server answers."""
     address = address_of(number)
     if address is None or is_link_local(number):
         return False
-    return not (address.is_unspecified or address.is_multicast or address.is_loopback)
+    return not (
+        address.is_unspecified
+        or address.is_multicast
+        or address.is_loopback
+        or (address.version == 4 and address.is_link_local)
+    )
 
 
 def version_of(kind: str | None) -> int | None:
@@ -130,12 +136,20 @@ def nccl_index(
 def fit_index(
     gids: Sequence[Gid], slots: int | None, family: Family, within: Range | None = None
 ) -> int | None:
-    """The index that NCCL chooses, if a peer can be reached with it."""
+    """The index with which a peer can be reached: the one that NCCL chooses if that will do, else
+    the first that does. NCCL has to be told that one, so there is none `within` a network."""
     if slots is None:
         return None
     index = nccl_index(gids, slots, family, within)
     fit = (gid for gid in routable(gids, family) if _inside(number_of(gid.gid) or 0, within))
-    return index if any(gid.index == index for gid in fit) else None
+    if any(gid.index == index for gid in fit):
+        return index
+    return None if within is not None else min(fit_indexes(gids, family), default=None)
+
+
+def strays(gids: Sequence[Gid], slots: int | None, family: Family, index: int | None) -> bool:
+    """Whether NCCL by itself takes another entry than this one, if there is one."""
+    return slots is not None and index not in (None, nccl_index(gids, slots, family))
 
 
 def _inside(number: int, within: Range | None) -> bool:

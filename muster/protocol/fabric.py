@@ -22,8 +22,8 @@ TEXTS_MAX: Final = 8
 class PortGids(msgspec.Struct, frozen=True, array_like=True):
     """The addresses of one family in a RoCE port's GID table.
 
-    `index`: the entry that NCCL takes by itself (of the operator's network where `ranged`, which
-    NCCL has to be told). `fit`: all that would do.
+    `index`: the entry that NCCL takes by itself, or where `ranged` the one that it is to take: it
+    has to be told the operator's network, without one the index. `fit`: all that would do.
     """
 
     index: int

@@ -114,6 +114,30 @@ def test_the_index_that_leads_somewhere(
     assert fit_index(table(rows), len(rows), family) == index
 
 
+OWN = "0000:0000:0000:0000:0000:ffff:a9fe:0709"
+OWN_ONLY: tuple[Row, ...] = ((LOCAL, V1), (LOCAL, V2), (OWN, V1), (OWN, V2))
+OWN_FIRST: tuple[Row, ...] = (*OWN_ONLY, (FOURTH, V1), (FOURTH, V2))
+
+
+def test_an_address_that_an_interface_gave_itself_leads_nowhere() -> None:
+    assert not is_routable(number_of(OWN) or 0)
+    for rows, index in ((OWN_ONLY, None), (OWN_FIRST, 5), ((*HOST, (OWN, V2)), 3)):
+        assert nccl_index(table(rows), len(rows)) == 3
+        assert fit_index(table(rows), len(rows), "AF_INET") == index
+
+
+@pytest.mark.parametrize("version", [None, "2.20.5", "2.21.5", "2.27.3"])
+def test_where_it_stands_before_another_nccl_is_told_the_index(version: str | None) -> None:
+    number = version_of(version) if version else None
+    alike = choose([roce("mlx5_0", OWN_FIRST), roce("mlx5_1", OWN_FIRST)], [])
+    made = environment(alike, (), number)
+    assert made.values["NCCL_IB_GID_INDEX"] == "5"
+    assert "NCCL_IB_ADDR_RANGE" not in made.values
+    apart = environment(choose([roce("mlx5_0", OWN_FIRST), roce("mlx5_1", HOST)], []), (), number)
+    assert "mlx5_0:1 needs 5, mlx5_1:1 needs 3" in (apart.apart or "")
+    assert not any("GID_INDEX" in name or "ADDR" in name for name in apart.values)
+
+
 def test_an_address_range_may_shut_all_out() -> None:
     rows = (*HOST, (OTHER, V1), (OTHER, V2))
     other, none = (ipaddress.ip_network(text) for text in ("192.168.0.0/16", "172.16.0.0/12"))

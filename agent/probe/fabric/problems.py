@@ -13,12 +13,12 @@ from itertools import combinations
 from typing import Final, TypeVar
 
 from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
-from muster.fabric.choice import Choice, has_no_address
+from muster.fabric.choice import Choice, has_no_address, own_addresses
 from muster.fabric.classes import same_ends, speed_of
 from muster.fabric.environment import Environment
-from muster.fabric.gids import routable, version_of
+from muster.fabric.gids import fit_index, nccl_index, routable, strays, version_of
 from muster.fabric.kinds import EFA, IWARP, OPA, USNIC, special
-from muster.fabric.nccl import Version, devices_max
+from muster.fabric.nccl import ROBUST, Version, devices_max
 from muster.fabric.types import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
 
 _GUESSED_PREFIX: Final = 24
@@ -120,12 +120,14 @@ def _hindered(ports: Ports) -> Found:
             )
         elif has_no_address(hca):
             # Of a model that is not known it may be any card of the machine.
+            own = own_addresses(hca)
             known = hca.hca_type is not None or hca.pci_id is not None or not choice.used
             yield (error if known else warning)(
                 f"{hca.key}: {hca.reason}: only peers on the same segment could be reached, so it "
                 f"is left out; {left}",
                 f"give {_where(hca)} an IP address (or exclude the HCA in the agent's "
-                "configuration: fabric.exclude)",
+                "configuration: fabric.exclude"
+                + ("; fabric.include, if it leads to its peers by one cable)" if own else ")"),
             )
         else:
             yield error(
@@ -277,12 +279,16 @@ def _addresses(ports: Ports) -> Found:
     roce = [hca for hca in ports.choice.used if hca.link_layer == ETHERNET]
     for hca in roce:
         if has_no_address(hca):
-            yield error(
+            own = own_addresses(hca)
+            but = f" but {listed(own)}" if own else ""
+            # Two machines on one cable may be meant to give themselves addresses.
+            yield (warning if own else error)(
                 f"{hca.key} is used as the configuration says, although {_where(hca)} has no IP "
-                "address: only peers on the same segment can be reached",
+                f"address{but}: only peers on the same segment can be reached",
                 f"give {_where(hca)} an IP address",
             )
             continue
+        yield from _astray(hca, ports.choice)
         kinds = {version_of(gid.type) for gid in routable(hca.gids)}
         if kinds == {1}:
             yield warning(
@@ -291,9 +297,11 @@ def _addresses(ports: Ports) -> Found:
             )
     apart = ports.environment.apart
     if apart is not None:
+        newer = ports.version is not None and ports.version < ROBUST
         yield error(
             apart,
-            "use a torch with NCCL 2.26 or newer, or give the HCAs alike addresses",
+            f"{'use a torch with NCCL 2.26 or newer, or ' if newer else ''}give the HCAs alike "
+            "addresses",
         )
     if not ports.arp_separate:
         yield from _one_subnet(roce, ports.networks)
@@ -302,6 +310,20 @@ def _addresses(ports: Ports) -> Found:
             "no interface has an IP address: NCCL needs one to begin with, also for InfiniBand",
             "give an interface an address, or name one in the agent's configuration (interface)",
         )
+
+
+def _astray(hca: Hca, choice: Choice) -> Found:
+    """Where NCCL would take an address that leads to no peer, though the port has one that does."""
+    meant = fit_index(hca.gids, hca.gid_slots, choice.family, choice.within)
+    if choice.within is not None or not strays(hca.gids, hca.gid_slots, choice.family, meant):
+        return
+    taken = nccl_index(hca.gids, hca.gid_slots or 0, choice.family)
+    address = next((gid.address or gid.gid for gid in hca.gids if gid.index == taken), "nothing")
+    yield warning(
+        f"{hca.key}: NCCL would take {address} (GID index {taken}), which leads to no peer beyond "
+        f"the own segment; index {meant} is the one for jobs",
+        f"take {address} off {_where(hca)}: programs that find their address themselves use it",
+    )
 
 
 def _one_subnet(roce: Sequence[Hca], networks: Sequence[Network]) -> Found:

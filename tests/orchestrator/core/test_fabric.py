@@ -372,6 +372,15 @@ def test_the_operator_s_network_is_told_where_nccl_would_take_another() -> None:
     assert planned(gang).of(0).env["NCCL_IB_ADDR_RANGE"] == "10.1.0.0/16"
 
 
+def test_the_index_is_told_where_nccl_would_take_another_and_no_network_is_named() -> None:
+    led = [roce(number, 5, fourth=PortGids(5, (5,), ranged=True)) for number in range(2)]
+    for version in ((2, 20), (2, 22), (2, 27), None):
+        (kind,) = planned([node(name, *led, nccl=version) for name in ("n1", "n2")]).kinds
+        assert kind.env["NCCL_IB_GID_INDEX"] == "5"
+    found = planned([node("n1", led[0], roce(1)), node("n2", led[0], roce(1))])
+    assert "takes one GID index for all HCAs" in found.text
+
+
 def test_another_nccl_is_refused_where_rdma_is_required() -> None:
     gang = [full("n1"), replace_version(full("n2"), (2, 21)), full("n3")]
     assert refused(gang).text == "rdma: required, but n2 has NCCL 2.21, 2 others 2.27"

@@ -12,7 +12,18 @@ from agent.probe.fabric.software import software_of
 from agent.probe.fabric.surroundings import local_name
 from agent.probe.fabric.tree import Tree
 from muster.fabric.types import UNLIMITED, Severity
-from tests.agent.probe.fabric.trees import LINK_LOCAL, V1, V2, Node, classical, told, used, words
+from tests.agent.probe.fabric.trees import (
+    LINK_LOCAL,
+    V1,
+    V2,
+    GidRow,
+    Node,
+    classical,
+    mapped,
+    told,
+    used,
+    words,
+)
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
@@ -113,6 +124,48 @@ def test_a_roce_port_without_an_address_beside_others(node: Node) -> None:
     assert "eth3 has no IPv4/IPv6 address" in problem.what
     assert "3 of 4" in problem.what
     assert summary(found) == "1 problem, RDMA over 3 of 4 ports (Ethernet MT4129)"
+
+
+def own_first(netdev: str, *addresses: str) -> dict[int, GidRow]:
+    """A table in which 169.254.7.9 stands before these."""
+    rows: list[GidRow] = [(LINK_LOCAL, V1, netdev), (LINK_LOCAL, V2, netdev)]
+    for address in ("169.254.7.9", *addresses):
+        rows += [(mapped(address), kind, netdev) for kind in (V1, V2)]
+    return dict(enumerate(rows))
+
+
+def test_a_roce_port_that_no_dhcp_server_answered(node: Node) -> None:
+    node.hca("mlx5_0", hca_type="MT4129")
+    node.port("mlx5_0", gids=own_first("eth0"))
+    node.hca("mlx5_1", hca_type="MT4129")
+    node.port("mlx5_1", gids=classical("10.1.0.5", "eth1"))
+    found = node.probe()
+    (problem,) = told(found)
+    assert problem.severity is ERROR
+    assert "eth0 has no IPv4/IPv6 address but 169.254.7.9" in problem.what
+    assert "1 of 2" in problem.what
+    assert used(found) == ["mlx5_1:1"]
+    assert found.env["NCCL_SOCKET_IFNAME"] == "=eth1"
+    # Two machines on one cable may be meant so.
+    alone = node.probe(include=["mlx5_0"])
+    assert used(alone) == ["mlx5_0:1"]
+    (problem,) = told(alone)
+    assert problem.severity is WARNING
+    assert "only peers on the same segment" in problem.what
+
+
+def test_an_address_that_leads_nowhere_before_one_that_does(node: Node) -> None:
+    for at in range(2):
+        node.hca(f"mlx5_{at}", hca_type="MT4129")
+        node.port(f"mlx5_{at}", gids=own_first(f"eth{at}", f"10.{at}.0.5"))
+    found = node.probe(nccl="2.27.3")
+    problems = told(found)
+    assert [problem.severity for problem in problems] == [WARNING, WARNING]
+    assert "mlx5_0:1" in problems[0].what
+    assert "169.254.7.9" in problems[0].what
+    assert found.env["NCCL_IB_GID_INDEX"] == "5"
+    assert [hca.gid_index for hca in found.hcas] == [5, 5]
+    assert [network.addresses for network in found.networks] == [("10.0.0.5",), ("10.1.0.5",)]
 
 
 def test_interfaces_of_different_mtu(node: Node) -> None:
