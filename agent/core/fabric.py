@@ -40,6 +40,8 @@ from muster.protocol.fabric import (
 )
 
 _TRANSPORT: Final = ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA")
+_ADDRESSES: Final = ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE")
+_READ: Final = (*_TRANSPORT, *_ADDRESSES)
 _NVIDIA: Final = "15b3"
 _DEVICE: Final = re.compile(r"[0-9a-f]{4}")
 _FIT_MAX: Final = 16
@@ -77,7 +79,7 @@ def node_fabric(
         range="" if within is None else str(within),
         gpus=gpus,
         nccl=_short(software.nccl or ""),
-        nccl_conf={name: _short(conf[name]) for name in _TRANSPORT if name in conf},
+        nccl_conf={name: _short(conf[name]) for name in _READ if name in conf},
         gpudirect=software.gpudirect or "",
         versions={name: _short(text) for name, text in versions.items() if text},
         fingerprint=probe.fingerprint,

@@ -90,10 +90,10 @@ class NodeFabric(msgspec.Struct, frozen=True, omit_defaults=True):
     take without being told. `stops`: why RDMA cannot work on the node at all. `unseen`: why nothing
     is known of it. `range` is the network to which the operator has bound the addresses. `nccl` is
     the version found beside the jobs' interpreter, `nccl_conf` what NCCL reads from files there of
-    what chooses its transport. `versions` are of the kernel, the driver and OFED. `fingerprint` is
-    a digest of the hardware and its cabling. `gpus` are there where the task has some of them.
-    `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason. `settings`
-    are the operator's own for NCCL on this site; `ucx` is the version found.
+    what chooses its transport and its addresses. `versions` are of the kernel, the driver and OFED.
+    `fingerprint` is a digest of the hardware and its cabling. `gpus` are there where the task has
+    some of them. `unfit` are ports that NCCL uses by a plugin or never (EFA), each with the reason.
+    `settings` are the operator's own for NCCL on this site; `ucx` is the version found.
     """
 
     group: str = ""

@@ -21,6 +21,7 @@ from muster.fabric.nccl import Version, devices_max, version_of
 from muster.fabric.types import ETHERNET
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.spec.types import Rdma
+from orchestrator.core.fabric_files import file_notes, overruling
 from orchestrator.core.fabric_layout import Member, Place, align, places_of
 from orchestrator.core.fabric_near import near_notes, settings_notes
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Rail, Transport
@@ -53,13 +54,15 @@ class Refused(msgspec.Struct, frozen=True):
 class Wish(msgspec.Struct, frozen=True):
     """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
     whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
-    of them, `sockets` the one that turns RDMA off on some, "" where there is none."""
+    all of them, `sockets` the one that turns RDMA off on some, `conf` the file that NCCL is to read
+    there, "" where there is none."""
 
     rdma: Rdma = Rdma.PREFERRED
     alone: bool = False
     plugins: frozenset[str] = frozenset()
     plugin: str = ""
     sockets: str = ""
+    conf: str = ""
 
 
 def plan(
@@ -229,6 +232,8 @@ def _over(
             if why is not None:
                 apart.append(Difference(member.node, f"{member.node}: {why}"))
         if not apart:
+            if wish.conf:
+                beside = [*beside, f"the job's NCCL_CONF_FILE={wish.conf} may say otherwise"]
             return _planned(rails, agreed, members, made, notes, beside)
         if required:
             return Refused(tuple(apart))
@@ -246,7 +251,9 @@ def _planned(
     notes: Sequence[str],
     beside: Sequence[str],
 ) -> FabricPlan:
+    roce = any(rails.common[rail].link_layer == ETHERNET for rail in agreed)
     beside = [*beside, *near_notes(rails, agreed, members), *settings_notes(members)]
+    beside += file_notes(members, made, roce=roce)
     # Alike ones are found by their content: an environment has no hash.
     places: dict[object, int] = {}
     kinds: list[NodePlan] = []
@@ -267,7 +274,7 @@ def _planned(
         rails=common,
         kinds=tuple(kinds),
         nodes=tuple(nodes) if len(kinds) > 1 else (),
-        family=rails.family if any(rail.link_layer == ETHERNET for rail in common) else "",
+        family=rails.family if roce else "",
         notes=_bounded([*(notes[1:] if len(agreed) < rails.count else notes), *beside]),
         places=0 if rails.paired else len(rails.common),
     )
@@ -311,16 +318,17 @@ def _node_plan(
     member: Member, ports: Sequence[FabricPort], family: Family, wish: Wish
 ) -> tuple[NodePlan, str | None]:
     """And why no environment fits these ports, where none does."""
+    used = [_for_environment(port, family) for port in ports]
+    conf = member.fabric.nccl_conf
     made = env.of_ports(
-        [_for_environment(port, family) for port in ports],
+        used,
         (),
         member.nccl,
         family if any(port.link_layer == ETHERNET for port in ports) else "AF_INET",
         member.fabric.range,
         version_of(member.fabric.ucx),
     )
-    values = dict(made.values) | member.fabric.settings
-    conf = member.fabric.nccl_conf
+    values = overruling(conf, used, family, member.nccl) | made.values | member.fabric.settings
     own = member.node in wish.plugins or any(name in conf for name in PLUGIN)
     if wish.rdma is Rdma.REQUIRED and not wish.alone and not own:
         values |= ONLY_IB

@@ -116,6 +116,7 @@ def wish_of(job: Job, attempt: Attempt) -> Wish:
         frozenset(plugins),
         plugin=named[0] if all(named) else "",
         sockets=next((found for it in own.values() if (found := rdma_off(it))), ""),
+        conf=next((file for it in own.values() if (file := it.get("NCCL_CONF_FILE", ""))), ""),
     )
 
 

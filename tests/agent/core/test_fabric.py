@@ -161,7 +161,11 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
             ofed=None,
             nccl="2.27.3",
             gpudirect="dmabuf",
-            nccl_conf={"NCCL_NET": "IB (from /etc/nccl.conf)", "X": "1"},
+            nccl_conf={
+                "NCCL_NET": "IB (from /etc/nccl.conf)",
+                "NCCL_IB_GID_INDEX": "1 (from /etc/nccl.conf)",
+                "X": "1",
+            },
         ),
         fingerprint="abc",
     )
@@ -171,7 +175,10 @@ def test_what_is_missing_and_what_stops_all_of_it() -> None:
     assert found.missing == (MissingPort("mlx5_1:1", "0000:3c:00.0", "port DOWN, Polling"),)
     assert found.stops == ("x" * TEXT_MAX + "...",)
     assert (found.nccl, found.gpudirect, found.fingerprint) == ("2.27.3", "dmabuf", "abc")
-    assert found.nccl_conf == {"NCCL_NET": "IB (from /etc/nccl.conf)"}
+    assert found.nccl_conf == {
+        "NCCL_NET": "IB (from /etc/nccl.conf)",
+        "NCCL_IB_GID_INDEX": "1 (from /etc/nccl.conf)",
+    }
     assert found.versions == {"kernel": "6.8.0"}
 
 

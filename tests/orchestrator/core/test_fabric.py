@@ -381,6 +381,55 @@ def test_the_index_is_told_where_nccl_would_take_another_and_no_network_is_named
     assert "takes one GID index for all HCAs" in found.text
 
 
+def filed(name: str, value: str, *, file: str = "/etc/nccl.conf") -> dict[str, str]:
+    return {name: f"{value} (from {file})"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "values", "note"),
+    [
+        (filed("NCCL_IB_GID_INDEX", "1"), {"NCCL_IB_GID_INDEX": "-1"}, "the plan -1"),
+        # As NCCL would choose itself.
+        (filed("NCCL_IB_GID_INDEX", "3"), {}, ""),
+        (filed("NCCL_IB_GID_INDEX", "-1"), {}, ""),
+        (filed("NCCL_IB_ADDR_FAMILY", "AF_INET6"), {"NCCL_IB_ADDR_FAMILY": "AF_INET"}, "AF_INET:"),
+        (filed("NCCL_IB_ADDR_FAMILY", "AF_INET"), {}, ""),
+        (filed("NCCL_IB_ADDR_RANGE", "10.1.0.0/16"), {}, "of this network alone"),
+    ],
+)
+def test_a_file_of_nccl_s_does_not_undo_the_plan(
+    conf: dict[str, str], values: dict[str, str], note: str
+) -> None:
+    def env_of(found: FabricPlan) -> dict[str, str]:
+        made = found.of(0).env
+        return {name: text for name, text in made.items() if "GID" in name or "ADDR" in name}
+
+    gang = [node(name, roce(0), roce(1), nccl_conf=conf) for name in ("n1", "n2")]
+    found = planned(gang)
+    assert env_of(found) == values
+    assert len(found.notes) == (1 if note else 0)
+    if note:
+        assert found.notes[0].startswith("n1 and 1 more node: /etc/nccl.conf sets NCCL_IB_")
+        assert note in found.notes[0]
+    # InfiniBand has no such addresses.
+    infiniband = planned([full(name, nccl_conf=conf) for name in ("n1", "n2")])
+    assert (env_of(infiniband), infiniband.notes) == ({}, ())
+
+
+def test_what_the_plan_sets_itself_is_told_where_a_file_says_otherwise() -> None:
+    conf = filed("NCCL_IB_GID_INDEX", "1", file="/root/.nccl.conf")
+    old = (2, 20)
+    gang = [node("n1", roce(0), nccl=old, nccl_conf=conf), node("n2", roce(0), nccl=old)]
+    found = planned(gang)
+    assert "n1: /root/.nccl.conf sets NCCL_IB_GID_INDEX=1, the plan 3" in found.notes[0]
+
+
+def test_a_file_of_the_job_s_own_for_nccl_is_named() -> None:
+    gang = [full("n1"), full("n2")]
+    (note,) = planned(gang, Wish(conf="/data/nccl.conf")).notes
+    assert "NCCL_CONF_FILE=/data/nccl.conf" in note
+
+
 def test_another_nccl_is_refused_where_rdma_is_required() -> None:
     gang = [full("n1"), replace_version(full("n2"), (2, 21)), full("n3")]
     assert refused(gang).text == "rdma: required, but n2 has NCCL 2.21, 2 others 2.27"

@@ -207,6 +207,13 @@ def test_a_plugin_of_the_job_s_own_starts_on_devices_that_are_for_plugins() -> N
     assert refused.job(1).attempts[0].cause is not None
 
 
+def test_a_file_for_nccl_that_the_job_names_is_said() -> None:
+    cluster = gang(TWO, TWO, env={"NCCL_CONF_FILE": "/data/nccl.conf"})
+    plan = cluster.job(1).attempts[0].fabric
+    assert plan is not None
+    assert plan.notes == ("the job's NCCL_CONF_FILE=/data/nccl.conf may say otherwise",)
+
+
 def test_sockets_of_the_job_s_own_are_said() -> None:
     cluster = gang(TWO, TWO, env={"NCCL_NET": "Socket"})
     plan = cluster.job(1).attempts[0].fabric
