@@ -30,6 +30,7 @@ _ACS_CAPABILITY: Final = 0x000D
 # P2P request redirect, P2P completion redirect, upstream forwarding.
 _ACS_REDIRECTS: Final = 0x04 | 0x08 | 0x10
 _CAPABILITIES_MAX: Final = 64
+_HEAD: Final = 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,15 @@ def is_hca(function: Function) -> bool:
     )
 
 
-def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[str, ...]:
-    """Of the bridges on these paths those that send peer-to-peer traffic up to the CPU (ACS)."""
+def redirecting(tree: Tree, paths: Iterable[Path]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of the bridges on these paths those that send peer-to-peer traffic up to the CPU (ACS), and
+    those of which that is not known."""
     bridges = {function for path in paths for function in path[1:-1]}
-    return tuple(bridge for bridge in sorted(bridges) if _acs(tree, f"{DEVICES}/{bridge}/config"))
+    found = {bridge: _acs(tree, f"{DEVICES}/{bridge}/config") for bridge in sorted(bridges)}
+    return (
+        tuple(bridge for bridge, redirects in found.items() if redirects),
+        tuple(bridge for bridge, redirects in found.items() if redirects is None),
+    )
 
 
 def numa_node(tree: Tree, folder: str) -> int | Unread | None:
@@ -164,8 +170,11 @@ def _order(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split(r"[:.]", address))
 
 
-def _acs(tree: Tree, path: str) -> bool:
-    """Reads four bytes at a time: all of a configuration space takes the hardware milliseconds."""
+def _acs(tree: Tree, path: str) -> bool | None:
+    """Reads four bytes at a time: all of a configuration space takes the hardware milliseconds.
+    None where it cannot be read, or only its head, as by a process that is not root."""
+    if not tree.window(path, _HEAD, 1):
+        return None
     offset = 0x100
     for _ in range(_CAPABILITIES_MAX):
         header = tree.window(path, offset, 4)

@@ -99,6 +99,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         uverbs_there=tree.exists("dev/infiniband"),
         arp_separate=_arp_separate(tree),
     )
+    redirects, unread = redirecting(tree, _near_paths(gpus, choice.used, pairs))
     node = surroundings.Node(
         used=choice.used,
         hcas=hcas,
@@ -111,7 +112,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         software=software,
         flat=flat,
         local_name=surroundings.local_name(tree, hostname),
-        redirecting=redirecting(tree, _near_paths(gpus, choice.used, pairs)),
+        redirecting=redirects,
+        bridges_unread=unread,
     )
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
     if tree.live and py_spy.find() is None:

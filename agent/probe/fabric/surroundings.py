@@ -64,7 +64,8 @@ _FAMILIES: Final = {
 class Node:
     """What is judged. `local_name`: the loopback address that the own host name has in the hosts
     file. `settings` are the operator's for NCCL; `absent`: the topology file that they name is not
-    there. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU."""
+    there. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU, as
+    those may that are `bridges_unread`."""
 
     used: Sequence[Hca]
     hcas: Sequence[Hca]
@@ -78,6 +79,7 @@ class Node:
     flat: bool
     local_name: str | None
     redirecting: Sequence[str]
+    bridges_unread: Sequence[str]
 
 
 def of_earlier_lives(found: tuple[Remain, ...]) -> Iterator[Problem]:
@@ -194,6 +196,12 @@ def _gpudirect(node: Node) -> Iterator[Problem]:
             f"({listed(node.redirecting)}): GPUDirect RDMA is slow",
             "on a machine without virtual machines: switch ACS off in the firmware, or "
             "`setpci -s BRIDGE ECAP_ACS+0x6.w=0000` at each boot",
+        )
+    elif node.bridges_unread:
+        yield info(
+            f"whether PCI access control (ACS) sends traffic between GPUs and HCAs through the CPU "
+            f"is unknown: the configuration of {listed(node.bridges_unread)} cannot be read whole",
+            "run `muster doctor` as root on the node, which may read it",
         )
 
 

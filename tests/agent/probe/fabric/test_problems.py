@@ -323,6 +323,26 @@ def test_bridges_that_send_traffic_to_the_cpu(node: Node, control: int, redirect
     )
 
 
+@pytest.mark.parametrize("size", [None, 64, 256])
+def test_bridges_of_which_it_is_not_known(node: Node, size: int | None) -> None:
+    """A process that is not root reads 64 bytes of a configuration space, of an old bridge's 256
+    there are no more."""
+    gpu_node(node)
+    folder = "sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    for bridge in ("/..", "", "/0000:02:00.0", "/0000:02:01.0"):
+        node.file(f"{folder}{bridge}/config", bytes(4096))
+    assert "ACS" not in words(node.probe().problems)
+    config = node.root / f"{folder}/0000:02:00.0/config"
+    config.unlink()
+    if size is not None:
+        config.write_bytes(bytes(size))
+    found = node.probe()
+    said = [problem for problem in found.problems if "ACS" in problem.what]
+    assert [problem.severity for problem in said] == ([] if size == 256 else [Severity.INFO])
+    assert all("0000:02:00.0" in it.what and "as root" in it.fix for it in said)
+    assert exit_code(found) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "severity", "word"),
     [
