@@ -137,7 +137,9 @@ def _passes(hca: Hca) -> bool | None:
     return None if hca.state is None or hca.link_layer is None else True
 
 
-def _as_told(left: Iterable[Hca], rules: Rules, done: _Sorted) -> None:
+def _as_told(left: Sequence[Hca], rules: Rules, done: _Sorted) -> None:
+    up = [hca for hca in left if hca.state in (None, ACTIVE) and naming(rules.include, [hca])]
+    with_owners = _with_owners(up)
     for hca in left:
         entry = naming(rules.include, [hca])
         if entry is None:
@@ -147,7 +149,7 @@ def _as_told(left: Iterable[Hca], rules: Rules, done: _Sorted) -> None:
         elif unnamable(hca) or hca.link_layer not in (None, ETHERNET, INFINIBAND):
             done.no(hca, f"included by the configuration, but {unfit(hca)}", expected=True)
         else:
-            against = unfit(hca) or hindrance(hca)
+            against = unfit(hca) or hindrance(hca) or with_owners.get(hca.key)
             told = f"included by the configuration ({entry})"
             done.yes(hca, told if against is None else f"{told}, although: {against}")
 
@@ -221,16 +223,23 @@ def _outweighs(dark: Sequence[Hca], other: Sequence[Hca]) -> bool:
 
 
 def _without_virtual_functions(ready: Sequence[Hca], done: _Sorted) -> list[Hca]:
-    """NCCL breaks where a virtual function and its physical one are both in its list."""
-    cards = {card_of(hca.pci): hca for hca in ready if hca.pci and not hca.physical_function}
-    kept = []
+    with_owners = _with_owners(ready)
     for hca in ready:
+        if hca.key in with_owners:
+            done.no(hca, with_owners[hca.key])
+    return [hca for hca in ready if hca.key not in with_owners]
+
+
+def _with_owners(hcas: Sequence[Hca]) -> dict[str, str]:
+    """NCCL breaks where a virtual function and its physical one are both in its list: what is said
+    of each such virtual one, by its key."""
+    cards = {card_of(hca.pci): hca for hca in hcas if hca.pci and not hca.physical_function}
+    found = {}
+    for hca in hcas:
         owner = cards.get(card_of(hca.physical_function)) if hca.physical_function else None
-        if owner is None:
-            kept.append(hca)
-        else:
-            done.no(hca, f"virtual function of {owner.name}: NCCL fails with both in use")
-    return kept
+        if owner is not None:
+            found[hca.key] = f"virtual function of {owner.name}: NCCL fails with both in use"
+    return found
 
 
 def _without_far(ready: Sequence[Hca], nearest: Mapping[str, Affinity], done: _Sorted) -> list[Hca]:

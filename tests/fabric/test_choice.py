@@ -256,6 +256,17 @@ def test_a_virtual_function_goes_where_its_owner_is_used() -> None:
     assert used(choose([replace(owner, state="DOWN"), virtual], [])) == ["mlx5_2"]
 
 
+def test_a_virtual_function_that_is_included_with_its_owner_is_used_and_said() -> None:
+    owner = ib("mlx5_0", pci="0000:1a:00.0")
+    virtual = ib("mlx5_2", pci="0000:1a:00.3", physical_function="0000:1a:00.0")
+    both = choose([owner, virtual], [], Rules(include=("mlx5_0", "mlx5_2")))
+    assert used(both) == ["mlx5_0", "mlx5_2"]
+    assert "although" not in reason(both, "mlx5_0")
+    assert "although: virtual function of mlx5_0: NCCL fails" in reason(both, "mlx5_2")
+    alone = choose([owner, virtual], [], Rules(include=("mlx5_2",)))
+    assert "although" not in reason(alone, "mlx5_2")
+
+
 def test_virtual_functions_share_one_link() -> None:
     virtual = [
         ib(f"mlx5_{n}", hca_type="MT4126", pci=f"0000:1a:01.{n}", physical_function="0000:1a:00.0")
