@@ -17,7 +17,7 @@ from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse,
 from muster.fabric.kinds import special, unfit
 from muster.fabric.lack import lack_of
 from muster.fabric.order import function_order, natural
-from muster.fabric.rules import Rules, address_range
+from muster.fabric.rules import Rules, networks, told_range
 from muster.fabric.types import (
     ETHERNET,
     INFINIBAND,
@@ -53,7 +53,7 @@ def node_fabric(
     probe: Probe, rules: Rules | None = None, settings: dict[str, str] | None = None
 ) -> NodeFabric:
     """The probe, made small. `rules` and `settings`: as the probe was told them."""
-    within = address_range(rules) if rules is not None else None
+    within = networks(rules) if rules is not None else ()
     used = sorted((hca for hca in probe.hcas if hca.use), key=_rail_order)[:PORTS_MAX]
     missing = [hca for hca in probe.hcas if hca.expected and not hca.use]
     unused = [hca for hca in probe.hcas if hca.usable_by_nccl_ib and not hca.use]
@@ -76,7 +76,7 @@ def node_fabric(
         ),
         unused=tuple(hca.key for hca in unused[:TEXTS_MAX]),
         stops=tuple(_short(one.what) for one in probe.problems if one.stops)[:TEXTS_MAX],
-        range="" if within is None else str(within),
+        range=told_range(within),
         gpus=gpus,
         nccl=_short(software.nccl or ""),
         nccl_conf={name: _short(conf[name]) for name in _READ if name in conf},
@@ -131,7 +131,7 @@ def _rail_order(hca: Hca) -> tuple[bool, tuple[int, ...], tuple[tuple[str, int],
     return hca.pci is None, function_order(hca.pci or ""), natural(hca.name), hca.port
 
 
-def _port(hca: Hca, networks: Sequence[Network], within: Range | None) -> FabricPort:
+def _port(hca: Hca, networks: Sequence[Network], within: Sequence[Range]) -> FabricPort:
     netdev = _netdev(hca)
     mtu = next((network.mtu for network in networks if network.name == netdev), None)
     roce = hca.link_layer == ETHERNET
@@ -183,11 +183,11 @@ def _prefix(hca: Hca) -> str:
     return first[:19] if number_of(first) is not None else ""
 
 
-def _gids(hca: Hca, family: Family, within: Range | None) -> PortGids | None:
+def _gids(hca: Hca, family: Family, within: Sequence[Range]) -> PortGids | None:
     index = fit_index(hca.gids, hca.gid_slots, family, within)
     if index is None:
         return None
-    fit = sorted(fit_indexes(hca.gids, family) | {index})
+    fit = sorted(fit_indexes(hca.gids, family, within) | {index})
     ranged = strays(hca.gids, hca.gid_slots, family, index)
     return PortGids(index, tuple(fit[:_FIT_MAX]), ranged=ranged)
 

@@ -27,7 +27,7 @@ from muster.fabric.classes import (
 from muster.fabric.gids import Family, Range, fit_index, flid_index, nccl_index, routable
 from muster.fabric.kinds import unfit, unnamable
 from muster.fabric.order import function_order
-from muster.fabric.rules import Rules, address_range, naming
+from muster.fabric.rules import Rules, naming, networks
 from muster.fabric.types import (
     ACTIVE,
     ETHERNET,
@@ -44,7 +44,7 @@ _OWN: Final = "169.254."
 class Choice(msgspec.Struct, frozen=True):
     """The ports with what was decided of each, in the order given.
 
-    `family` is that of the addresses of RoCE, `within` the network in which they are to be.
+    `family` is that of the addresses of RoCE, `within` the networks in which they are to be.
     `close`: another class has almost as much bandwidth. `unmatched`: entries of the rules that mean
     no port.
     """
@@ -52,7 +52,7 @@ class Choice(msgspec.Struct, frozen=True):
     hcas: tuple[Hca, ...]
     fabric: Fabric
     family: Family = "AF_INET"
-    within: Range | None = None
+    within: tuple[Range, ...] = ()
     close: bool = False
     unmatched: tuple[str, ...] = ()
 
@@ -98,7 +98,7 @@ def choose(hcas: Sequence[Hca], affinity: Sequence[Affinity], rules: Rules | Non
         _as_told(left, rules, done)
     else:
         _by_rule(left, affinity, done)
-    within = address_range(rules)
+    within = networks(rules)
     family = _one_family(done, within, forced=bool(rules.include))
     decided = [_with_index(done.decided[hca.key], family, within) for hca in found]
     decided = _with_rails(decided)
@@ -288,14 +288,15 @@ def _why(hca: Hca, nearest: Mapping[str, Affinity]) -> str:
     return ", ".join(parts)
 
 
-def _one_family(done: _Sorted, within: Range | None, *, forced: bool) -> Family:
+def _one_family(done: _Sorted, within: Sequence[Range], *, forced: bool) -> Family:
     """IPv4, or IPv6 where more ports have it: NCCL takes one for all. The rest cannot be used."""
-    if within is not None:
-        return "AF_INET" if within.version == 4 else "AF_INET6"
+    versions = {network.version for network in within}
+    if len(versions) == 1:
+        return "AF_INET" if 4 in versions else "AF_INET6"
     ports = [hca for hca in done.decided.values() if hca.use and hca.link_layer == ETHERNET]
     known = [hca for hca in ports if hca.gid_slots is not None and not hca.gids_unread]
-    fourth = sum(fit_index(hca.gids, hca.gid_slots, "AF_INET") is not None for hca in known)
-    sixth = sum(fit_index(hca.gids, hca.gid_slots, "AF_INET6") is not None for hca in known)
+    fourth = sum(fit_index(hca.gids, hca.gid_slots, "AF_INET", within) is not None for hca in known)
+    sixth = sum(fit_index(hca.gids, hca.gid_slots, "AF_INET6", within) is not None for hca in known)
     family: Family = "AF_INET6" if sixth > fourth else "AF_INET"
     if not forced:
         for hca in known:
@@ -305,14 +306,15 @@ def _one_family(done: _Sorted, within: Range | None, *, forced: bool) -> Family:
     return family
 
 
-def _with_index(hca: Hca, family: Family, within: Range | None) -> Hca:
+def _with_index(hca: Hca, family: Family, within: Sequence[Range]) -> Hca:
     if hca.link_layer == INFINIBAND:
         return replace(hca, gid_index=flid_index(hca.gids))
     if hca.link_layer != ETHERNET or hca.gid_slots is None:
         return hca
     index = fit_index(hca.gids, hca.gid_slots, family, within)
     if index is None and hca.use:
-        index = nccl_index(hca.gids, hca.gid_slots, family, within)
+        network = within[0] if len(within) == 1 else None
+        index = nccl_index(hca.gids, hca.gid_slots, family, network)
     return replace(hca, gid_index=index)
 
 

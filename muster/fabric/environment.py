@@ -17,6 +17,7 @@ from muster.fabric.choice import Choice
 from muster.fabric.gids import Family, fit_indexes, is_sparse, strays
 from muster.fabric.nccl import DYNAMIC, ROBUST, Version
 from muster.fabric.order import natural
+from muster.fabric.rules import told_range
 from muster.fabric.types import ETHERNET, Hca
 
 _UCX_AUTO: Final = (1, 5)
@@ -62,8 +63,7 @@ def environment(
 ) -> Environment:
     """What to set on a node that is by itself."""
     ports = [_port(hca, choice) for hca in choice.used]
-    within = "" if choice.within is None else str(choice.within)
-    return of_ports(ports, sockets, version, choice.family, within, ucx)
+    return of_ports(ports, sockets, version, choice.family, told_range(choice.within), ucx)
 
 
 def of_ports(
@@ -113,7 +113,7 @@ def _port(hca: Hca, choice: Choice) -> Port:
         hca.port,
         roce=True,
         index=index,
-        fit=fit_indexes(hca.gids, choice.family) | own,
+        fit=fit_indexes(hca.gids, choice.family, choice.within) | own,
         ranged=strays(hca.gids, hca.gid_slots, choice.family, index),
         sparse=is_sparse(hca.gids),
     )

@@ -134,17 +134,18 @@ def nccl_index(
 
 
 def fit_index(
-    gids: Sequence[Gid], slots: int | None, family: Family, within: Range | None = None
+    gids: Sequence[Gid], slots: int | None, family: Family, within: Sequence[Range] = ()
 ) -> int | None:
-    """The index with which a peer can be reached: the one that NCCL chooses if that will do, else
-    the first that does. NCCL has to be told that one, so there is none `within` a network."""
+    """The index with which a peer can be reached, with an address in one of the networks `within`
+    if there are any: the one that NCCL chooses if that will do, else the first that does. NCCL has
+    to be told that one, unless it is told the network, which only one can be."""
     if slots is None:
         return None
-    index = nccl_index(gids, slots, family, within)
-    fit = (gid for gid in routable(gids, family) if _inside(number_of(gid.gid) or 0, within))
-    if any(gid.index == index for gid in fit):
+    network = within[0] if len(within) == 1 else None
+    index = nccl_index(gids, slots, family, network)
+    if any(gid.index == index for gid in _meant(gids, family, within)):
         return index
-    return None if within is not None else min(fit_indexes(gids, family), default=None)
+    return None if network is not None else min(fit_indexes(gids, family, within), default=None)
 
 
 def strays(gids: Sequence[Gid], slots: int | None, family: Family, index: int | None) -> bool:
@@ -159,9 +160,19 @@ def _inside(number: int, within: Range | None) -> bool:
     return address is not None and address.version == within.version and address in within
 
 
-def fit_indexes(gids: Sequence[Gid], family: Family) -> frozenset[int]:
-    """All entries that would do: routable, of the family, RoCE v2 where any is."""
+def _meant(gids: Sequence[Gid], family: Family, within: Sequence[Range]) -> list[Gid]:
     found = routable(gids, family)
+    if not within:
+        return found
+    return [gid for gid in found if any(_inside(number_of(gid.gid) or 0, one) for one in within)]
+
+
+def fit_indexes(
+    gids: Sequence[Gid], family: Family, within: Sequence[Range] = ()
+) -> frozenset[int]:
+    """All entries that would do: routable, of the family, RoCE v2 where any is. Of several networks
+    in one of them; a single one NCCL is told."""
+    found = _meant(gids, family, within if len(within) > 1 else ())
     second = [gid for gid in found if version_of(gid.type) == 2]
     return frozenset(gid.index for gid in second or found)
 

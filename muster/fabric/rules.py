@@ -27,16 +27,19 @@ def naming(entries: Iterable[str], hcas: Sequence[Hca]) -> str | None:
     return next((entry for entry in entries if any(names(entry, hca) for hca in hcas)), None)
 
 
-def address_range(rules: Rules) -> Range | None:
-    """The one network that is included, if nothing else is: its addresses are meant, and not others
+def networks(rules: Rules) -> tuple[Range, ...]:
+    """The networks that are included, if nothing else is: their addresses are meant, and not others
     that the same ports have."""
-    if len(rules.include) != 1:
-        return None
     try:
-        network = ipaddress.ip_network(rules.include[0], strict=False)
+        found = [ipaddress.ip_network(entry, strict=False) for entry in rules.include]
     except ValueError:
-        return None
-    return network if network.num_addresses > 1 else None
+        return ()
+    return tuple(found) if all(network.num_addresses > 1 for network in found) else ()
+
+
+def told_range(within: Sequence[Range]) -> str:
+    """What NCCL can be told of them: one network; "" where there are more, or none."""
+    return str(within[0]) if len(within) == 1 else ""
 
 
 def names(entry: str, hca: Hca) -> bool:

@@ -353,6 +353,32 @@ def test_a_network_that_is_included_is_the_one_that_is_used(
     assert {name: text for name, text in made.items() if "ADDR" in name or "GID" in name} == values
 
 
+@pytest.mark.parametrize("version", [None, (2, 20), (2, 22), (2, 27)])
+def test_of_several_networks_each_port_s_own_is_the_one_that_is_used(
+    version: tuple[int, int] | None,
+) -> None:
+    hcas = []
+    for at in range(2):
+        first = eth(f"mlx5_{at}", f"192.168.{at}.5")
+        second = Gid(3, f"0000:0000:0000:0000:0000:ffff:0a0{at}:0005", "RoCE v2", "eth0")
+        both = first.addresses[0], f"10.{at}.0.5"
+        hcas.append(replace(first, gids=(*first.gids, second), addresses=both))
+    rules = Rules(include=("10.0.0.0/16", "10.1.0.0/16"))
+    choice = choose(hcas, [], rules)
+    assert [hca.gid_index for hca in choice.hcas] == [3, 3]
+    made = environment(choice, (), version).values
+    assert made["NCCL_IB_GID_INDEX"] == "3"
+    assert "NCCL_IB_ADDR_RANGE" not in made
+    # Where NCCL takes them by itself, it is told nothing.
+    kept = choose(hcas, [], Rules(include=("192.168.0.0/24", "192.168.1.0/24")))
+    assert [hca.gid_index for hca in kept.hcas] == [1, 1]
+    assert "NCCL_IB_GID_INDEX" not in environment(kept, (), (2, 27)).values
+    # An entry that both have, but outside of what is included, will not do.
+    odd = replace(hcas[1], gids=tuple(replace(gid, index=4 - gid.index) for gid in hcas[1].gids))
+    apart = environment(choose([hcas[0], odd], [], rules), (), version)
+    assert "mlx5_0:1 needs 3, mlx5_1:1 needs 1" in (apart.apart or "")
+
+
 def test_exclusion_wins_and_inclusion_beats_the_rule() -> None:
     hcas = [ib("mlx5_0"), ib("irdma0"), eth("mlx5_1", None), ib("mlx5_2", state="DOWN")]
     choice = choose(hcas, [], Rules(include=("irdma0", "mlx5_1", "mlx5_2")))

@@ -143,8 +143,8 @@ def test_an_address_range_may_shut_all_out() -> None:
     other, none = (ipaddress.ip_network(text) for text in ("192.168.0.0/16", "172.16.0.0/12"))
     assert nccl_index(table(rows), len(rows), within=other) == 5
     assert nccl_index(table(rows), len(rows), within=none) == 0
-    assert fit_index(table(rows), len(rows), "AF_INET", other) == 5
-    assert fit_index(table(rows), len(rows), "AF_INET", none) is None
+    assert fit_index(table(rows), len(rows), "AF_INET", (other,)) == 5
+    assert fit_index(table(rows), len(rows), "AF_INET", (none,)) is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from muster.fabric.environment import Environment
 from muster.fabric.gids import fit_index, nccl_index, routable, strays, version_of
 from muster.fabric.kinds import EFA, IWARP, OPA, USNIC, special
 from muster.fabric.nccl import ROBUST, Version, devices_max
+from muster.fabric.rules import told_range
 from muster.fabric.types import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
 
 _GUESSED_PREFIX: Final = 24
@@ -313,12 +314,20 @@ def _addresses(ports: Ports) -> Found:
 
 
 def _astray(hca: Hca, choice: Choice) -> Found:
-    """Where NCCL would take an address that leads to no peer, though the port has one that does."""
+    """Where NCCL would take an address that leads to no peer or is not meant, though the port has
+    one that is."""
     meant = fit_index(hca.gids, hca.gid_slots, choice.family, choice.within)
-    if choice.within is not None or not strays(hca.gids, hca.gid_slots, choice.family, meant):
+    if told_range(choice.within) or not strays(hca.gids, hca.gid_slots, choice.family, meant):
         return
     taken = nccl_index(hca.gids, hca.gid_slots or 0, choice.family)
     address = next((gid.address or gid.gid for gid in hca.gids if gid.index == taken), "nothing")
+    if any(gid.index == taken for gid in routable(hca.gids)):
+        yield info(
+            f"{hca.key}: NCCL would take {address} (GID index {taken}), which is in none of the "
+            f"networks of fabric.include; index {meant} is the one for jobs",
+            "nothing; one network around those that are meant, and no other, is surer",
+        )
+        return
     yield warning(
         f"{hca.key}: NCCL would take {address} (GID index {taken}), which leads to no peer beyond "
         f"the own segment; index {meant} is the one for jobs",

@@ -112,6 +112,10 @@ def test_of_a_roce_port_both_families_are_told() -> None:
     assert port.sixth is None
     (port,) = node_fabric(probe, Rules(include=("10.1.0.0/16",))).ports
     assert port.fourth == PortGids(7, (5, 7), ranged=True)
+    several = Rules(include=("10.1.0.0/16", "10.2.0.0/16"))
+    (port,) = node_fabric(probe, several).ports
+    assert port.fourth == PortGids(7, (7,), ranged=True)
+    assert node_fabric(probe, several).range == ""
     own = Gid(2, v4("169.254.7.9"), "RoCE v2", "eth2", "169.254.7.9")
     before = msgspec.structs.replace(hca, gids=(*gids[:2], own, *gids[2:]))
     (port,) = node_fabric(msgspec.structs.replace(probe, hcas=(before,))).ports

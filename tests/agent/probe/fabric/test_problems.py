@@ -168,6 +168,20 @@ def test_an_address_that_leads_nowhere_before_one_that_does(node: Node) -> None:
     assert [network.addresses for network in found.networks] == [("10.0.0.5",), ("10.1.0.5",)]
 
 
+def test_an_address_outside_of_the_networks_that_are_included(node: Node) -> None:
+    for at in range(2):
+        node.hca(f"mlx5_{at}", hca_type="MT4129")
+        table = classical(f"192.168.{at}.5", f"eth{at}")
+        table |= {4: (mapped(f"10.{at}.0.5"), V2, f"eth{at}")}
+        node.port(f"mlx5_{at}", gids=table)
+    found = node.probe(include=["10.0.0.0/16", "10.1.0.0/16"], nccl="2.27.3")
+    assert not told(found)
+    said = words(found.problems)
+    assert "mlx5_0:1: NCCL would take 192.168.0.5 (GID index 3)" in said
+    assert "in none of the networks" in said
+    assert found.env["NCCL_IB_GID_INDEX"] == "4"
+
+
 def test_interfaces_of_different_mtu(node: Node) -> None:
     for at, mtu in enumerate((9000, 1500)):
         folder = f"sys/class/net/eth{at}"
