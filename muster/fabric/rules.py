@@ -44,7 +44,7 @@ def told_range(within: Sequence[Range]) -> str:
 
 def names(entry: str, hca: Hca) -> bool:
     """Whether the entry means this port."""
-    if entry in (hca.name, hca.key) or entry in hca.netdevs:
+    if entry in (hca.name, hca.key) or entry in (*hca.netdevs, *hca.members):
         return True
     if hca.pci is not None and entry.lower() in (hca.pci, hca.pci.removeprefix("0000:")):
         return True

@@ -71,10 +71,11 @@ class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
     `group` (`class` in the JSON): ports of one class are like each other. `expected`: one of the
     class that is used, which cannot be used as it is. `gid_index`: the entry that NCCL uses under
     the environment given; None where none is fit or the table is unknown. `usable_by_nccl_ib`:
-    NCCL would take it without a list, as any active port. `gid_slots`: the length of the table, of
-    which `gids_unread` could not be read. `rail`: the place among those used, in PCI order.
-    `physical_function`: of a virtual function. `uverbs_error`: why its device file, which is there,
-    cannot be opened.
+    NCCL would take it without a list, as any active port. `members`: interfaces of its PCI function
+    that do not carry its addresses, as those below a bond, by which rules may name it. `gid_slots`:
+    the length of the table, of which `gids_unread` could not be read. `rail`: the place among those
+    used, in PCI order. `physical_function`: of a virtual function. `uverbs_error`: why its device
+    file, which is there, cannot be opened.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Hca(msgspec.Struct, frozen=True, kw_only=True, rename={"group": "class"}):
     phys_state: str | None = None
     rate_gbps: float | None = None
     netdevs: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
     gids: tuple[Gid, ...] = ()
     gid_index: int | None = None

@@ -204,6 +204,8 @@ class Devices:
         link_layer = said.of("link_layer", formats.link_layer)
         gids, slots, missed = self._gids(folder, said, link_layer)
         written = tree.text(f"{folder}/rate")
+        below = self._below(common.name, port, link_layer)
+        netdevs = self._netdevs(common.name, gids, below, link_layer)
         return replace(
             common,
             port=port,
@@ -218,7 +220,8 @@ class Devices:
             gid_slots=slots,
             gids_unread=missed,
             addresses=_addresses(gids) if link_layer == ETHERNET else (),
-            netdevs=self._netdevs(common.name, port, link_layer, gids),
+            netdevs=netdevs,
+            members=tuple(name for name in below if name not in netdevs),
             counters=self._counters(folder),
             unknown=said.unknown,
         )
@@ -276,13 +279,19 @@ class Devices:
         )
 
     def _netdevs(
-        self, name: str, port: int, link_layer: str | None, gids: tuple[Gid, ...]
+        self, name: str, gids: tuple[Gid, ...], below: tuple[str, ...], link_layer: str | None
     ) -> tuple[str, ...]:
-        """RoCE's GIDs name their interface, also of a VLAN or a bond. Else it is below the PCI
-        function, whose other ports have theirs there as well."""
+        """RoCE's GIDs name their interface, also of a VLAN or a bond. Else it is the one below the
+        PCI function, or its bond."""
         named = tuple(dict.fromkeys(gid.netdev for gid in gids if gid.netdev is not None))
-        if named:
-            return named
+        folder = f"{CLASS}/{name}/device/net"
+        if link_layer == INFINIBAND:
+            return named or below
+        return named or tuple(self._master(f"{folder}/{dev}", dev) for dev in below)
+
+    def _below(self, name: str, port: int, link_layer: str | None) -> tuple[str, ...]:
+        """The port's interfaces below the PCI function, whose other ports have theirs there as
+        well."""
         tree, folder = self._tree, f"{CLASS}/{name}/device/net"
         if link_layer == INFINIBAND:
             return ipoib_of(tree, name, port)
@@ -293,7 +302,7 @@ class Devices:
         if len(devices) > 1:
             numbered = [dev for dev in devices if _number(tree, f"{folder}/{dev}") == port - 1]
             devices = numbered or devices
-        return tuple(self._master(f"{folder}/{dev}", dev) for dev in devices)
+        return tuple(devices)
 
     def _master(self, folder: str, name: str) -> str:
         link = self._tree.link(f"{folder}/master")

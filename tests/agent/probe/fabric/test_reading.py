@@ -258,6 +258,20 @@ def test_a_bond_is_the_interface_of_its_ports(node: Node) -> None:
     assert by_key(node.probe())["mlx5_bond_0:1"].netdevs == ("bond0",)
 
 
+@pytest.mark.parametrize("of_gids", [False, True])
+def test_a_bond_is_meant_by_the_names_of_its_members_too(node: Node, *, of_gids: bool) -> None:
+    node.hca("mlx5_bond_0", path=CARD)
+    node.file(f"sys/devices/{CARD}/net/eth4/dev_id", "0x0\n")
+    node.link(f"sys/devices/{CARD}/net/eth4/master", "../../../../../virtual/net/bond0")
+    node.port("mlx5_bond_0", gids=classical("10.0.0.5", "bond0") if of_gids else None)
+    for name in ("eth4", "bond0"):
+        assert used(node.probe(include=[name])) == ["mlx5_bond_0:1"]
+        assert used(node.probe(exclude=[name])) == []
+        assert not told(node.probe(include=[name]))
+    (hca,) = node.probe().hcas
+    assert (hca.netdevs, hca.members) == (("bond0",), ("eth4",))
+
+
 def test_a_virtual_function_names_its_owner(node: Node) -> None:
     owner = node.hca("mlx5_0", path=CARD)
     node.port("mlx5_0", link="InfiniBand")
