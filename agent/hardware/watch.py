@@ -61,6 +61,9 @@ class HardwareWatch:
         self._ledger = Ledger(boot)
         self._reader = Reader()
         self._rest = b""
+        # Without the kernel's log nothing else grows where the ledger was lost, and whoever has
+        # heard of larger numbers takes smaller ones for known.
+        self._least = 0
         self._told: dict[tuple[str, str, int], float] = {}
         self._others: list[float] = []
         self._writing: asyncio.Task[None] | None = None
@@ -93,6 +96,7 @@ class HardwareWatch:
                 why=f"{error.strerror}: failures of GPUs, and kills for memory, are not noticed; "
                 "let the agent read the kernel's log (CAP_SYSLOG)",
             )
+            self._least = int(self._clock.now().mono * 1e6)
             await self._follow(None, critical)
         try:
             if judged_before:
@@ -210,7 +214,7 @@ class HardwareWatch:
                 task = TaskId(seen.task)
         return HardwareEvent(
             self._ledger.boot,
-            max(self._ledger.seq, self._ledger.last + 1),
+            max(self._ledger.seq, self._ledger.last + 1, self._least),
             seen.code,
             seen.grade,
             seen.text,

@@ -263,3 +263,20 @@ async def test_gpus_are_watched_where_the_kernels_log_may_not_be_read(tmp_path: 
     (seen,) = await node.hears(1)
     assert seen.event.code == "nvml ecc"
     running.cancel()
+
+
+@in_a_loop
+async def test_without_the_kernels_log_what_is_new_is_so_where_the_ledger_was_lost(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, tmp_path / "none")
+    for lives in (1, 2):
+        watch = HardwareWatch(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
+        running = asyncio.create_task(watch.run())
+        watch.saw((msgspec.structs.replace(GPU, fault=ECC),))
+        await node.hears(lives)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        (tmp_path / ledger.NAME).unlink()
+    first, second = (seen.event.number for seen in node.heard)
+    assert second > first
