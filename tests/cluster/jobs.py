@@ -65,9 +65,9 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that is dead and not yet reaped does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except OSError:  # it may end between the opening and the reading
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def environments(cluster: LocalCluster) -> dict[int, set[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import socket
@@ -57,8 +58,9 @@ def shims(cluster: LocalCluster) -> dict[int, int]:
     found = {}
     for line in cluster.leftovers():
         pid = int(line.partition(":")[0])
-        if Path(f"/proc/{pid}/comm").read_text().startswith("muster-"):
-            found[pid] = memory(pid, "VmHWM")
+        with contextlib.suppress(OSError):  # others come and go
+            if Path(f"/proc/{pid}/comm").read_text().startswith("muster-"):
+                found[pid] = memory(pid, "VmHWM")
     return found
 
 
