@@ -282,6 +282,7 @@ class Coordinator:
         decided on first. Lasts GIVE_WAY_MAX_S at most, so that neither starves."""
         loop = asyncio.get_running_loop()
         until = loop.time() + GIVE_WAY_MAX_S
+        # No event says that nothing follows.
         while (now := loop.time()) < until and (self._committing or now < self._quiet_at):  # noqa: ASYNC110
             await asyncio.sleep(QUIET_S)
 

@@ -102,6 +102,14 @@ class Rig:
             lambda rid: SubmitReceived(rid, SPEC, "ann", key, "digest")
         )
 
+    async def deciding(self) -> asyncio.Task[Any]:
+        """A submit whose commit has begun, and lasts until the journal's gate is opened."""
+        self.happened.clear()
+        self.journal.gate.clear()
+        submitting = asyncio.create_task(self.submit())
+        await self.happened.until("commit begins")
+        return submitting
+
     async def join(self) -> None:
         await self.coordinator.put(HelloReceived(S1, HELLO, "10.0.0.1"))
         await self.happened.until("Welcome")
@@ -132,10 +140,7 @@ def with_owner(
 def test_nothing_is_done_before_it_is_on_disk(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.join()
-        rig.happened.clear()
-        rig.journal.gate.clear()
-        submitting = asyncio.create_task(rig.submit())
-        await rig.happened.until("commit begins")
+        submitting = await rig.deciding()
         assert rig.coordinator.state.jobs, "decided already"
         assert not submitting.done()
         reader = asyncio.create_task(rig.coordinator.settled())
@@ -154,10 +159,7 @@ def test_a_beat_is_a_turn_of_the_owner(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         await rig.coordinator.beat()  # with nothing to do
         await rig.join()
-        rig.happened.clear()
-        rig.journal.gate.clear()
-        submitting = asyncio.create_task(rig.submit())
-        await rig.happened.until("commit begins")
+        submitting = await rig.deciding()
         beat = asyncio.create_task(rig.coordinator.beat())
         for _ in range(10):
             await asyncio.sleep(0)
@@ -232,10 +234,7 @@ def test_what_needs_the_disk_waits_for_it_and_nothing_is_forgotten(tmp_path: Pat
 
     async def main(rig: Rig) -> None:
         await rig.join()
-        rig.happened.clear()
-        rig.journal.gate.clear()
-        submitting = asyncio.create_task(rig.submit())
-        await rig.happened.until("commit begins")
+        submitting = await rig.deciding()
         news = Heartbeat(1.0, disks=(DiskHealth("/", 1 << 30, 1 << 20),))
         await rig.coordinator.put(ReportReceived(S1, news))
         await rig.coordinator.put(ReportReceived(S1, Heartbeat(2.0)))
@@ -428,10 +427,7 @@ def test_what_gives_way_waits_for_what_is_decided(
 
     async def main(rig: Rig) -> None:
         await rig.join()
-        rig.happened.clear()
-        rig.journal.gate.clear()
-        submitting = asyncio.create_task(rig.submit())
-        await rig.happened.until("commit begins")
+        submitting = await rig.deciding()
         way = asyncio.create_task(rig.coordinator.give_way())
         way.add_done_callback(lambda _: rig.happened.append("gave way"))
         rig.journal.gate.set()
@@ -447,10 +443,7 @@ def test_what_gives_way_does_not_starve(tmp_path: Path, monkeypatch: pytest.Monk
 
     async def main(rig: Rig) -> None:
         await rig.join()
-        rig.happened.clear()
-        rig.journal.gate.clear()
-        submitting = asyncio.create_task(rig.submit())
-        await rig.happened.until("commit begins")
+        submitting = await rig.deciding()
         await rig.coordinator.give_way()
         assert not submitting.done()
         rig.journal.gate.set()

@@ -41,14 +41,6 @@ class Logs:
         await link.say(LogHello(HELLO.node, HELLO.agent_id))
         return link
 
-    async def deciding(self) -> asyncio.Task[object]:
-        """Until the gate of the journal is opened."""
-        self.rig.happened.clear()
-        self.rig.journal.gate.clear()
-        asked = asyncio.create_task(self.rig.submit())
-        await self.rig.happened.until("commit begins")
-        return asked
-
     async def read(self, kind: str) -> bytes:
         async with self.http.get("/read", params={"kind": kind}) as answer:
             return await answer.read()
@@ -93,7 +85,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_frame_that_is_one_of_many_waits_and_a_line_does_not(tmp_path: Path) -> None:
     async def main(logs: Logs) -> None:
         storms, prints = await logs.link(), await logs.link()
-        deciding = await logs.deciding()
+        deciding = await logs.rig.deciding()
         await storms.send(OUT, 0, MUCH)
         await prints.send(ERR, 0, b"step 1\n")
         assert await prints.hear() == LogAck(ERR, 7)
@@ -115,7 +107,7 @@ def test_who_reads_much_waits_and_who_reads_a_line_does_not(
         await link.hear_until(LogAck(OUT, len(MUCH)))
         await link.send(ERR, 0, b"step 1\n")
         await link.hear_until(LogAck(ERR, 7))
-        deciding = await logs.deciding()
+        deciding = await logs.rig.deciding()
         asked = logs.rig.happened
         give_way = logs.rig.coordinator.give_way
 
