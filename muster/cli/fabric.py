@@ -42,7 +42,7 @@ def print_fabric(view: FabricView) -> None:
         return
     _line(view.plan.text)
     for note in view.plan.notes:
-        _line(note, "not used: ")
+        _line(note, "note: ")
     if view.plan.network:
         _line(f"network {view.plan.network}")
     for group in _alike(view.plan):

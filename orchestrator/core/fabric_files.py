@@ -15,7 +15,8 @@ from orchestrator.core.fabric_plan import NodePlan
 _INDEX: Final = "NCCL_IB_GID_INDEX"
 _FAMILY: Final = "NCCL_IB_ADDR_FAMILY"
 _RANGE: Final = "NCCL_IB_ADDR_RANGE"
-_CHOOSE: Final = "-1"
+CHOOSE: Final = "-1"
+"""Of the GID index: that NCCL finds it by itself."""
 
 
 def overruling(
@@ -27,9 +28,9 @@ def overruling(
     if not known or (nccl is not None and nccl < DYNAMIC):
         return {}
     made = {}
-    index = _value(conf.get(_INDEX, _CHOOSE))
-    if index != _CHOOSE and any(str(port.index) != index for port in known):
-        made[_INDEX] = _CHOOSE
+    index = _value(conf.get(_INDEX, CHOOSE))
+    if index != CHOOSE and any(str(port.index) != index for port in known):
+        made[_INDEX] = CHOOSE
     if _value(conf.get(_FAMILY, family)) != family:
         made[_FAMILY] = family
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.fabric.gids import Family
-from muster.fabric.nccl import DYNAMIC, version_of
+from muster.fabric.nccl import DYNAMIC, ROBUST, version_of
 from muster.fabric.types import ETHERNET
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.fabric_view import (
@@ -19,6 +19,7 @@ from muster.protocol.fabric_view import (
 from muster.protocol.refusals import RefusalCode
 from muster.spec.types import Rdma, env_on_node
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.fabric_files import CHOOSE
 from orchestrator.core.fabric_plan import FabricPlan, NodePlan, Transport
 from orchestrator.core.fabric_ports import gids
 from orchestrator.core.gang_fabric import node_plan
@@ -28,6 +29,7 @@ from orchestrator.core.proof import nccl_lines, proof_view, watched
 from orchestrator.core.state import Attempt, Job, Task
 
 _OURS: Final = ("NCCL_", "GLOO_", "UCX_")
+_OF_A_FILE: Final = "a file of NCCL's on the node says otherwise"
 _NOTHING: Final = FabricPlan(Transport.OPEN, "TCP: no node has an RDMA device that jobs can use")
 
 
@@ -120,7 +122,7 @@ def _ports(fabric: NodeFabric, mine: NodePlan, family: Family) -> tuple[PlannedP
                 port.rate_gbps,
                 port.netdev or None,
                 port.addresses,
-                int(forced) if forced is not None and index is not None else index,
+                index if index is None or forced in (None, CHOOSE) else int(forced),
                 port.near,
             )
         )
@@ -168,7 +170,13 @@ def _why(
             version = version_of(mine.nccl)
             if version is not None and version < DYNAMIC:
                 return f"NCCL {mine.nccl} takes entry 0 if it is told no other"
+            if value == CHOOSE:
+                return _OF_A_FILE
+            if version is None or version >= ROBUST:
+                return "NCCL by itself takes another address than is meant"
             return f"NCCL {mine.nccl} stumbles over tables with holes, as this node's"
+        case "NCCL_IB_ADDR_FAMILY" if value == "AF_INET":
+            return _OF_A_FILE
         case "NCCL_IB_ADDR_FAMILY":
             return "not all ports have an IPv4 address, all have an IPv6 one"
         case "NCCL_IB_ADDR_RANGE":

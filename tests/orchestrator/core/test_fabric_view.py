@@ -102,6 +102,26 @@ def test_why_the_gid_index_is_set(nccl: str, why: str, *, sparse: bool) -> None:
     assert [port.gid_index for port in plan_of(cluster).nodes[0].ports] == [5, 5]
 
 
+def test_why_the_gid_index_is_set_where_nccl_finds_one_by_itself() -> None:
+    other = tuple(roce(at, fourth=PortGids(5, (5,), ranged=True)) for at in range(2))
+    cluster = gang(NodeFabric(ports=other), NodeFabric(ports=other))
+    mine = setting(cluster, "NCCL_IB_GID_INDEX")
+    assert (mine.value, mine.why) == ("5", "NCCL by itself takes another address than is meant")
+
+
+def test_what_a_file_sets_is_taken_back_for_a_reason() -> None:
+    conf = {
+        "NCCL_IB_GID_INDEX": "1 (from /etc/nccl.conf)",
+        "NCCL_IB_ADDR_FAMILY": "AF_INET6 (from /etc/nccl.conf)",
+    }
+    fabric = NodeFabric(ports=tuple(roce(at, 5) for at in range(2)), nccl_conf=conf)
+    cluster = gang(fabric, fabric)
+    for name, value in (("NCCL_IB_GID_INDEX", "-1"), ("NCCL_IB_ADDR_FAMILY", "AF_INET")):
+        mine = setting(cluster, name)
+        assert (mine.value, mine.why) == (value, "a file of NCCL's on the node says otherwise")
+    assert [port.gid_index for port in plan_of(cluster).nodes[0].ports] == [5, 5]
+
+
 def test_why_the_addresses_are_of_ipv6() -> None:
     ports = tuple(roce(at, fourth=None, sixth=PortGids(1, (1,))) for at in range(2))
     cluster = gang(NodeFabric(ports=ports), NodeFabric(ports=ports))
