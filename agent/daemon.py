@@ -273,7 +273,7 @@ class Agent:
         match heard.command:
             case Welcome() as welcome if self._state.welcomed:
                 _log.info("welcomed", epoch=welcome.epoch, session=welcome.session)
-                self._logs.welcomed(welcome.heartbeat_s)
+                self._logs.welcomed(welcome.heartbeat_s, welcome.protocol)
             case Refused() as refused:
                 _log.error("refused", code=refused.code, why=refused.text)
             case _:

@@ -272,10 +272,9 @@ class Keeper:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
         self._hangs.heard(self.task, self._folder, status)
-        if status.phase.terminal:
-            self._logs.complete(self.task)
+        no_output = status.phase.terminal and self._logs.complete(self.task)
         if self._found is None:
-            self._post(ShimReported(self.task, status))
+            self._post(ShimReported(self.task, status, no_output))
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))
+            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus, no_output))

@@ -45,18 +45,19 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
     match stimulus:
         case s.CommandReceived(command):
             return _command(state, command, now)
-        case s.ShimReported(task, status):
+        case s.ShimReported(task, status, no_output):
             held = state.tasks.get(task)
             if held is None or _stale(held, status.phase):
                 return Decision()
-            return Decision([f.ShimSeen(task, status, now.mono)])
+            return Decision([f.ShimSeen(task, status, now.mono, no_output)])
         case s.LinkUp():
             beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
         case s.LinkDown():
             return Decision([f.LinkClosed()])
-        case s.TaskFound(task, status, paths, ports, fabric, gpus):
-            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus)])
+        case s.TaskFound(task, status, paths, ports, fabric, gpus, silent):
+            at = now.mono
+            return Decision([f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, silent)])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
@@ -287,6 +288,7 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
                 welcome.lease_s,
                 welcome.heartbeat_s,
                 welcome.leases,
+                welcome.protocol,
             ),
             f.Heard(now.mono),
             # From the moment at which we asked, not from the answer: both sides count from there.

@@ -49,10 +49,10 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.told_disks = state.disks
         case f.LinkClosed():
             state.linked = state.welcomed = False
-        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases):
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases, protocol):
             for held in state.tasks.values():
                 held.lease_s = leases.get(held.id, held.lease_s)
-            state.welcomed, state.cluster = True, cluster
+            state.welcomed, state.cluster, state.protocol = True, cluster, protocol
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
             state.buried.clear()
         case f.Heard(at):
@@ -69,7 +69,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             state.tasks[task] = HeldTask(
                 task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
             )
-        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, no_output):
             state.tasks[task] = HeldTask(
                 task,
                 gpus=gpus,
@@ -79,6 +79,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
                 status_at=at,
                 fabric=fabric,
                 network=NetworkPhase.LEFT,
+                no_output=no_output,
             )
         case f.Buried(task):
             state.buried.add(task)
@@ -125,10 +126,10 @@ def _apply_held(
             held.activity, held.activity_at = ranks, at
         case f.IdleKnown(_, since):
             held.idle_since = since
-        case f.ShimSeen(_, status, at):
-            held.status, held.status_at = status, at
+        case f.ShimSeen(_, status, at, no_output):
+            held.status, held.status_at, held.no_output = status, at, no_output
         case f.TaskFailed(_, refusal):
-            held.failure = refusal
+            held.failure, held.no_output = refusal, True
         case f.PlanTaken(_, arrange):
             held.arrange, held.denied, held.warnings = arrange, None, ()
             if needed(arrange):

@@ -37,6 +37,7 @@ class Welcomed(msgspec.Struct, frozen=True):
     lease_s: float
     heartbeat_s: float
     leases: Mapping[TaskId, float] = msgspec.field(default_factory=dict)
+    protocol: int = 1
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -93,6 +94,7 @@ class TaskAdopted(msgspec.Struct, frozen=True):
     at: float
     fabric: NodeFabric
     gpus: tuple[str, ...] = ()
+    no_output: bool = False
 
 
 class TaskHoused(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ class ShimSeen(msgspec.Struct, frozen=True):
     task: TaskId
     status: ShimStatus
     at: float
+    no_output: bool = False
 
 
 class TaskFailed(msgspec.Struct, frozen=True):

@@ -61,6 +61,7 @@ class HeldTask:
     started: bool = False  # the gate is to be open
     stop: StopTask | None = None
     forgotten: bool = False
+    no_output: bool = False  # it has ended, and none of its logs has a byte
     logs_stored: bool = False
 
     def lease_until(self, until: float, lease_s: float) -> float:
@@ -74,6 +75,7 @@ class State:
     linked: bool = False  # a connection is open
     welcomed: bool = False  # and the coordinator has answered Hello on it
     epoch: int = 0
+    protocol: int = 1  # that the coordinator and we speak
     cluster: str = ""  # whose tasks these are; outlives the agent
     heartbeat_s: float = 5.0
     lease_s: float = 0.0

@@ -36,10 +36,12 @@ class CommandReceived(msgspec.Struct, frozen=True):
 
 
 class ShimReported(msgspec.Struct, frozen=True):
-    """The status of a task's shim; of a shim that has gone, its exit record."""
+    """The status of a task's shim; of a shim that has gone, its exit record. `no_output`: the task
+    has ended, and none of its logs has a byte."""
 
     task: TaskId
     status: ShimStatus
+    no_output: bool = False
 
 
 class TaskPaths(msgspec.Struct, frozen=True):
@@ -60,7 +62,8 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 class TaskFound(msgspec.Struct, frozen=True):
     """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
+    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now.
+    `no_output` as in ShimReported."""
 
     task: TaskId
     status: ShimStatus
@@ -68,6 +71,7 @@ class TaskFound(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     fabric: NodeFabric = NO_FABRIC
     gpus: tuple[str, ...] = ()
+    no_output: bool = False
 
 
 class ShimFailed(msgspec.Struct, frozen=True):

@@ -135,7 +135,8 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
     """All that is known of a task."""
     status = held.status
     if status is None:
-        return TaskReport(held.id, task_state(held), refusal=held.failure)
+        state_of = task_state(held)
+        return TaskReport(held.id, state_of, refusal=held.failure, no_output=held.no_output)
     running_s = status.running_s or 0.0
     if status.phase is ShimPhase.RUNNING:
         running_s += max(0.0, now.mono - held.status_at)
@@ -159,6 +160,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         doomed=status.phase is ShimPhase.STUCK and status.doomed,
         checkpoint=_checkpoint(held, now),
         idle_s=_idle_s(held, now),
+        no_output=held.no_output,
     )
 
 

@@ -58,6 +58,8 @@ class Ledger:
     """The books of the shipper. Everything said before a reconnect is said again after it."""
 
     def __init__(self) -> None:
+        # To a coordinator to which a task's own report does not.
+        self.tells_of_silence = True
         self._tasks: dict[TaskId, TaskStreams] = {}
         self._readable: deque[Stream] = deque()
 
@@ -164,6 +166,8 @@ class Ledger:
         if known is None or not known.complete or known.end_said or known.stored:
             return []
         if not all(stream.ended for stream in known.streams.values()):
+            return []
+        if not known.streams and not self.tells_of_silence:
             return []
         known.end_said = True
         return [TaskLogsEnd(task, len(known.streams))]

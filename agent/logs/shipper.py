@@ -37,6 +37,7 @@ from muster.protocol.logs import (
     encode_chunk,
     encode_text,
 )
+from muster.protocol.messages import NO_OUTPUT
 
 PATH: Final = "/v1/agent/logs"
 # For files that are not there yet, or for which the kernel had no watch left.
@@ -79,9 +80,10 @@ class LogShipper:
 
     # --- what the owner tells ---------------------------------------------------------------------
 
-    def welcomed(self, heartbeat_s: float) -> None:
+    def welcomed(self, heartbeat_s: float, protocol: int) -> None:
         """The coordinator knows this agent: before, the log connection would only be refused."""
         self._heartbeat_s = heartbeat_s
+        self._ledger.tells_of_silence = protocol < NO_OUTPUT
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -98,8 +100,9 @@ class LogShipper:
                 self._look(stream)
         self._work.set()
 
-    def complete(self, task: TaskId) -> None:
-        """No process of the task is left, and all its streams have been named."""
+    def complete(self, task: TaskId) -> bool:
+        """No process of the task is left, and all its streams have been named. Returns whether it
+        has written nothing."""
         for stream in self._quiet_of(task):
             self._look(stream)
             if self._quiet.pop(stream, None) is not None:
@@ -109,6 +112,8 @@ class LogShipper:
             self._tell(message)
         self._work.set()
         self._wake.set()
+        known = self._ledger.task(task)
+        return known is None or not known.streams
 
     def drop(self, task: TaskId) -> None:
         """The task's folder is about to go."""

@@ -28,16 +28,19 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 5
+PROTOCOL_MAX = 6
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
 which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
-5: `LookTask`, which agents of 4 do not know."""
+5: `LookTask`, which agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of
+5 wait for the end of the log."""
 LEASES_OF_TASKS: Final = 4
 """From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
 LOOKS: Final = 5
 """From this protocol on `LookTask` is understood."""
+NO_OUTPUT: Final = 6
+"""From this protocol on `TaskReport.no_output` is all that is said of a log without a byte."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -172,7 +175,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     go of them. `doomed`: none of them will ever run its program again, as their SIGKILL is pending.
     `activity` says of each rank whether it moves, as of this report; () where that is not watched.
     `idle_s`: for so long its GPUs have been idle, as PrepareTask has it; None where they have not,
-    or not that long, or cannot be read.
+    or not that long, or cannot be read. `no_output`: the task has ended and has written nothing.
     """
 
     task: TaskId
@@ -194,6 +197,7 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     checkpoint: Checkpoint | None = None
     activity: tuple[RankActivity, ...] = ()
     idle_s: float | None = None
+    no_output: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True, tag="hello"):

@@ -36,10 +36,13 @@ def awaited(job: Job, stored: Container[tuple[int, int]]) -> list[Task]:
 
 
 def _may_have_log(job: Job, task: Task) -> bool:
-    """Not the node that is lost, nor one that never had the task: a cancel may have come first.
+    """Not the node that is lost, nor one that never had the task: a cancel may have come first. Nor
+    one that said with the end that nothing was written.
 
     Before it has said that it is prepared, nothing of a task has run but the job's `setup`.
     """
+    if task.no_output:
+        return False
     if task.state is not TaskState.CLEANED or task.prepared or task.exit:
         return task.state is not TaskState.LOST
     if job.spec.setup is None or task.refusal is None:

@@ -261,8 +261,9 @@ def _apply_task(
             _task_to(task, TaskState.EXITED)
             task.traffic = traffic
             task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
-        case f.TaskCleaned():
+        case f.TaskCleaned(_, _, _, no_output):
             _task_to(task, TaskState.CLEANED)
+            task.no_output = no_output
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
         case f.TaskCut():

@@ -252,11 +252,12 @@ class TaskExited(_Fact, frozen=True):
 
 
 class TaskCleaned(_Fact, frozen=True):
-    """Nothing of the task is left on its node."""
+    """Nothing of the task is left on its node. `no_output`: nor has it written a byte."""
 
     job: JobId
     attempt: int
     rank: int
+    no_output: bool = False
 
 
 class TaskLost(_Fact, frozen=True):

@@ -29,7 +29,7 @@ def news(task: Task, report: TaskReport) -> list[f.Fact]:
     if prepared:
         found += _run(task, report)
     if report.state is TaskState.CLEANED:
-        found.append(f.TaskCleaned(*key))
+        found.append(f.TaskCleaned(*key, report.no_output))
     return found
 
 

@@ -105,6 +105,7 @@ class Task:
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
     idle_since: float | None = None  # volatile; its GPUs, monotonic
+    no_output: bool = False  # it has ended and has written nothing
     joined: bool = False  # when the gang was running
     endpoint: Endpoint | None = None  # of one that joined
     cut_at: float | None = None  # since when its node cannot be reached

@@ -15,12 +15,13 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-# In `previous` these do not exist: fields of commands by the protocol that brought them.
-_NEW_FIELDS: Final = {3: {"arrange": {"start"}}}
+# In `previous` these do not exist: fields of messages by the protocol that brought them.
+_NEW_FIELDS: Final = {3: {"arrange": {"start"}}, 6: {"task": {"no_output"}}}
 _STATUS_FIELDS: Final = ("signalled", "launcher_said", "oom_kills")
 MESSAGES: Final = "muster.protocol.messages"
 _LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
@@ -55,16 +56,20 @@ def forget_new_fields(most: int) -> None:
     """Of what it hears, take nothing in that came with the newest protocol."""
     from muster.protocol import codec
 
-    whole = codec.decode_command
     unknown = _NEW_FIELDS.get(most + 1, {})
 
-    def decode(data: bytes | str) -> codec.CommandFrame:
-        tree = json.loads(data)
-        for name in unknown.get(tree["body"]["type"], ()):
-            tree["body"].pop(name, None)
-        return whole(json.dumps(tree))
+    def without(whole: Callable[[bytes | str], Any]) -> Callable[[bytes | str], Any]:
+        def decode(data: bytes | str) -> Any:
+            tree = json.loads(data)
+            for message in (tree["body"], *tree["body"].get("tasks", ())):
+                for name in unknown.get(message.get("type", "task"), ()):
+                    message.pop(name, None)
+            return whole(json.dumps(tree))
 
-    codec.decode_command = decode
+        return decode
+
+    for name in ("decode_command", "decode_report"):
+        setattr(codec, name, without(getattr(codec, name)))
 
 
 def old_shims() -> None:

@@ -52,6 +52,10 @@ def agents(cluster: LocalCluster) -> list[Daemon]:
     return list(cluster.nodes.values())
 
 
+def tasks_of(cluster: LocalCluster) -> list[Path]:
+    return list(cluster.root.glob("state/*/tasks/*"))
+
+
 def pids(folder: Path) -> list[int]:
     return [int(await_file(folder / f"pids.{rank}")) for rank in (0, 1)]
 
@@ -91,6 +95,10 @@ def test_releases_that_differ_by_one_run_jobs_together(
     mixed.start()
     one = [submit(mixed, tmp_path, run="true", nodes=1) for _ in range(2)]
     assert [wait(mixed, job) for job in one] == [0, 0]
+    # Each pair knows that their logs are without a byte, and not that they are still to come.
+    said = [mixed.muster("logs", job).stderr for job in one]
+    assert all("has written nothing" in text and "delivered" not in text for text in said), said
+    until(lambda: tasks_of(mixed) == [], "no task is on a node")
     job = submit(mixed, tmp_path, nodes=2, run=WAITS)
     pids(tmp_path)
     finish(mixed, job, tmp_path)

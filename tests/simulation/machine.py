@@ -18,7 +18,7 @@ from muster.protocol.messages import Inventory, PrepareTask, with_devices
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of
-from tests.simulation.shim import Shim
+from tests.simulation.shim import Shim, writes_nothing
 from tests.simulation.truth import Truth
 from tests.simulation.world import World
 
@@ -143,7 +143,13 @@ class Machine:
             assert status is not None
             found.append(
                 TaskFound(
-                    task, status, folder.paths, folder.ports, fabric=self.fabric, gpus=folder.gpus
+                    task,
+                    status,
+                    folder.paths,
+                    folder.ports,
+                    fabric=self.fabric,
+                    gpus=folder.gpus,
+                    no_output=status.phase.terminal and writes_nothing(self.world, task),
                 )
             )
         return found

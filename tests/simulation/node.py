@@ -27,6 +27,7 @@ from tests.simulation.machine import Machine
 from tests.simulation.names import Names
 from tests.simulation.network import Connection, Network
 from tests.simulation.progress import Progress
+from tests.simulation.shim import writes_nothing
 from tests.simulation.traffic import Traffic
 from tests.simulation.world import World
 
@@ -377,7 +378,8 @@ class Node:
         self.world.at(delay_s, partial(self._arrive, life, partial(self._hear, task, status)))
 
     def _hear(self, task: TaskId, status: ShimStatus) -> None:
-        self.feed(s.ShimReported(task, status))
+        over = status.phase in (ShimPhase.CLEANED, ShimPhase.REFUSED)
+        self.feed(s.ShimReported(task, status, over and writes_nothing(self.world, task)))
         self._ship_if_over(task, status)
 
     def _shim_failed(self, failed: s.ShimFailed) -> None:
@@ -396,6 +398,9 @@ class Node:
     def _ship(self, task: TaskId) -> None:
         """The rest of the log is on its way: that takes a connection."""
         if self.state is None or task not in self.state.tasks:
+            return
+        if writes_nothing(self.world, task):
+            self.world.met["mute"] += 1
             return
         if not self.state.welcomed or not self.network.reachable(self.name):
             self.later(2.0, partial(self._ship, task))

@@ -15,7 +15,7 @@ import pytest
 from tests.simulation.cluster import Cluster
 from tests.simulation.coordinator import Moment
 from tests.simulation.faults import KINDS, STEPS, WINDOWS
-from tests.simulation.shim import FIRST_STUCK
+from tests.simulation.shim import FIRST_MUTE, FIRST_STUCK
 from tests.simulation.steering import WINDOWS as MORE_WINDOWS
 
 SEEDS_A_BLOCK = 50
@@ -141,6 +141,15 @@ def test_what_outlives_sigkill_holds_up_nobody_and_is_not_run_beside() -> None:
         cluster.run()
         met += cluster.world.met
     assert min(met["held"], met["escapes"], met["given_up"]) >= 3, met
+
+
+def test_a_task_that_writes_nothing_goes_without_a_word_on_its_log() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(FIRST_MUTE, FIRST_MUTE + 20):
+        cluster = Cluster(seed)
+        cluster.run()
+        met += cluster.world.met
+    assert met["mute"] >= 20, met
 
 
 @pytest.mark.timeout(600)

@@ -58,9 +58,10 @@ class Agent:
     def hear(self, command: m.Command) -> list[a.Action]:
         return self.turn(s.CommandReceived(command))
 
-    def connect(self, *keep: TaskId, epoch: int = 1) -> list[a.Action]:
+    def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Action]:
         self.turn(s.LinkUp())
-        return self.hear(m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep))
+        welcome = m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep, protocol)
+        return self.hear(welcome)
 
     def shim(self, phase: ShimPhase, **more: Any) -> list[a.Action]:
         status = ShimStatus(TASK, phase, log_dir="/t/logs", **more)
@@ -133,6 +134,30 @@ def test_a_task_is_not_removed_before_its_log_is_stored_nor_before_its_end_is() 
     assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
 
 
+def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -> None:
+    for protocol, goes in ((m.NO_OUTPUT, True), (m.NO_OUTPUT - 1, False)):
+        agent = Agent()
+        agent.running()
+        agent.connect(TASK, protocol=protocol)
+        ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+        said = reports(agent.turn(s.ShimReported(TASK, ended, no_output=True)))
+        assert said[-1].no_output
+        assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
+        assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
+        assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
+
+
+def test_a_task_of_an_earlier_life_that_wrote_nothing_says_so_at_once() -> None:
+    agent = Agent()
+    ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
+    agent.turn(s.TaskFound(TASK, ended, PATHS, no_output=True))
+    agent.turn(s.NetworkRestored(TASK))
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert hello.report.tasks[0].no_output
+
+
 def test_repeated_commands_do_nothing_twice() -> None:
     agent = Agent()
     agent.at_gate()
@@ -203,7 +228,8 @@ def test_a_shim_that_cannot_be_made_is_the_nodes_fault_and_leaves_nothing() -> N
     said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
     assert said[-1].state is TaskState.CLEANED
     assert said[-1].refusal == m.Refusal("spawn_failed", "fork: no memory", node_fault=True)
-    # The coordinator is told first that it has no log.
+    assert said[-1].no_output
+    # A coordinator of before is told first that it has no log.
     assert a.RemoveTask(TASK) not in agent.hear(m.ForgetTask(TASK))
     assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
 

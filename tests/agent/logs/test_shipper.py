@@ -22,6 +22,7 @@ from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import StreamId, StreamKind
+from muster.protocol.messages import NO_OUTPUT
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 
 TASK = TaskId("3.1.0")
@@ -60,7 +61,7 @@ class Stored:
 
 @asynccontextmanager
 async def shipping(
-    folder: Path, coordinator: Coordinator
+    folder: Path, coordinator: Coordinator, protocol: int = NO_OUTPUT - 1
 ) -> AsyncIterator[tuple[LogShipper, Stored]]:
     (folder / "logs").mkdir(exist_ok=True)
     token = folder / "token"
@@ -68,7 +69,7 @@ async def shipping(
     stored = Stored()
     async with Dialer(coordinator.url, token, None) as dialer:
         it = LogShipper(dialer, SystemClock(), NodeName("n1"), "id", stored.note)
-        it.welcomed(5.0)
+        it.welcomed(5.0, protocol)
         run = asyncio.get_running_loop().create_task(it.run())
         try:
             yield it, stored
@@ -262,5 +263,32 @@ def test_what_is_not_acknowledged_is_not_followed_by_more_than_a_window(
             it.complete(TaskId("9.9.9"))
             await coordinator.logs.until(lambda store: bool(store.tasks))
             assert received == WINDOW_BYTES + 7
+
+    asyncio.run(story())
+
+
+def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+        ):
+            silent, loud = TaskId("3.1.1"), TASK
+            for task in (silent, loud):
+                folder = tmp_path / task
+                (folder / "logs").mkdir(parents=True)
+                for stream in STREAMS:
+                    (folder / stream.path).touch()
+                it.follow(task, folder, STREAMS)
+            (tmp_path / loud / "logs/rank-0.stderr").write_bytes(b"x")
+            assert it.complete(silent)
+            assert not it.complete(loud)
+            # What is said is said in order: the first task's end would have come first.
+            assert await stored.take(1) == {loud}
+            assert coordinator.logs.tasks == {loud: 1}
+            # One that came to be upgraded later than this node waits for the end of the log.
+            it.welcomed(5.0, NO_OUTPUT - 1)
+            coordinator.drop_all()
+            assert await stored.take(1) == {silent}
 
     asyncio.run(story())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.protocol.ids import JobId
 from muster.protocol.messages import Refusal
+from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.types import Retry, Shell
 from orchestrator.core.deliveries import awaited
@@ -44,3 +46,15 @@ def test_an_agent_that_could_make_no_shim_has_run_no_setup() -> None:
 def test_of_a_refusal_that_nobody_knows_yet_there_may_be_a_log() -> None:
     later = refused("of_a_later_version", setup=Shell("make"))
     assert nodes(later, (1, 0)) == ["n1"]
+
+
+def test_of_a_task_that_wrote_nothing_none_is_waited_for_also_by_the_next_process() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2))
+    for number, name in enumerate(cluster.run_gang(1)):
+        cluster.end(name, ExitStatus(0))
+        cluster.clean(name, no_output=number == 1)
+    assert nodes(cluster) == ["n0"]
+    kept = cluster.replayed().jobs[JobId(1)]
+    assert [task.node for task in awaited(kept, ())] == ["n0"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.core import actions as agent_actions
+from agent.core import evolve as agent_evolve
 from agent.core import follow as agent_follow
 from agent.core import task as agent_task
 from muster.protocol.states import TaskState
@@ -16,14 +17,23 @@ from tests.simulation.mutants.books import _wrap
 
 
 def _removed_with_its_log(real: Any) -> Any:
-    def tidy(held: Any) -> list[agent_actions.Action]:
-        found: list[agent_actions.Action] = real(held)
+    def tidy(state: Any, held: Any) -> list[agent_actions.Action]:
+        found: list[agent_actions.Action] = real(state, held)
         cleaned = agent_task.task_state(held) is TaskState.CLEANED
-        if held.forgotten and cleaned and not held.logs_stored:
+        kept = held.logs_stored or held.no_output
+        if held.forgotten and cleaned and not kept:
             found.append(agent_actions.RemoveTask(held.id))
         return found
 
     return tidy
+
+
+def _silent_whatever_it_wrote(real: Any) -> Any:
+    def apply_held(held: Any, fact: Any) -> None:
+        real(held, fact)
+        held.no_output = held.status is not None and held.status.phase.terminal
+
+    return apply_held
 
 
 def _runs_for_ever(real: Any) -> Any:
@@ -42,6 +52,12 @@ MUTANTS = (
         _wrap(agent_follow, "_tidy", _removed_with_its_log),
         ("I6",),
         seed=1,
+    ),
+    Mutant(
+        "every task is said to have written nothing",
+        _wrap(agent_evolve, "_apply_held", _silent_whatever_it_wrote),
+        ("I6",),
+        seed=1300,
     ),
     Mutant(
         "gangs that have ended are kept among those that may grow",
