@@ -219,7 +219,9 @@ class Ground:
     def removed(self, node: NodeName, task: TaskId) -> None:
         """A task's folder goes, and its record with it: the end is on disk elsewhere."""
         self.world.judged.update(("I1", "I6"))
-        if task in self.ran and task not in self.stored and not writes_nothing(self.world, task):
+        mute = writes_nothing(self.world, task)
+        self.world.met["mute"] += mute
+        if task in self.ran and task not in self.stored and not mute:
             self.fail(f"I6: {node} removes {task}, and its log is not stored")
         state = self._task(task)
         if state is not None and state not in OVER:

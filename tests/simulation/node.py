@@ -400,7 +400,6 @@ class Node:
         if self.state is None or task not in self.state.tasks:
             return
         if writes_nothing(self.world, task):
-            self.world.met["mute"] += 1
             return
         if not self.state.welcomed or not self.network.reachable(self.name):
             self.later(2.0, partial(self._ship, task))
