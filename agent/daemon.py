@@ -241,8 +241,8 @@ class Agent:
                 name = f"{action.cluster}\n".encode()
                 write_atomic(self._config.state_dir / _CLUSTER, name, 0o600)
             case CreateTask():
-                _log.info("task_accepted", task=action.task)
                 self._tasks.create(action.task, action.prepare)
+                _log.info("task_accepted", task=action.task)
             case TellShim():
                 self._tasks.tell(action.task, action.command)
             case WriteHostfile():

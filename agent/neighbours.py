@@ -18,6 +18,8 @@ from muster.protocol.asking import ANSWER_S, PERIOD_S
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask
 
+_FIRST_S: Final = 1.0
+"""Not at once: they have just met, and whoever starts a program has better to do."""
 _PORT: Final = 9
 """That of the discard service, which nobody runs; one that does has answered as well."""
 _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -60,6 +62,7 @@ class Neighbours:
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
         seen = Answers()
         told: tuple[str, ...] = ()
+        await asyncio.sleep(min(_FIRST_S, self._period_s))
         while True:
             asked = await asyncio.gather(*(self._ask(address) for address in addresses))
             for address, answered in zip(addresses, asked, strict=True):

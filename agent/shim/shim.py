@@ -74,12 +74,10 @@ def live(
             ready = _get_ready(options, ahead=False)
         if ready.cgroup is not None and options.processes_max is not None:
             ready.cgroup.bound(options.processes_max)
-        _redirect(fds[0])
         code = _run(str(wish["task"]), fds, options, own, bootstrap, ready, channel)
         if code:
             return code
         ready = None
-        _redirect(None)
 
 
 class Ready:
@@ -111,8 +109,7 @@ def _become_shim() -> None:
     linux.prctl(linux.PR_SET_NAME, b"muster-shim")
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     ready_for_programs()
-    # Nor does a runner hold on to what is the agent's.
-    _redirect(None)
+    _let_go_of_the_agents()
 
 
 def _get_ready(options: Options, ahead: bool) -> Ready:
@@ -130,19 +127,27 @@ def _get_ready(options: Options, ahead: bool) -> Ready:
     return Ready(cgroup, runner, (options.cgroup, options.cgroup_parent))
 
 
-def _redirect(folder_fd: int | None) -> None:
-    """Write into the task's log; without a task hold on to nothing, neither of it nor of the
-    agent's: its terminal, its journal, its pipes.
-    """
+def _let_go_of_the_agents() -> None:
+    """Of its terminal, its journal and its pipes, for ourselves and for runners."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    log = null
-    if folder_fd is not None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        log = os.open(LOG, flags, 0o600, dir_fd=folder_fd)
-    for target, fd in ((0, null), (1, log), (2, log)):
-        os.dup2(fd, target)
-    for fd in {null, log}:
-        os.close(fd)
+    for target in range(3):
+        os.dup2(null, target)
+    os.close(null)
+
+
+def _note_failure(folder_fd: int) -> None:
+    """Write what we are dying of into the task's folder: nobody else can say it, and the agent finds
+    a dead shim.
+    """
+    import traceback
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        with open(os.open(LOG, flags, 0o600, dir_fd=folder_fd), "w") as log:
+            traceback.print_exc(file=log)
+    except OSError:
+        # That may be what we are dying of.
+        return
 
 
 def rehearse(options: Options, own: Identity) -> None:
@@ -204,11 +209,7 @@ def _run(
             task.close()
         os.close(folder_fd)
     except Exception:  # noqa: BLE001  the process boundary
-        # Nobody else can say it: standard error is the task's shim.log, and the agent finds a dead
-        # shim.
-        import traceback
-
-        traceback.print_exc()
+        _note_failure(folder_fd)
         return 1
     return 0
 

@@ -112,6 +112,25 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
     assert told == [s.PeersSeen(TASK, ("10.0.0.2",)), s.PeersSeen(TASK, ())]
 
 
+def test_a_gang_that_has_just_met_is_not_asked_as_it_starts() -> None:
+    async def course() -> list[s.Stimulus]:
+        asked: list[str] = []
+
+        async def ask(address: str) -> bool | None:
+            asked.append(address)
+            return True
+
+        async with TaskOwner("test") as owner:
+            Neighbours("n1", lambda _: None, owner, ask).watch(TASK, GANG)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            await owner.close()
+        assert asked == []
+        return []
+
+    run(course())
+
+
 def run(course: Coroutine[Any, Any, list[s.Stimulus]]) -> list[s.Stimulus]:
     async def bounded() -> list[s.Stimulus]:
         async with asyncio.timeout(30):

@@ -405,9 +405,22 @@ def test_release_ends_the_shim_and_takes_only_its_socket(any_stage: Stage) -> No
             "lock",
             "logs",
             "shim.json",
-            "shim.log",
         ]
-        assert task.read("shim.log") == b""
+
+    any_stage.play(story)
+
+
+def test_a_shim_that_fails_leaves_word_of_what_it_died_of(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("true")
+        await task.ended()
+        (task.dir / "shim.sock").unlink()
+        await task.send(ShimRelease())
+        await task.gone()
+        said = task.read("shim.log").decode()
+        assert said.startswith("Traceback")
+        assert "shim.sock" in said
 
     any_stage.play(story)
 
