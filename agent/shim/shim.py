@@ -136,8 +136,8 @@ def _let_go_of_the_agents() -> None:
 
 
 def _note_failure(folder_fd: int) -> None:
-    """Write what we are dying of into the task's folder: nobody else can say it, and the agent finds
-    a dead shim.
+    """Write what we are dying of into the task's folder: nobody else can say it, and the agent
+    finds a dead shim.
     """
     import traceback
 
