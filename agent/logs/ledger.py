@@ -50,6 +50,7 @@ class TaskStreams:
     id: TaskId
     streams: dict[StreamId, Stream] = field(default_factory=dict)
     complete: bool = False  # no process of the task is left
+    silent: bool = False  # and its own report says that it has written nothing
     end_said: bool = False
     stored: bool = False
 
@@ -58,8 +59,8 @@ class Ledger:
     """The books of the shipper. Everything said before a reconnect is said again after it."""
 
     def __init__(self) -> None:
-        # To a coordinator to which a task's own report does not.
-        self.tells_of_silence = True
+        # Whether the coordinator takes such a report for the end of the log.
+        self.heeds_silence = False
         self._tasks: dict[TaskId, TaskStreams] = {}
         self._readable: deque[Stream] = deque()
 
@@ -145,10 +146,11 @@ class Ledger:
         stream.sent += count
         self._queue(stream)
 
-    def complete(self, task: TaskId) -> None:
-        """No process of the task is left: its files do not grow any more."""
+    def complete(self, task: TaskId, *, silent: bool = False) -> None:
+        """No process of the task is left: its files do not grow any more. `silent`: there is no
+        byte, and the task's own report says so."""
         known = self.add_task(task)
-        known.complete = True
+        known.complete, known.silent = True, silent
         for stream in known.streams.values():
             self._queue(stream)
 
@@ -167,7 +169,7 @@ class Ledger:
             return []
         if not all(stream.ended for stream in known.streams.values()):
             return []
-        if not known.streams and not self.tells_of_silence:
+        if known.silent and self.heeds_silence:
             return []
         known.end_said = True
         return [TaskLogsEnd(task, len(known.streams))]

@@ -75,6 +75,8 @@ class LogShipper:
         self._heartbeat_s = 5.0
         self._work = asyncio.Event()
         self._unheard: set[StreamId] = set()
+        self._unopened: set[StreamId] = set()  # for want of descriptors
+        self._late: set[TaskId] = set()  # complete, but for those
         self._inotify: Inotify | None = None
         self._watches = False  # it was made, or could not be
 
@@ -83,7 +85,7 @@ class LogShipper:
     def welcomed(self, heartbeat_s: float, protocol: int) -> None:
         """The coordinator knows this agent: before, the log connection would only be refused."""
         self._heartbeat_s = heartbeat_s
-        self._ledger.tells_of_silence = protocol < NO_OUTPUT
+        self._ledger.heeds_silence = protocol >= NO_OUTPUT
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -102,18 +104,26 @@ class LogShipper:
 
     def complete(self, task: TaskId) -> bool:
         """No process of the task is left, and all its streams have been named. Returns whether it
-        has written nothing."""
+        has written nothing, which its report is to say."""
+        return self._end(task, is_told=True)
+
+    def _end(self, task: TaskId, *, is_told: bool) -> bool:
+        """As `complete`; `is_told`: what this returns is."""
         for stream in self._quiet_of(task):
             self._look(stream)
-            if self._quiet.pop(stream, None) is not None:
+            if stream not in self._unopened and self._quiet.pop(stream, None) is not None:
                 self._close_source(stream)
-        self._ledger.complete(task)
+        if self._quiet_of(task):
+            self._late.add(task)
+            return False
+        self._late.discard(task)
+        silent = not self._ledger.add_task(task).streams
+        self._ledger.complete(task, silent=silent and is_told)
         for message in self._ledger.end_of_task(task):
             self._tell(message)
         self._work.set()
         self._wake.set()
-        known = self._ledger.task(task)
-        return known is None or not known.streams
+        return silent
 
     def drop(self, task: TaskId) -> None:
         """The task's folder is about to go."""
@@ -122,6 +132,7 @@ class LogShipper:
         for stream in (*known.streams, *quiet) if known is not None else quiet:
             self._close_source(stream)
             self._quiet.pop(stream, None)
+        self._late.discard(task)
         self._ledger.drop(task)
         self._folders.pop(task, None)
 
@@ -264,12 +275,19 @@ class LogShipper:
         folder = self._folders.get(stream.task)
         if folder is None:
             return None
+        known = stream in self._unopened
+        self._unopened.discard(stream)
         try:
             source = LogSource.open(folder, path)
         except RefusedFileError as error:
             _log.warning("log_refused", task=stream.task, why=str(error))
             tail = self._sources[stream] = _Tail(None, None)
             return tail
+        except OSError as error:
+            if not known:
+                _log.warning("log_not_opened", task=stream.task, why=error.strerror)
+            self._unopened.add(stream)
+            source = None
         if source is None:
             self._unheard.add(stream)
             return None
@@ -298,6 +316,8 @@ class LogShipper:
             await asyncio.sleep(_POLL_S)
             for stream in list(self._unheard):
                 self._look(stream)
+            for task in list(self._late):
+                self._end(task, is_told=False)
 
     def _close_task(self, task: TaskId) -> None:
         known = self._ledger.task(task)
@@ -306,6 +326,7 @@ class LogShipper:
 
     def _close_source(self, stream: StreamId) -> None:
         self._unheard.discard(stream)
+        self._unopened.discard(stream)
         tail = self._sources.pop(stream, None)
         if tail is None:
             return

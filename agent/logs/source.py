@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,8 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Opening a FIFO would wait for its writer.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16
+# Of these it is this machine that lacks something, and not the file.
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
 
 
@@ -35,7 +38,8 @@ class LogSource:
         """Open `path`, relative to `folder`, following no link; None where it is not there yet.
 
         Raises RefusedFileError for a link, a path that leaves the folder, anything but a regular
-        file, and a file with a second name (it may be somebody else's).
+        file, and a file with a second name (it may be somebody else's); OSError where nobody can
+        tell now, as there is no descriptor left.
         """
         parts = path.split("/")
         if not parts or len(parts) > _DEPTH_MAX or any(part in {"", ".", ".."} for part in parts):
@@ -52,6 +56,8 @@ class LogSource:
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise
             raise RefusedFileError(f"{path} cannot be opened: {error.strerror}") from error
         finally:
             os.close(at)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -290,5 +291,36 @@ def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(tmp_pat
             it.welcomed(5.0, NO_OUTPUT - 1)
             coordinator.drop_all()
             assert await stored.take(1) == {silent}
+
+    asyncio.run(story())
+
+
+def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+        ):
+            silent, loud, first = TaskId("3.1.1"), TASK, TaskId("3.1.2")
+            for task, text in ((silent, b""), (loud, b"last words"), (first, b"x")):
+                folder = tmp_path / task
+                (folder / "logs").mkdir(parents=True)
+                for stream in STREAMS:
+                    (folder / stream.path).write_bytes(text)
+            # So that there is a connection: none can be made meanwhile.
+            it.follow(first, tmp_path / first, STREAMS)
+            assert not it.complete(first)
+            assert await stored.take(1) == {first}
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+            try:
+                for task in (silent, loud):
+                    it.follow(task, tmp_path / task, STREAMS)
+                    # Nobody can tell yet: what has written nothing may be removed.
+                    assert not it.complete(task)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert await stored.take(2) == {silent, loud}
+            assert coordinator.logs.data[OUT] == coordinator.logs.data[ERR] == b"last words"
 
     asyncio.run(story())
