@@ -9,13 +9,19 @@ from urllib.parse import urlsplit
 
 REDACTED: Final = "***"
 
-# By word of the name: HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD, WANDB_API_KEY; not TOKENIZERS_*
-# and no KEY alone.
+# By word of the name: HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD, MYSQL_PWD, WANDB_API_KEY; not
+# TOKENIZERS_*, no KEY alone and not the shell's own PWD.
 _SECRET: Final = re.compile(
-    r"(?:^|_)(?:TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS"
-    r"|(?:API|ACCESS|PRIVATE|AUTH|SECRET|WANDB)_?KEY)(?:_|$)",
+    r"(?:(?:^|_)(?:TOKEN|TOKENS|SECRET|SECRETS|PASSPHRASE|CREDENTIAL|CREDENTIALS"
+    r"|(?:API|ACCESS|PRIVATE|AUTH|SECRET|WANDB)_?KEY)|PASSWORD|PASSWD|[A-Z0-9]_PWD)(?:_|$)",
     re.IGNORECASE,
 )
+_HEADER: Final = re.compile(
+    r"(\b(?:(?:proxy-)?authorization|cookie|private-token|x-[\w-]*(?:key|token|secret))[ \t]*:"
+    r"[ \t]*(?:(?:bearer|basic|token)[ \t]+)?)[^\s'\"][^'\"\n]*",
+    re.IGNORECASE,
+)
+"""One of a request, as curl is given it."""
 _COUNTS: Final = re.compile(r"[+-]?[\d_.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _USERINFO: Final = re.compile(r"""(\bhttps?://|://[^\s/:@'"]*:)[^\s/'"]+(?=@)""", re.IGNORECASE)
 """A password in a URL; of the web's the user as well, as it often is a token."""
@@ -77,7 +83,7 @@ def _word_without_secrets(before: str, word: str) -> str:
 
 
 def _script_without_secrets(script: str) -> str:
-    script = _without_userinfo(script)
+    script = _HEADER.sub(rf"\1{REDACTED}", _without_userinfo(script))
     shown, at = "", 0
     for named in _NAMED.finditer(script):
         value = _WORD.match(script, named.end())

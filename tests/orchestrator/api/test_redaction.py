@@ -33,6 +33,9 @@ def shown(run: Any) -> Any:
         ("--db", f"postgres://u:{CANARY}@host/db"),
         (f"--db=postgres://u:{CANARY}:#?@host/db",),
         ("--password", "90210"),
+        ("-H", f"Authorization: Bearer {CANARY}"),
+        ("-H", f"X-Api-Key:{CANARY}"),
+        ("--env", f"PGPASSWORD={CANARY}"),
     ],
 )
 def test_words_of_a_command(argv: tuple[str, ...]) -> None:
@@ -55,6 +58,13 @@ def test_words_of_a_command(argv: tuple[str, ...]) -> None:
         (f"a --api-key \\\n  {CANARY} -v", f"a --api-key \\\n  {REDACTED} -v"),
         (f"a --token=x{CANARY}|b", f"a --token={REDACTED}|b"),
         (f"URL=postgres://u:{CANARY}@h/d a", f"URL=postgres://u:{REDACTED}@h/d a"),
+        (f"PGPASSWORD={CANARY} psql", f"PGPASSWORD={REDACTED} psql"),
+        (f"MYSQL_PWD={CANARY} mysql", f"MYSQL_PWD={REDACTED} mysql"),
+        (f"curl -H 'authorization: {CANARY}' a", f"curl -H 'authorization: {REDACTED}' a"),
+        (
+            f'curl -H "PRIVATE-TOKEN: {CANARY}" -H "Accept: */*" a',
+            f'curl -H "PRIVATE-TOKEN: {REDACTED}" -H "Accept: */*" a',
+        ),
         (f"git clone https://{CANARY}@github.com/a", f"git clone https://{REDACTED}@github.com/a"),
     ],
 )
@@ -74,6 +84,7 @@ def test_a_script(script: str, hidden: str) -> None:
         "train --use-auth-token\necho a",
         "train --use-auth-token  \\\n  -v",
         "num_tokens=5; KEY=a b; MONKEY=c",
+        "cd $OLDPWD; PWD=/tmp; echo 'x-axis: key'; echo tokens: 5",
     ],
 )
 def test_what_is_no_secret(run: Any) -> None:
