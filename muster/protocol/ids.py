@@ -7,6 +7,7 @@ because the attempt is part of the name.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NewType
 
 JobId = NewType("JobId", int)
@@ -19,6 +20,8 @@ _NODE: Final = re.compile(
     r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
 )
 NODE_NAME_CHARS_MAX: Final = 253
+# Every message about a task names it; those that live come again and again.
+_TASKS_KEPT: Final = 4096
 
 
 class BadId(ValueError):
@@ -30,6 +33,7 @@ def task_id(job: JobId, attempt: int, node_rank: int) -> TaskId:
     return TaskId(f"{job}.{attempt}.{node_rank}")
 
 
+@lru_cache(maxsize=_TASKS_KEPT)
 def parse_task_id(text: str) -> tuple[JobId, int, int]:
     """Return (job, attempt from 1, node rank from 0). Raises BadId."""
     match = _TASK.fullmatch(text)
