@@ -18,8 +18,6 @@ from muster.protocol.asking import ANSWER_S, PERIOD_S
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask
 
-_FIRST_S: Final = 1.0
-"""Not at once: they have just met, and whoever starts a program has better to do."""
 _PORT: Final = 9
 """That of the discard service, which nobody runs; one that does has answered as well."""
 _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -62,7 +60,8 @@ class Neighbours:
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
         seen = Answers()
         told: tuple[str, ...] = ()
-        await asyncio.sleep(min(_FIRST_S, self._period_s))
+        # What was ordered beside this goes first: the start of the gang's program.
+        await asyncio.sleep(0)
         while True:
             asked = await asyncio.gather(*(self._ask(address) for address in addresses))
             for address, answered in zip(addresses, asked, strict=True):

@@ -26,6 +26,7 @@ from orchestrator.shell.descriptors import HINT, is_last, is_short, shortage
 
 HEAD_S: Final = 5.0
 WRITE_S: Final = 60.0
+LINGER_S: Final = 1.0
 KEEPALIVE_S: Final = 75.0
 HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
@@ -110,6 +111,7 @@ class GuardedConnection(web.RequestHandler):
         "_connections",
         "_deadline",
         "_heard",
+        "_lingers",
         "_served",
         "address",
         "number",
@@ -134,6 +136,7 @@ class GuardedConnection(web.RequestHandler):
         self._busy = False
         self._served = False
         self._heard = False
+        self._lingers = False
         self.patient = False  # a stream: its reader may take what time it likes
         self.address = ""
         self.token = ""
@@ -156,6 +159,8 @@ class GuardedConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
         self._heard = self._heard or bool(data)
         if data and not self._busy and self._deadline is None:
             self._arm(self._connections.head_s, self._head_is_late)
@@ -231,6 +236,7 @@ class GuardedConnection(web.RequestHandler):
         self._deadline = None
         if self._busy or self.writing_paused:
             return
+        _log.debug("head_late", remote=self.address)
         if self._heard and not self._served and isinstance(self.transport, asyncio.Transport):
             self.transport.write(
                 problem_bytes(
@@ -242,7 +248,12 @@ class GuardedConnection(web.RequestHandler):
                     )
                 )
             )
-        _log.debug("head_late", remote=self.address)
+            if self.transport.can_write_eof():
+                # To whoever is still sending a close is a reset, which takes the answer with it.
+                self.transport.write_eof()
+                self._lingers = True
+                self._arm(LINGER_S, self.drop)
+                return
         self.force_close()
 
     def _answer_is_not_taken(self) -> None:

@@ -112,20 +112,22 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
     assert told == [s.PeersSeen(TASK, ("10.0.0.2",)), s.PeersSeen(TASK, ())]
 
 
-def test_a_gang_that_has_just_met_is_not_asked_as_it_starts() -> None:
+def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
     async def course() -> list[s.Stimulus]:
-        asked: list[str] = []
+        order: list[str] = []
+        asked = asyncio.Event()
 
         async def ask(address: str) -> bool | None:
-            asked.append(address)
+            order.append(address)
+            asked.set()
             return True
 
         async with TaskOwner("test") as owner:
             Neighbours("n1", lambda _: None, owner, ask).watch(TASK, GANG)
-            for _ in range(10):
-                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(order.append, "start")
+            await asked.wait()
             await owner.close()
-        assert asked == []
+        assert order[0] == "start"
         return []
 
     run(course())
