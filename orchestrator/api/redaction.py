@@ -17,8 +17,9 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _HEADER: Final = re.compile(
-    r"(\b(?:(?:proxy-)?authorization|cookie|private-token|x-[\w-]*(?:key|token|secret))[ \t]*:"
-    r"[ \t]*(?:(?:bearer|basic|token)[ \t]+)?)[^\s'\"][^'\"\n]*",
+    r"((?<![\w-])(?:(?:proxy-)?authorization|cookie|private-token"
+    r"|x-[\w-]{0,64}(?:key|token|secret))[ \t]{0,8}:[ \t]{0,8}(?:(?:bearer|basic|token)[ \t]{1,8})?)"
+    r"[^\s'\"][^'\"\n]*",
     re.IGNORECASE,
 )
 """One of a request, as curl is given it."""

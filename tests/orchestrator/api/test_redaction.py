@@ -112,3 +112,12 @@ def test_a_command_is_found_wherever_a_job_has_one_and_in_either_form() -> None:
 def test_whatever_stands_there(text: str) -> None:
     assert isinstance(shown(text), str)
     assert len(shown([text, text])) == 2
+
+
+@pytest.mark.parametrize(
+    "part", ["x-", "x-key ", "cookie ", "_PWD", "authorization:\t", "--a ", "'"]
+)
+def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) -> None:
+    """Whoever looks for it anew at each place would take hours for this."""
+    script = part * (1_000_000 // len(part))
+    assert CANARY not in shown(f"{script}\nA_PASSWORD={CANARY}")
