@@ -18,8 +18,8 @@ _SECRET: Final = re.compile(
 )
 _HEADER: Final = re.compile(
     r"((?<![\w-])(?:(?:proxy-)?authorization|cookie|private-token"
-    r"|x-[\w-]{0,64}(?:key|token|secret))[ \t]{0,8}:[ \t]{0,8}(?:(?:bearer|basic|token)[ \t]{1,8})?)"
-    r"[^\s'\"][^'\"\n]*",
+    r"|x-[\w-]{0,64}(?:key|token|secret))[ \t]{0,8}:[ \t]{0,8}"
+    r"(?:(?:bearer|basic|token)[ \t]{1,8})?)[^\s'\"][^'\"\n]*",
     re.IGNORECASE,
 )
 """One of a request, as curl is given it."""
