@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from examples.local_cluster import LocalCluster
+from examples.local_cluster import ClusterError, LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
+from muster.client import ClientError
 from tests.cluster.jobs import until
 from tests.cluster.planted_gpu import OneGpu
 
@@ -21,6 +22,37 @@ PORTS = {
     "MUSTER_AGENT_PORTS_FIRST": f"2{WORKER}000",
     "MUSTER_AGENT_PORTS_LAST": f"2{WORKER}999",
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Beside what failed stands what its clusters say: of what happens once in a hundred runs
+    nobody can ask them later."""
+    report = yield
+    if call.when == "call" and report.failed:
+        made = getattr(item, "funcargs", {}).items()
+        report.sections += [
+            (name, said_by(one)) for name, one in made if isinstance(one, LocalCluster)
+        ]
+    return report
+
+
+def said_by(cluster: LocalCluster, jobs: int = 3, lines: int = 40) -> str:
+    """The newest `jobs`, each with the end of its log, and the end of each daemon's own log."""
+    said = []
+    try:
+        for job in cluster.client().jobs(limit=jobs).jobs:
+            said += [cluster.muster("show", str(job.id), check=False).stdout]
+            log = ("logs", "--rank", "all", "--tail", str(lines), str(job.id))
+            done = cluster.muster(*log, check=False)
+            said += [done.stdout, done.stderr]
+    except (ClusterError, ClientError) as error:
+        said += [str(error)]
+    for daemon in (cluster.coordinator, *cluster.nodes.values()):
+        said += [f"-- {daemon.name}", daemon.tail(lines)]
+    return "\n".join(said)
 
 
 @pytest.fixture(scope="module")

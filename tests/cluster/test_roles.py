@@ -20,6 +20,7 @@ import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
 assert dist.get_world_size() == 6
+dist.barrier()  # gloo fails a rank that still connects where another one has left
 print("local rank", os.environ["LOCAL_RANK"], "of", os.environ["LOCAL_WORLD_SIZE"])
 dist.destroy_process_group()
 """
