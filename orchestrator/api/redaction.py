@@ -17,9 +17,9 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _HEADER: Final = re.compile(
-    r"((?<![\w-])(?:(?:proxy-)?authorization|cookie|private-token"
-    r"|x-[\w-]{0,64}(?:key|token|secret))[ \t]{0,8}:[ \t]{0,8}"
-    r"(?:(?:bearer|basic|token)[ \t]{1,8})?)[^\s'\"][^'\"\n]*",
+    r"((?:(?<![\w-])|(?<=-H))(?:(?:proxy-)?authorization|cookie|private-token"
+    r"|x-[\w-]{0,64}(?:key|token|secret))['\"]?[ \t]{0,64}:(?:[ \t]|\\ ){0,64}['\"]?"
+    r"(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?)[^\s'\"][^'\"\n]*",
     re.IGNORECASE,
 )
 """One of a request, as curl is given it."""
@@ -87,18 +87,25 @@ def _script_without_secrets(script: str) -> str:
     script = _HEADER.sub(rf"\1{REDACTED}", _without_userinfo(script))
     shown, at = "", 0
     for named in _NAMED.finditer(script):
-        value = _WORD.match(script, named.end())
-        if named.start() < at or value is None:
+        name = named["option"] or named["variable"]
+        # First of all: a word may be long, and have many names in it.
+        if named.start() < at or not _names_secret(name):
             continue
-        if _hides(named["option"] or named["variable"], value[0].strip("'\"")):
+        value = _WORD.match(script, named.end())
+        if value is not None and _hides(name, value[0].strip("'\"")):
             shown += script[at : named.end()] + REDACTED
             at = value.end()
     return shown + script[at:]
 
 
+def _names_secret(name: str) -> bool:
+    """As `is_secret`, of an option or a setting, too."""
+    return is_secret(re.sub(r"[-+~.]", "_", name))
+
+
 def _hides(name: str, value: str) -> bool:
     """Whether the value of an option or a variable is a secret. Tokens are also what is counted."""
-    if not is_secret(re.sub(r"[-+~.]", "_", name)):
+    if not _names_secret(name):
         return False
     return "token" not in name.lower() or _COUNTS.fullmatch(value) is None
 

@@ -65,6 +65,14 @@ def test_words_of_a_command(argv: tuple[str, ...]) -> None:
             f'curl -H "PRIVATE-TOKEN: {CANARY}" -H "Accept: */*" a',
             f'curl -H "PRIVATE-TOKEN: {REDACTED}" -H "Accept: */*" a',
         ),
+        (
+            f"curl -HAuthorization:\\ Bearer\\ {CANARY}",
+            f"curl -HAuthorization:\\ Bearer\\ {REDACTED}",
+        ),
+        (
+            f'h={{"Authorization": "Bearer {CANARY}"}}',
+            f'h={{"Authorization": "Bearer {REDACTED}"}}',
+        ),
         (f"git clone https://{CANARY}@github.com/a", f"git clone https://{REDACTED}@github.com/a"),
     ],
 )
@@ -115,7 +123,7 @@ def test_whatever_stands_there(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["x-", "x-key ", "cookie ", "_PWD", "authorization:\t", "--a ", "'"]
+    "part", ["x-", "a=", "a_token=", "x-key ", "cookie ", "_PWD", "authorization:\t", "--a ", "'"]
 )
 def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) -> None:
     """Whoever looks for it anew at each place would take hours for this."""
