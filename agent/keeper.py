@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ from agent.hangs.watch import HangWatch
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
 from agent.process.shim import ShimConnection, ShimUnreachable, connect, speak
-from agent.proof.proofs import Proofs
+from agent.proof.proofs import STREAM, Proofs
 from muster.daemon.errors import FileError
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -261,20 +262,37 @@ class Keeper:
             if ended and self._proofs.finish(self.task, self._take):
                 self._waiting = True
                 return
+            adopted = self._found is not None
             self._say(self._statuses.popleft())
-            if not self.known.is_set() and not self._proofs.resume(
-                self.task, ended=ended, then=self.known.set
-            ):
+            if not adopted:
                 self.known.set()
+                continue
+            then = partial(self._go_on, status)
+            if self._proofs.resume(self.task, ended=ended, then=then):
+                # Its log is not complete before that.
+                self._waiting = True
+                return
+            self._adopted(status)
+
+    def _go_on(self, status: ShimStatus) -> None:
+        self._adopted(status)
+        self._take()
+
+    def _adopted(self, status: ShimStatus) -> None:
+        """What can be known of a task that an earlier life began is known."""
+        if status.phase.terminal:
+            self._logs.complete_late(self.task)
+        self.known.set()
 
     def _say(self, status: ShimStatus) -> None:
         if status.complaint:
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
         self._hangs.heard(self.task, self._folder, status)
-        no_output = status.phase.terminal and self._logs.complete(self.task)
         if self._found is None:
+            no_output = status.phase.terminal and self._logs.complete(self.task)
             self._post(ShimReported(self.task, status, no_output))
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None
-            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus, no_output))
+            self._logs.follow(self.task, self._folder, (STREAM,))
+            self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))

@@ -49,19 +49,19 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             held = state.tasks.get(task)
             if held is None or _stale(held, status.phase):
                 return Decision()
-            return Decision([f.ShimSeen(task, status, now.mono, no_output)])
+            return Decision([f.ShimSeen(task, status, now.mono, no_output and _heeded(state))])
         case s.LinkUp():
             beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
         case s.LinkDown():
             return Decision([f.LinkClosed()])
-        case s.TaskFound(task, status, paths, ports, fabric, gpus, silent):
-            at = now.mono
-            return Decision([f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, silent)])
+        case s.TaskFound(task, status, paths, ports, fabric, gpus):
+            return Decision([f.TaskAdopted(task, status, paths, ports, now.mono, fabric, gpus)])
         case s.ShimFailed(task, text, code):
             if task not in state.tasks:
                 return Decision()
-            return Decision([f.TaskFailed(task, m.Refusal(code, text, node_fault=True))])
+            refusal = m.Refusal(code, text, node_fault=True)
+            return Decision([f.TaskFailed(task, refusal, no_output=_heeded(state))])
         case s.TaskPlaced(task, paths, ports, interfaces, fabric):
             # By itself and not in the task's report, which may never come.
             seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
@@ -256,6 +256,11 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             return decision
         case _:
             assert_never(command)
+
+
+def _heeded(state: State) -> bool:
+    """Whether the coordinator understands that a task has written nothing."""
+    return state.protocol >= m.NO_OUTPUT
 
 
 def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:

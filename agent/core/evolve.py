@@ -11,7 +11,7 @@ from agent.core import facts as f
 from agent.core.network import NETWORK_TRANSITIONS, NetworkPhase, needed
 from agent.core.state import HeldTask, State
 from muster.protocol.hardware import EVENTS_MAX
-from muster.protocol.messages import with_devices
+from muster.protocol.messages import NO_OUTPUT, with_devices
 
 
 def apply(state: State, fact: f.Fact) -> None:
@@ -52,6 +52,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases, protocol):
             for held in state.tasks.values():
                 held.lease_s = leases.get(held.id, held.lease_s)
+                # Another coordinator may have understood it: this one waits for the log's end.
+                held.no_output = held.no_output and protocol >= NO_OUTPUT
             state.welcomed, state.cluster, state.protocol = True, cluster, protocol
             state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
             state.buried.clear()
@@ -69,7 +71,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             state.tasks[task] = HeldTask(
                 task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
             )
-        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus, no_output):
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
             state.tasks[task] = HeldTask(
                 task,
                 gpus=gpus,
@@ -79,7 +81,6 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
                 status_at=at,
                 fabric=fabric,
                 network=NetworkPhase.LEFT,
-                no_output=no_output,
             )
         case f.Buried(task):
             state.buried.add(task)
@@ -128,8 +129,8 @@ def _apply_held(
             held.idle_since = since
         case f.ShimSeen(_, status, at, no_output):
             held.status, held.status_at, held.no_output = status, at, no_output
-        case f.TaskFailed(_, refusal):
-            held.failure, held.no_output = refusal, True
+        case f.TaskFailed(_, refusal, no_output):
+            held.failure, held.no_output = refusal, no_output
         case f.PlanTaken(_, arrange):
             held.arrange, held.denied, held.warnings = arrange, None, ()
             if needed(arrange):

@@ -94,7 +94,6 @@ class TaskAdopted(msgspec.Struct, frozen=True):
     at: float
     fabric: NodeFabric
     gpus: tuple[str, ...] = ()
-    no_output: bool = False
 
 
 class TaskHoused(msgspec.Struct, frozen=True):
@@ -142,6 +141,7 @@ class TaskFailed(msgspec.Struct, frozen=True):
 
     task: TaskId
     refusal: Refusal
+    no_output: bool = False
 
 
 class PlanTaken(msgspec.Struct, frozen=True):

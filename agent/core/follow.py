@@ -22,7 +22,6 @@ from agent.core.state import HeldTask, State
 from agent.core.stimuli import TaskPaths
 from agent.core.task import report, succeeded, task_state
 from muster.protocol.instant import Instant
-from muster.protocol.messages import NO_OUTPUT
 from muster.protocol.states import TaskState
 
 STOPPABLE: Final = frozenset(
@@ -44,7 +43,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             # Of a success nobody hears before its names are taken back: one report for two.
             waits = restored and held.status is not None and succeeded(held.status)
             said = [] if waits else _say(state, held, now)
-            return [*_drive(state, held, now), *restored, *said, *_tidy(state, held)]
+            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
         case f.LeaseGranted(until):
             return [
                 a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
@@ -69,7 +68,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return _say(state, state.tasks[task], now)
         case f.NetworkFreed(task):
             held = state.tasks[task]
-            return [*_say(state, held, now), *_tidy(state, held)]
+            return [*_say(state, held, now), *_tidy(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
         case f.FabricKnown(task):
@@ -86,9 +85,9 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             return _say(state, state.tasks[task], now)
         case f.TaskHoused(task) | f.TaskFailed(task):
             held = state.tasks[task]
-            return [*_say(state, held, now), *_tidy(state, held)]
+            return [*_say(state, held, now), *_tidy(held)]
         case f.Forgotten(task) | f.LogsKept(task):
-            return _tidy(state, state.tasks[task])
+            return _tidy(state.tasks[task])
         case (
             f.LinkOpened()
             | f.LinkClosed()
@@ -200,14 +199,14 @@ def _say(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
     return [a.SendReport(report(state, held, now))] if state.welcomed else []
 
 
-def _tidy(state: State, held: HeldTask) -> list[a.Action]:
+def _tidy(held: HeldTask) -> list[a.Action]:
     """A task goes when the coordinator has its end and all of its log. One that has written nothing
-    has no log to be stored, where the coordinator has understood that."""
+    has no log to be stored, and the coordinator has understood that."""
     if not held.forgotten or task_state(held) is not TaskState.CLEANED:
         return []
     found: list[a.Action] = []
     if held.status is not None:
         found.append(a.TellShim(held.id, ShimRelease()))
-    if held.logs_stored or (held.no_output and state.protocol >= NO_OUTPUT):
+    if held.logs_stored or held.no_output:
         found.append(a.RemoveTask(held.id))
     return found

@@ -62,8 +62,7 @@ class TaskPaths(msgspec.Struct, frozen=True):
 
 class TaskFound(msgspec.Struct, frozen=True):
     """At the agent's start: an earlier life left this task, and this is its shim's status or
-    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now.
-    `no_output` as in ShimReported."""
+    record, with the paths, ports and GPUs of its manifest, and the node's fabric as it is now."""
 
     task: TaskId
     status: ShimStatus
@@ -71,7 +70,6 @@ class TaskFound(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     fabric: NodeFabric = NO_FABRIC
     gpus: tuple[str, ...] = ()
-    no_output: bool = False
 
 
 class ShimFailed(msgspec.Struct, frozen=True):

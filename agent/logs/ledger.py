@@ -59,8 +59,6 @@ class Ledger:
     """The books of the shipper. Everything said before a reconnect is said again after it."""
 
     def __init__(self) -> None:
-        # Whether the coordinator takes such a report for the end of the log.
-        self.heeds_silence = False
         self._tasks: dict[TaskId, TaskStreams] = {}
         self._readable: deque[Stream] = deque()
 
@@ -154,6 +152,15 @@ class Ledger:
         for stream in known.streams.values():
             self._queue(stream)
 
+    def break_silence(self) -> list[LogReport]:
+        """What to say where the reports of tasks do not say which have written nothing."""
+        said: list[LogReport] = []
+        for task in self._tasks.values():
+            if task.silent:
+                task.silent = False
+                said += self.end_of_task(task.id)
+        return said
+
     def read_to_end(self, stream: Stream) -> list[LogReport]:
         """There was no byte beyond what was sent; what to say if the file cannot grow any more."""
         task = self._tasks.get(stream.id.task)
@@ -169,7 +176,7 @@ class Ledger:
             return []
         if not all(stream.ended for stream in known.streams.values()):
             return []
-        if known.silent and self.heeds_silence:
+        if known.silent:
             return []
         known.end_said = True
         return [TaskLogsEnd(task, len(known.streams))]

@@ -73,6 +73,8 @@ class LogShipper:
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
         self._heartbeat_s = 5.0
+        # Whether the coordinator takes it for the end of a log that the task's report says so.
+        self._heeds_silence = False
         self._work = asyncio.Event()
         self._unheard: set[StreamId] = set()
         self._unopened: set[StreamId] = set()  # for want of descriptors
@@ -85,7 +87,10 @@ class LogShipper:
     def welcomed(self, heartbeat_s: float, protocol: int) -> None:
         """The coordinator knows this agent: before, the log connection would only be refused."""
         self._heartbeat_s = heartbeat_s
-        self._ledger.heeds_silence = protocol >= NO_OUTPUT
+        self._heeds_silence = protocol >= NO_OUTPUT
+        if not self._heeds_silence:
+            for message in self._ledger.break_silence():
+                self._tell(message)
         self._welcomed.set()
 
     def follow(self, task: TaskId, folder: Path, streams: tuple[ShimStream, ...]) -> None:
@@ -103,12 +108,15 @@ class LogShipper:
         self._work.set()
 
     def complete(self, task: TaskId) -> bool:
-        """No process of the task is left, and all its streams have been named. Returns whether it
-        has written nothing, which its report is to say."""
-        return self._end(task, is_told=True)
+        """No process of the task is left, and all its streams have been named. True where it has
+        written nothing and its report is to say so: then nothing is said here."""
+        return self._end(task, told=self._heeds_silence)
 
-    def _end(self, task: TaskId, *, is_told: bool) -> bool:
-        """As `complete`; `is_told`: what this returns is."""
+    def complete_late(self, task: TaskId) -> None:
+        """As `complete`, of a task whose end has been reported."""
+        self._end(task, told=False)
+
+    def _end(self, task: TaskId, *, told: bool) -> bool:
         for stream in self._quiet_of(task):
             self._look(stream)
             if stream not in self._unopened and self._quiet.pop(stream, None) is not None:
@@ -117,8 +125,8 @@ class LogShipper:
             self._late.add(task)
             return False
         self._late.discard(task)
-        silent = not self._ledger.add_task(task).streams
-        self._ledger.complete(task, silent=silent and is_told)
+        silent = told and not self._ledger.add_task(task).streams
+        self._ledger.complete(task, silent=silent)
         for message in self._ledger.end_of_task(task):
             self._tell(message)
         self._work.set()
@@ -317,7 +325,7 @@ class LogShipper:
             for stream in list(self._unheard):
                 self._look(stream)
             for task in list(self._late):
-                self._end(task, is_told=False)
+                self._end(task, told=False)
 
     def _close_task(self, task: TaskId) -> None:
         known = self._ledger.task(task)

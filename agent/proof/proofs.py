@@ -25,7 +25,8 @@ from muster.protocol.messages import ArrangeTask
 
 FILE: Final = "%h.%p"
 """As NCCL writes it: host and process."""
-_STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
+STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
+"""What NCCL has written: it is in no status of a shim."""
 
 
 def log_file(folder: Path) -> str:
@@ -132,7 +133,7 @@ class Proofs:
         folder = self._folders.path(task)
 
         def lines_came() -> None:
-            self._logs.follow(task, folder, (_STREAM,))
+            self._logs.follow(task, folder, (STREAM,))
 
         reader = CounterReader(self._root)
         return Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)

@@ -18,7 +18,7 @@ from muster.protocol.messages import Inventory, PrepareTask, with_devices
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of
-from tests.simulation.shim import Shim, writes_nothing
+from tests.simulation.shim import Shim
 from tests.simulation.truth import Truth
 from tests.simulation.world import World
 
@@ -149,7 +149,6 @@ class Machine:
                     folder.ports,
                     fabric=self.fabric,
                     gpus=folder.gpus,
-                    no_output=status.phase.terminal and writes_nothing(self.world, task),
                 )
             )
         return found

@@ -399,7 +399,7 @@ class Node:
         """The rest of the log is on its way: that takes a connection."""
         if self.state is None or task not in self.state.tasks:
             return
-        if writes_nothing(self.world, task):
+        if self.state.tasks[task].no_output:
             return
         if not self.state.welcomed or not self.network.reachable(self.name):
             self.later(2.0, partial(self._ship, task))

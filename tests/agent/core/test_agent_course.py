@@ -141,21 +141,23 @@ def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -
         agent.connect(TASK, protocol=protocol)
         ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
         said = reports(agent.turn(s.ShimReported(TASK, ended, no_output=True)))
-        assert said[-1].no_output
+        assert said[-1].no_output is goes
         assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
         assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
         assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
 
 
-def test_a_task_of_an_earlier_life_that_wrote_nothing_says_so_at_once() -> None:
+def test_another_coordinator_that_does_not_understand_it_is_waited_for() -> None:
     agent = Agent()
+    agent.running()
+    agent.connect(TASK, protocol=m.NO_OUTPUT)
     ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
-    agent.turn(s.TaskFound(TASK, ended, PATHS, no_output=True))
-    agent.turn(s.NetworkRestored(TASK))
-    hello = agent.turn(s.LinkUp())[0]
-    assert isinstance(hello, a.SendReport)
-    assert isinstance(hello.report, m.Hello)
-    assert hello.report.tasks[0].no_output
+    agent.turn(s.ShimReported(TASK, ended, no_output=True))
+    for protocol in (m.NO_OUTPUT - 1, m.NO_OUTPUT):
+        # Nor does the next one remove what the one between has not stored.
+        agent.connect(TASK, protocol=protocol)
+        assert not any(isinstance(x, a.RemoveTask) for x in agent.hear(m.ForgetTask(TASK)))
+    assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))
 
 
 def test_repeated_commands_do_nothing_twice() -> None:
@@ -228,7 +230,6 @@ def test_a_shim_that_cannot_be_made_is_the_nodes_fault_and_leaves_nothing() -> N
     said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
     assert said[-1].state is TaskState.CLEANED
     assert said[-1].refusal == m.Refusal("spawn_failed", "fork: no memory", node_fault=True)
-    assert said[-1].no_output
     # A coordinator of before is told first that it has no log.
     assert a.RemoveTask(TASK) not in agent.hear(m.ForgetTask(TASK))
     assert a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))

@@ -17,8 +17,8 @@ from tests.simulation.mutants.books import _wrap
 
 
 def _removed_with_its_log(real: Any) -> Any:
-    def tidy(state: Any, held: Any) -> list[agent_actions.Action]:
-        found: list[agent_actions.Action] = real(state, held)
+    def tidy(held: Any) -> list[agent_actions.Action]:
+        found: list[agent_actions.Action] = real(held)
         cleaned = agent_task.task_state(held) is TaskState.CLEANED
         kept = held.logs_stored or held.no_output
         if held.forgotten and cleaned and not kept:
