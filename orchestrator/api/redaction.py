@@ -17,12 +17,22 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _HEADER: Final = re.compile(
-    r"((?:(?<![\w-])|(?<=-H))(?:(?:proxy-)?authorization|cookie|private-token"
-    r"|x-[\w-]{0,64}(?:key|token|secret))['\"]?[ \t]{0,64}:(?:[ \t]|\\ ){0,64}['\"]?"
-    r"(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?)[^\s'\"][^'\"\n]*",
+    r"(?P<around>\\?['\"])?(?:(?<![\w-])|(?<=-H))(?P<name>[A-Za-z][\w-]{0,64})(?:\\?['\"])?[ \t]{0,64}:"
+    r"(?:[ \t]|\\ ){0,64}(?P<own>\\?['\"])?(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?",
     re.IGNORECASE,
 )
-"""One of a request, as curl is given it."""
+"""What may be one of a request, as curl is given it or as JSON has it, up to its value."""
+_SECRET_HEADER: Final = re.compile(
+    r"(?:proxy-)?authorization|(?:set-)?cookie|x-auth|x-[\w-]*(?:key|token|secret)", re.IGNORECASE
+)
+_VALUE_OF_HEADER: Final = {
+    None: re.compile(r"[^\n]*"),
+    "'": re.compile(r"(?:[^'\\\n]|\\.)*"),
+    '"': re.compile(r'(?:[^"\\\n]|\\.)*'),
+    "\\'": re.compile(r"(?:(?!\\')[^\n])*"),
+    '\\"': re.compile(r'(?:(?!\\")[^\n])*'),
+}
+"""By the quote that ends it: its own, or the one around the whole."""
 _COUNTS: Final = re.compile(r"[+-]?[\d_.]+(?:e[+-]?\d+)?", re.IGNORECASE)
 _USERINFO: Final = re.compile(r"""(\bhttps?://|://[^\s/:@'"]*:)[^\s/'"]+(?=@)""", re.IGNORECASE)
 """A password in a URL; of the web's the user as well, as it often is a token."""
@@ -34,6 +44,7 @@ _NAMED: Final = re.compile(
 )
 _WORD: Final = re.compile(r"""(?:'[^']*'?|"(?:[^"\\]|\\.)*"?|\\.?|[^\s'"\\;&|])+""", re.DOTALL)
 """As a shell reads it; a quotation without its end goes on to the end."""
+_GLUED: Final = re.compile(rf"(?![,)\]}}]){_WORD.pattern}", re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
@@ -84,7 +95,7 @@ def _word_without_secrets(before: str, word: str) -> str:
 
 
 def _script_without_secrets(script: str) -> str:
-    script = _HEADER.sub(rf"\1{REDACTED}", _without_userinfo(script))
+    script = _without_headers(_without_userinfo(script))
     shown, at = "", 0
     for named in _NAMED.finditer(script):
         name = named["option"] or named["variable"]
@@ -96,6 +107,27 @@ def _script_without_secrets(script: str) -> str:
             shown += script[at : named.end()] + REDACTED
             at = value.end()
     return shown + script[at:]
+
+
+def _without_headers(script: str) -> str:
+    shown, at = "", 0
+    for header in _HEADER.finditer(script):
+        if header.start() < at or not _is_secret_header(header["name"]):
+            continue
+        quote = header["own"] or header["around"]
+        value = _VALUE_OF_HEADER[quote].match(script, header.end())
+        if value is None or not value[0]:
+            continue
+        shown += script[at : header.end()] + REDACTED
+        # What stands right behind the quote may be the value of a name that has just been hidden.
+        glued = _GLUED.match(script, value.end() + len(quote or ""))
+        at = value.end() if glued is None else glued.end()
+    return shown + script[at:]
+
+
+def _is_secret_header(name: str) -> bool:
+    # With one word alone it could be any key.
+    return _SECRET_HEADER.fullmatch(name) is not None or ("-" in name and _names_secret(name))
 
 
 def _names_secret(name: str) -> bool:

@@ -73,6 +73,26 @@ def test_words_of_a_command(argv: tuple[str, ...]) -> None:
             f'h={{"Authorization": "Bearer {CANARY}"}}',
             f'h={{"Authorization": "Bearer {REDACTED}"}}',
         ),
+        (
+            f"curl -H 'Authorization: Token token=\"{CANARY}\"' a",
+            f"curl -H 'Authorization: Token {REDACTED}' a",
+        ),
+        (
+            f'curl -H \'Cookie: a_token="{CANARY}"; sid="{CANARY}"\' -v',
+            f"curl -H 'Cookie: {REDACTED}' -v",
+        ),
+        (f'a "cookie: x MY_TOKEN="{CANARY} b', f'a "cookie: {REDACTED} b'),
+        (f'curl -HCookie:a=b --token="{CANARY}"', f"curl -HCookie:{REDACTED}"),
+        (
+            f'curl -d "{{\\"Authorization\\": \\"Bearer {CANARY}\\"}}" a',
+            f'curl -d "{{\\"Authorization\\": \\"Bearer {REDACTED}\\"}}" a',
+        ),
+        (
+            f'h={{"Authorization": "Digest \\"{CANARY}\\" {CANARY}", "a": "b"}}',
+            f'h={{"Authorization": "{REDACTED}", "a": "b"}}',
+        ),
+        (f"curl -H 'DD-API-KEY: {CANARY}' a", f"curl -H 'DD-API-KEY: {REDACTED}' a"),
+        (f'JOB-TOKEN:{CANARY} "{CANARY}"\nb', f"JOB-TOKEN:{REDACTED}\nb"),
         (f"git clone https://{CANARY}@github.com/a", f"git clone https://{REDACTED}@github.com/a"),
     ],
 )
@@ -93,6 +113,7 @@ def test_a_script(script: str, hidden: str) -> None:
         "train --use-auth-token  \\\n  -v",
         "num_tokens=5; KEY=a b; MONKEY=c",
         "cd $OLDPWD; PWD=/tmp; echo 'x-axis: key'; echo tokens: 5",
+        "python -c 'def f(token: str, key: int): pass'; curl -H 'Accept: a/b' https://h:80/c",
     ],
 )
 def test_what_is_no_secret(run: Any) -> None:
@@ -123,7 +144,22 @@ def test_whatever_stands_there(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["x-", "a=", "a_token=", "x-key ", "cookie ", "_PWD", "authorization:\t", "--a ", "'"]
+    "part",
+    [
+        "x-",
+        "a=",
+        "a_token=",
+        "x-key ",
+        "cookie ",
+        "_PWD",
+        "-Hx-",
+        "x-key:'",
+        "'x-key:a'",
+        "cookie:a\\",
+        "authorization:\t",
+        "--a ",
+        "'",
+    ],
 )
 def test_a_script_that_is_long_takes_no_longer_for_what_stands_in_it(part: str) -> None:
     """Whoever looks for it anew at each place would take hours for this."""
