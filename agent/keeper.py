@@ -91,6 +91,7 @@ class Keeper:
         self._hangs = hangs
         self._post = post
         self._found = found
+        self._is_adopted = found is not None
         self._last: ShimStatus | None = None
         self._connection: ShimConnection | None = None
         self._orders: deque[Order] = deque()
@@ -134,7 +135,7 @@ class Keeper:
 
     async def _follow_shim(self, new: socket.socket | None) -> bool:
         """True when the folder was removed, too, as that had been ordered."""
-        pause_s = _PAUSE_FIRST_S
+        pause_s, blind_s = _PAUSE_FIRST_S, _PAUSE_MAX_S
         while True:
             try:
                 if new is None:
@@ -152,7 +153,14 @@ class Keeper:
                 self._logs.drop(self.task)
             # Never "still running" for a shim that is dead: the lock of the folder tells.
             looking = asyncio.get_running_loop().run_in_executor(_EXAMINERS, self._examine, over)
-            found, removed = await looking
+            try:
+                found, removed = await looking
+            except OSError as error:
+                # For want of descriptors, most often.
+                _log.error("task_not_examined", task=self.task, why=error.strerror)
+                await asyncio.sleep(blind_s)
+                blind_s = min(2 * blind_s, _AGAIN_S)
+                continue
             if removed:
                 return True
             if found.ownership is Ownership.ALIVE:
@@ -262,9 +270,9 @@ class Keeper:
             if ended and self._proofs.finish(self.task, self._take):
                 self._waiting = True
                 return
-            adopted = self._found is not None
+            first = self._found is not None
             self._say(self._statuses.popleft())
-            if not adopted:
+            if not first:
                 self.known.set()
                 continue
             then = partial(self._go_on, status)
@@ -281,7 +289,7 @@ class Keeper:
     def _adopted(self, status: ShimStatus) -> None:
         """What can be known of a task that an earlier life began is known."""
         if status.phase.terminal:
-            self._logs.complete_late(self.task)
+            self._logs.complete(self.task, reported=False)
         self.known.set()
 
     def _say(self, status: ShimStatus) -> None:
@@ -290,7 +298,9 @@ class Keeper:
         self._logs.follow(self.task, self._folder, status.streams)
         self._hangs.heard(self.task, self._folder, status)
         if self._found is None:
-            no_output = status.phase.terminal and self._logs.complete(self.task)
+            no_output = status.phase.terminal and self._logs.complete(
+                self.task, reported=not self._is_adopted
+            )
             self._post(ShimReported(self.task, status, no_output))
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None

@@ -107,14 +107,11 @@ class LogShipper:
                 self._look(stream)
         self._work.set()
 
-    def complete(self, task: TaskId) -> bool:
+    def complete(self, task: TaskId, *, reported: bool = True) -> bool:
         """No process of the task is left, and all its streams have been named. True where it has
-        written nothing and its report is to say so: then nothing is said here."""
-        return self._end(task, told=self._heeds_silence)
-
-    def complete_late(self, task: TaskId) -> None:
-        """As `complete`, of a task whose end has been reported."""
-        self._end(task, told=False)
+        written nothing and its report is to say so: then nothing is said here. Not `reported`:
+        its report says nothing of it, or an earlier life of the agent may have sent some of it."""
+        return self._end(task, told=reported and self._heeds_silence)
 
     def _end(self, task: TaskId, *, told: bool) -> bool:
         for stream in self._quiet_of(task):
@@ -124,8 +121,12 @@ class LogShipper:
         if self._quiet_of(task):
             self._late.add(task)
             return False
+        known = self._ledger.add_task(task)
+        if known.complete or task in self._late:
+            # What has been said of its end stays true, whatever its shim says after it.
+            told = known.silent
         self._late.discard(task)
-        silent = told and not self._ledger.add_task(task).streams
+        silent = told and not known.streams
         self._ledger.complete(task, silent=silent)
         for message in self._ledger.end_of_task(task):
             self._tell(message)

@@ -13,7 +13,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16
 # Of these it is this machine that lacks something, and not the file.
-_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
 
 
@@ -56,7 +56,7 @@ class LogSource:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in _SHORTAGES:
+            if error.errno in SHORTAGES:
                 raise
             raise RefusedFileError(f"{path} cannot be opened: {error.strerror}") from error
         finally:

@@ -99,17 +99,18 @@ async def speak(task_dir: Path, connection: socket.socket, heard: Heard) -> Shim
 
 async def connect(task_dir: Path, heard: Heard) -> ShimConnection:
     """Connect to the shim of this task. Raises ShimUnreachable."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    connection.setblocking(False)
-    folder = -1
+    connection, folder = None, -1
     try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.setblocking(False)
         folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # A socket's path has 107 bytes at the most, a folder's 4095.
         path = f"/proc/self/fd/{folder}/{SOCKET}"
         await asyncio.get_running_loop().sock_connect(connection, path)
         return await speak(task_dir, connection, heard)
     except OSError as error:
-        connection.close()
+        if connection is not None:
+            connection.close()
         raise ShimUnreachable(f"no shim answers for {task_dir.name}: {error.strerror}") from error
     finally:
         if folder >= 0:

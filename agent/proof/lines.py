@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from agent.folders import NCCL
-from agent.logs.source import LogSource, RefusedFileError
+from agent.logs.source import SHORTAGES, LogSource, RefusedFileError
 from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
 from muster.protocol.proof import NcclEvidence
 
@@ -65,9 +65,12 @@ class NcclLines:
         self._files: dict[str, _File] = {}
         self._refused: set[str] = set()
         self._written: int | None = None
+        self.blind = False
+        """Whether the last look has seen less than there is, for want of descriptors."""
 
     def look(self) -> NcclEvidence:
         """Read what is new, and say what all that was read says."""
+        self.blind = False
         for name in self._names():
             file = self._files.get(name) or self._open(name)
             if file is not None:
@@ -94,15 +97,11 @@ class NcclLines:
         self._files.clear()
 
     def _names(self) -> list[str]:
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            fd = os.open(self._folder / NCCL, flags)
-        except OSError:
-            return []
-        try:
-            names = os.listdir(fd)
-        finally:
-            os.close(fd)
+            names = _listed(self._folder / NCCL)
+        except OSError as error:
+            self.blind = error.errno in SHORTAGES
+            return list(self._files)
         room = min(FILES_MAX - len(self._files), _REFUSED_MAX - len(self._refused))
         return [*self._files, *islice(filter(self._is_new, sorted(names)), room)]
 
@@ -117,6 +116,10 @@ class NcclLines:
         except RefusedFileError:
             self._refused.add(name)
             return None
+        except OSError:
+            # No descriptor is left: the next look finds it again.
+            self.blind = True
+            return None
         if source is None:
             return None
         file = self._files[name] = _File(source, self._known.get(name, FileState()))
@@ -130,35 +133,52 @@ class NcclLines:
                 return
             if not data:
                 break
+            try:
+                self._keep(file, data)
+            except OSError:
+                # No descriptor is left: it is read again by the next look.
+                self.blind = True
+                return
             file.read += len(data)
             file.log.feed(data)
-            self._keep(file, data)
         if file.read - file.freed >= FILE_BYTES_MAX:
             file.freed = file.read
             _free(file.source.fileno(), file.read)
 
     def _keep(self, file: _File, data: bytes) -> None:
-        """Whole lines go into the task's own log; each says of which process it is."""
+        """Whole lines go into the task's own log; each says of which process it is. Raises OSError
+        for want of descriptors."""
         whole, newline, rest = (file.part + data).rpartition(b"\n")
-        file.part = rest[-_READ_BYTES:]
-        if not newline or (self._written or 0) >= LOG_BYTES_MAX:
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(self._folder / LOG, flags, 0o600)
+        if newline and (self._written or 0) < LOG_BYTES_MAX:
             try:
-                if self._written is None:
-                    self._written = os.fstat(fd).st_size
-                room = LOG_BYTES_MAX - self._written
-                kept = whole + b"\n" if len(whole) < room else _FULL
-                self._written += os.write(fd, kept) if room > 0 else 0
-                if kept is _FULL:
-                    self._written = LOG_BYTES_MAX
-            finally:
-                os.close(fd)
-        except OSError:
-            # A full disk, most often: the verdict does not need the copy.
-            return
+                self._append(whole + newline)
+            except OSError as error:
+                if error.errno in SHORTAGES:
+                    raise
+                # A full disk, most often: the verdict does not need the copy.
+        file.part = rest[-_READ_BYTES:]
+
+    def _append(self, lines: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._folder / LOG, flags, 0o600)
+        try:
+            if self._written is None:
+                self._written = os.fstat(fd).st_size
+            room = LOG_BYTES_MAX - self._written
+            kept = lines if len(lines) <= room else _FULL
+            self._written += os.write(fd, kept) if room > 0 else 0
+            if kept is _FULL:
+                self._written = LOG_BYTES_MAX
+        finally:
+            os.close(fd)
+
+
+def _listed(folder: Path) -> list[str]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
 
 
 def _free(fd: int, size: int) -> None:

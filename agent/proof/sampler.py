@@ -33,6 +33,9 @@ SAY_S: Final = 15.0
 """Figures alone are said so often, what changes the verdict at once."""
 LAST_LOOK_S: Final = 2.0
 """A driver that hangs holds up the end of no task for longer."""
+# Lines that could not be read for want of descriptors are lost with the task.
+_LAST_LOOKS: Final = 10
+_LAST_PAUSE_S: Final = 0.1
 _STATE_BYTES_MAX: Final = 1 << 20
 
 _log = structlog.get_logger("agent.proof")
@@ -92,6 +95,8 @@ class Sampler:
             async with asyncio.timeout(LAST_LOOK_S):
                 await self.look(last=True, counters=counters)
         except TimeoutError:
+            if self._lines.any:
+                self._lines_came()
             _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)
 
     async def look(self, *, last: bool = False, counters: bool = True) -> None:
@@ -101,6 +106,11 @@ class Sampler:
                 return
             self._over = last
             await asyncio.to_thread(self._sample, counters=counters)
+            for _ in range(_LAST_LOOKS if last else 0):
+                if not self._lines.blind:
+                    break
+                await asyncio.sleep(_LAST_PAUSE_S)
+                await asyncio.to_thread(self._sample, counters=False)
             if self._lines.any:
                 self._lines_came()
             report = self.report()
@@ -113,11 +123,12 @@ class Sampler:
 
     def _sample(self, *, counters: bool) -> None:
         watched = self._watched
+        # First: a driver that hangs does so where its counters are read.
+        if not watched.unheard:
+            watched.said = self._lines.look()
         if counters:
             reading = self._reader.reading(watched.netdevs, self._clock.now().mono)
             watched.totals.add(reading, LONGEST_S)
-        if not watched.unheard:
-            watched.said = self._lines.look()
         self._keep()
 
     def report(self) -> FabricReport:

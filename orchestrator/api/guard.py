@@ -234,7 +234,8 @@ class GuardedConnection(web.RequestHandler):
 
     def _head_is_late(self) -> None:
         self._deadline = None
-        if self._busy or self.writing_paused:
+        if self._busy or self.writing_paused or self._messages:
+            # Or it is whole since this very turn of the loop.
             return
         _log.debug("head_late", remote=self.address)
         if self._heard and not self._served and isinstance(self.transport, asyncio.Transport):

@@ -17,8 +17,9 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _HEADER: Final = re.compile(
-    r"(?P<around>\\?['\"])?(?:(?<![\w-])|(?<=-H))(?P<name>[A-Za-z][\w-]{0,64})(?:\\?['\"])?[ \t]{0,64}:"
-    r"(?:[ \t]|\\ ){0,64}(?P<own>\\?['\"])?(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?",
+    r"(?P<around>\\?['\"])?(?:(?<![\w-])|(?<=-H))(?P<name>[A-Za-z][\w-]{0,64})(?:\\?['\"])?"
+    r"[ \t]{0,64}:(?:[ \t]|\\ ){0,64}(?P<own>\\?['\"])?"
+    r"(?:(?:bearer|basic|token)(?:[ \t]|\\ ){1,64})?",
     re.IGNORECASE,
 )
 """What may be one of a request, as curl is given it or as JSON has it, up to its value."""

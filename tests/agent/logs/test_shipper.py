@@ -298,6 +298,26 @@ def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(tmp_pat
     asyncio.run(story())
 
 
+def test_what_was_said_of_a_tasks_end_stays_true_whatever_its_shim_says_after_it(
+    tmp_path: Path,
+) -> None:
+    silent, told = TaskId("3.1.0"), TaskId("3.1.1")
+
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            shipping(tmp_path, coordinator, NO_OUTPUT) as (it, stored),
+        ):
+            for _ in range(2):
+                assert it.complete(silent)
+                assert not it.complete(told, reported=False)
+            assert not it.complete(told)
+            assert await stored.take(1) == {told}
+            assert coordinator.logs.tasks == {told: 0}
+
+    asyncio.run(story())
+
+
 def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(tmp_path: Path) -> None:
     async def story() -> None:
         async with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,31 @@ def test_another_life_goes_on_and_counts_nothing_twice(task: Path) -> None:
     assert second.look().over_rdma == 5
     second.close()
     assert second.look().over_rdma == 5
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_no_line_is_lost_for_want_of_descriptors(task: Path, left: int) -> None:
+    found = NcclLines(task)
+    write(task, "gpu-07.1", said.IB_2_18)
+    found.look()
+    for name in ("gpu-07.1", "gpu-07.2", "gpu-07.3"):
+        write(task, name, said.SOCKET_2_18)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, limits[1]))
+    try:
+        found.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found.blind is (left < 3)
+    evidence = found.look()
+    assert not found.blind
+    assert (evidence.processes, evidence.over_rdma) == (3, 4)
+    assert sorted((task / LOG).read_text().splitlines()) == sorted(
+        (said.IB_2_18 + 3 * said.SOCKET_2_18).splitlines()
+    )
+    found.close()
 
 
 def test_what_was_said_by_a_file_that_is_gone_stays_known(task: Path) -> None:

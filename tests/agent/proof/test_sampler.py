@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 
 from agent.core.stimuli import Stimulus, TrafficSeen
+from agent.proof import sampler as module
 from agent.proof.counters import CounterReader
 from agent.proof.sampler import STATE, Sampler, Watched, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
@@ -145,6 +148,46 @@ def test_the_last_figures_are_said_once(bench: Bench) -> None:
     asyncio.run(sampler.finish())
     bench.look(sampler)
     assert len(bench.heard) == said
+
+
+def test_the_last_look_waits_a_while_for_descriptors(bench: Bench) -> None:
+    async def story() -> None:
+        sampler = bench.life()
+        bench.say(lines.IB_2_18)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        try:
+            ending = asyncio.get_running_loop().create_task(sampler.finish())
+            while not (sampler._lines.blind or ending.done()):  # noqa: ASYNC110 - in a thread
+                await asyncio.sleep(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await ending
+
+    asyncio.run(story())
+    assert bench.followed == 1
+    assert bench.heard[-1].nccl.over_rdma == 4
+    assert (bench.folder / "logs/nccl.log").read_text() == lines.IB_2_18
+
+
+def test_a_driver_that_hangs_keeps_back_no_line(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = threading.Event()
+    monkeypatch.setattr(module, "LAST_LOOK_S", 0.2)
+    monkeypatch.setattr(CounterReader, "reading", lambda *_: hangs.wait())
+
+    async def story() -> None:
+        bench.say(lines.IB_2_18)
+        try:
+            await bench.life().finish()
+            assert bench.followed == 1
+            assert (bench.folder / "logs/nccl.log").read_text() == lines.IB_2_18
+        finally:
+            monkeypatch.undo()
+            hangs.set()
+
+    asyncio.run(story())
 
 
 def test_a_kept_state_that_cannot_be_read_is_none(bench: Bench) -> None:

@@ -26,7 +26,11 @@ async def fine(_request: web.Request) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def serving(connections: Connections, serve: Handler = fine) -> AsyncIterator[Dial]:
+async def serving(
+    connections: Connections,
+    serve: Handler = fine,
+    connection: type[GuardedConnection] = GuardedConnection,
+) -> AsyncIterator[Dial]:
     """A server of guarded connections over loopback, with the middleware's two calls."""
 
     @web.middleware
@@ -51,9 +55,7 @@ async def serving(connections: Connections, serve: Handler = fine) -> AsyncItera
     manager = runner.server
     assert manager is not None
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: GuardedConnection(connections, manager), "127.0.0.1", 0
-    )
+    server = await loop.create_server(lambda: connection(connections, manager), "127.0.0.1", 0)
     writers: list[asyncio.StreamWriter] = []
 
     async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -107,6 +109,23 @@ def test_a_head_that_never_ends_is_cut_off() -> None:
             assert b"application/problem+json" in answer
             # It is cut off, however long it goes on.
             await task
+
+    asyncio.run(main())
+
+
+def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time() -> None:
+    class Late(GuardedConnection):
+        __slots__ = ()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._head_is_late()
+
+    async def main() -> None:
+        async with serving(short(), connection=Late) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"\r\n")
+            assert await reader.readuntil(b"fine")
 
     asyncio.run(main())
 
