@@ -105,6 +105,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             apply_job(state, fact, at)
+        case nf.NoticeSettled(name) if name not in state.jobs:
+            # There are journals in which the job went to the archive first.
+            return
         case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():

@@ -246,11 +246,19 @@ class Coordinator:
         """Move jobs that have ended to the archive, again and again."""
         while True:
             jobs = await self.archive.due()
+            # A fact of theirs that is written when they have gone would follow from nothing.
+            await self._sync()
             state = await self.settled()
             if not state.disk_full and await self.archive.move(state, jobs):
                 await self.put(JobsArchived(tuple(jobs)))
             else:
                 await asyncio.sleep(ROOM_AGAIN_S)
+
+    async def _sync(self) -> None:
+        """Wait until all that was decided so far is on disk. Raises CoordinatorStoppedError."""
+        if self._staged:
+            self._flush_due = True
+            await self.beat()
 
     async def settled(self) -> State:
         """The state, none of it ahead of the disk as long as the caller does not wait.

@@ -19,10 +19,17 @@ from orchestrator.core import facts as f
 from orchestrator.core.actions import Declined, Submitted
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
-from orchestrator.core.stimuli import CancelReceived, HelloReceived, ReportReceived, SubmitReceived
+from orchestrator.core.stimuli import (
+    CancelReceived,
+    HelloReceived,
+    NoticeTried,
+    ReportReceived,
+    SubmitReceived,
+)
 from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell import archive as archive_module
 from orchestrator.shell import coordinator as coordinator_module
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.coordinator import Coordinator, CoordinatorStoppedError, replay
@@ -326,6 +333,34 @@ def test_what_may_wait_for_the_next_commit_does_not_wait_long(tmp_path: Path) ->
         assert [type(fact) for fact in rig.journal.commits[-1]] == [f.TaskPrepared]
 
     with_owner(tmp_path, main)
+
+
+def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its last fact may wait for the next commit, too."""
+    monkeypatch.setattr(coordinator_module, "LAZY_FLUSH_S", 3600.0)
+    monkeypatch.setattr(archive_module, "LINGER_S", 0.0)
+    told = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
+
+    async def story(rig: Rig) -> None:
+        owner = rig.coordinator
+        await rig.join()
+        await rig.submit()  # it has the node: the next one is queued
+        submitted = await owner.submit(SubmitReceived(0, told, "ann"))
+        assert isinstance(submitted, Submitted)
+        job = submitted.job
+        await owner.request(lambda rid: CancelReceived(rid, job, "ann"))
+        await owner.put(NoticeTried(job, owner.state.jobs[job].notices_made, 0, ""))
+        archiving = asyncio.create_task(owner.archive_ended())
+        while job in owner.state.jobs:
+            await owner.beat()
+        archiving.cancel()
+
+    with_owner(tmp_path, story)
+    journal = Journal.open(tmp_path)
+    assert list(replay(journal.replay()).jobs) == [1]
+    journal.close()
 
 
 def test_ends_that_trickle_in_share_the_commit_of_the_last(
