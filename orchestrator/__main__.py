@@ -108,7 +108,7 @@ def _check(config: CoordinatorConfig) -> int:
     webhook_secret(config)
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
-    with examined(config.state_dir) as found:
+    with examined(config.state_dir, config.job_logs_path) as found:
         state = replay(found)
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
@@ -131,7 +131,7 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    aside = restore(config.state_dir, copy, next_job)
+    aside = restore(config.state_dir, copy, next_job, config.job_logs_path)
     _say(
         RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "

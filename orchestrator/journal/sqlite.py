@@ -63,10 +63,11 @@ class Journal:
         self._last_seq = last_seq(database)
 
     @classmethod
-    def open(cls, state_dir: Path, reserve_bytes: int = 0) -> Self:
+    def open(cls, state_dir: Path, reserve_bytes: int = 0, logs: Path | None = None) -> Self:
         """Lock the folder and open its journal, made where there has never been one.
 
-        `reserve_bytes` of its disk are kept for what must be written when that is full. Raises
+        `reserve_bytes` of its disk are kept for what must be written when that is full. `logs` has
+        the output of jobs; None: the folder of that name in `state_dir`. Raises
         DirectoryLockedError (which names the holder), FileError, and JournalError.
         """
         lock = lock_directory(state_dir)
@@ -75,12 +76,12 @@ class Journal:
             path = state_dir / FILE_NAME
             space = Space(path, reserve_bytes)
             try:
-                database = open_database(path)
+                database = open_database(path, logs)
                 space.keep()
             except JournalFullError:
                 if not space.release():
                     raise
-                database = open_database(path)
+                database = open_database(path, logs)
                 space.claim()
             try:
                 return cls(path, database, lock, space)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from muster.protocol.states import TaskState
 from orchestrator.__main__ import main
+from orchestrator.journal.backup import back_up
+from orchestrator.journal.sqlite import Journal
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess, run
 from tests.orchestrator.user import user_of
@@ -101,3 +104,20 @@ def test_a_check_before_the_first_start_makes_nothing(tmp_path: Path) -> None:
     code, said = verb(process, "--check")
     assert (code, "0 jobs" in said) == (0, True), said
     assert not (tmp_path / "s").exists(), "looking makes nothing"
+
+
+def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> None:
+    logs = tmp_path / "disk"
+    (logs / "2000").mkdir(parents=True)
+    process = CoordinatorProcess(tmp_path, job_logs={"dir": str(logs)})
+    process.config.write_text(json.dumps(process.settings))
+    said = refused(process)
+    assert "journal.sqlite is missing or empty" in said
+    assert verb(process, "--check") == (1, said)
+
+    Journal.open(tmp_path / "other").close()
+    backup = str(tmp_path / "backup.sqlite")
+    back_up(tmp_path / "other", Path(backup))
+    assert verb(process, "restore", backup)[0] == 0
+    with contextlib.closing(Journal.open(process.state_dir)) as journal:
+        assert journal.first_job > 2000
