@@ -28,7 +28,7 @@ from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.decide import VERSION
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
-from orchestrator.journal.errors import CorruptJournalError
+from orchestrator.journal.errors import CorruptJournalError, LostLogError
 from orchestrator.serve import serve
 from orchestrator.shell.coordinator import replay
 
@@ -70,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = (
             "" if arguments.config is None else f" --config {shlex.quote(str(arguments.config))}"
         )
+        last = "as a last resort, " if isinstance(error, LostLogError) else ""
         return _complain(
             verb,
-            f"{error}; nothing was changed: put a backup in its place with "
+            f"{error}; nothing was changed: {last}put a backup in its place with "
             f"`muster restore{given} BACKUP`",
             1,
         )

@@ -195,6 +195,8 @@ def _existing(state_dir: Path) -> sqlite3.Connection:
     path = state_dir / FILE_NAME
     if not path.is_file():
         raise JournalError(f"{path}: there is no journal in this state folder")
+    # A reader makes a log where there is none, and the next start would not miss the lost one.
+    refuse_loss(path)
     return read_only(path)
 
 

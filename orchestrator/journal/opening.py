@@ -12,6 +12,7 @@ from orchestrator.journal.errors import (
     ForeignJournalError,
     JournalError,
     JournalFullError,
+    LostLogError,
     NewerJournalError,
 )
 from orchestrator.journal.space import is_full
@@ -184,7 +185,8 @@ def last_with_logs(path: Path, logs: Path | None) -> int:
 def refuse_loss(path: Path, logs: Path | None = None) -> None:
     """Never start empty, or with less than there was, without a word. Raises JournalError."""
     log = path.with_name(f"{path.name}-wal")
-    marked = path.with_name(_OPEN_MARK).exists()
+    mark = path.with_name(_OPEN_MARK)
+    marked = mark.exists()
     if _size(path) == 0 and _size(log) == 0:
         if marked or last_with_logs(path, logs):
             had = path.parent if marked or logs is None else logs
@@ -192,9 +194,11 @@ def refuse_loss(path: Path, logs: Path | None = None) -> None:
                 f"{path} is missing or empty, and {had} is that of a coordinator that has had jobs"
             )
     elif marked and not log.exists():
-        raise CorruptJournalError(
-            f"{log} is missing: what was written last before the coordinator ended was in it; "
-            "put it back if it was moved"
+        raise LostLogError(
+            f"{log} is missing: what was written last before the coordinator ended was in it; put "
+            "it back if it was moved; if another program opened the journal since (sqlite3, say), "
+            f"that took the log in and nothing is lost: remove {mark} and see that `muster "
+            "coordinator --check` counts the jobs that there were"
         )
 
 

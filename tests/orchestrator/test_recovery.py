@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import shlex
+import sqlite3
 import subprocess
 from pathlib import Path
 from unittest import mock
@@ -83,6 +84,26 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         process.start()
         assert process.events("serving")[-1]["epoch"] > epoch, "agents take it for the newest"
         assert asyncio.run(submit(process))[0] > 2, "no number comes twice"
+
+
+def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
+    tmp_path: Path,
+) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        asyncio.run(submit(process))
+        process.kill()
+        # As the sqlite3 tool does: whoever closes it last takes the log in and removes it.
+        with contextlib.closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
+            database.execute("SELECT count(*) FROM fact").fetchone()
+        said = refused(process)
+        assert "sqlite3" in said
+        assert said.index("remove ") < said.index("as a last resort"), "which would lose jobs"
+        mark = shlex.split(said.partition("remove ")[2])[0]
+        Path(mark).unlink()
+        code, said = verb(process, "--check")
+        assert (code, "has 1 jobs" in said) == (0, True), said
+        process.start()
+        assert asyncio.run(submit(process))[0] == 2
 
 
 @pytest.mark.root

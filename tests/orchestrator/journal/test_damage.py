@@ -17,6 +17,7 @@ from orchestrator.journal.backup import back_up, examined, examined_copy, restor
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
+    LostLogError,
     NewerJournalError,
 )
 from orchestrator.journal.opening import FILE_NAME
@@ -66,8 +67,10 @@ def test_a_lost_log_is_noticed(tmp_path: Path) -> None:
     folder = made(tmp_path, closed=False)
     (folder / f"{FILE_NAME}-wal").unlink()
     for _ in range(2):
-        with pytest.raises(CorruptJournalError, match="-wal is missing"):
+        with pytest.raises(LostLogError, match="-wal is missing"):
             read(folder)
+        with pytest.raises(LostLogError, match="-wal is missing"):
+            back_up(folder, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "removed after a clean end"])
