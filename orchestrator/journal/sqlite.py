@@ -32,6 +32,9 @@ _EVENTS_MAX: Final = 1000
 # The log is taken into the database when it has about so many pages; SQLite's own default.
 _LOG_PAGES_MAX: Final = 1000
 _PAGE_BYTES: Final = 4096
+# What a long reader made of the log is cut off, down to twice its usual size and the reserve: on a
+# full disk the reserve is room in the log, and given back to the disk anybody could take it.
+_LOG_BYTES: Final = 2 * _LOG_PAGES_MAX * _PAGE_BYTES
 
 # SQLite reads both in order and stops at the limit.
 _EVENTS: Final = f"""
@@ -59,6 +62,7 @@ class Journal:
         self._database = database
         self._lock = lock
         self._space = space
+        database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # about as many as the log has
         self._last_seq = last_seq(database)
 
