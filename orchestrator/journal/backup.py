@@ -23,7 +23,7 @@ from orchestrator.journal.opening import (
     upgrade,
 )
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal, read_only, records
+from orchestrator.journal.sqlite import read_only, records, refuse_network
 
 # Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
 _EPOCHS_LEFT_OUT: Final = 1_000_000
@@ -84,20 +84,23 @@ def examined(state_dir: Path, logs: Path | None = None) -> Iterator[Examined]:
         refuse_loss(path, logs)
         yield Examined(iter(()))
         return
-    try:
+    with contextlib.ExitStack() as held:
+        look = read_only
+        with contextlib.suppress(DirectoryLockedError):  # a coordinator runs
+            held.enter_context(lock_directory(state_dir))
+            look = _in_place
+        refuse_network(state_dir)
+        refuse_loss(path, logs)
         try:
-            journal = Journal.open(state_dir, logs=logs)
-        except DirectoryLockedError:
-            with contextlib.closing(_existing(state_dir)) as database:
-                yield _examine(database, path)
-        else:
-            with (
-                contextlib.closing(journal),
-                contextlib.closing(_existing(state_dir)) as database,
-            ):
-                yield _examine(database, path)
-    except sqlite3.Error as error:
-        raise CorruptJournalError(f"{path} is damaged ({error})") from error
+            database = held.enter_context(contextlib.closing(look(path)))
+            yield _examine(database, path) or Examined(iter(()))
+        except sqlite3.OperationalError as error:
+            raise JournalError(
+                f"{path} cannot be read ({error}); see that its disk is well and that it belongs "
+                "to the user of this daemon"
+            ) from error
+        except sqlite3.Error as error:
+            raise CorruptJournalError(f"{path} is damaged ({error})") from error
 
 
 @contextlib.contextmanager
@@ -107,15 +110,19 @@ def examined_copy(copy: Path) -> Iterator[Examined]:
         if not copy.is_file():
             raise JournalError(f"{copy}: there is no such file")
         with contextlib.closing(_frozen(copy)) as database:
-            yield _examine(database, copy)
+            found = _examine(database, copy)
+            if found is None:
+                raise JournalError(f"{copy} is empty, so no backup of a journal")
+            yield found
     except sqlite3.Error as error:
         raise CorruptJournalError(f"{copy} is damaged ({error})") from error
 
 
-def _examine(database: sqlite3.Connection, path: Path) -> Examined:
+def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
+    """None: there is nothing in it."""
     layout = check(database, path)
     if layout == 0:
-        raise JournalError(f"{path} is empty, so no backup of a journal")
+        return None
     database.execute("BEGIN")  # one view of it all: a coordinator may be at work
     if layout < LAYOUT:
         # In a file of its own, which nobody else sees.
@@ -171,7 +178,7 @@ def _last(path: Path) -> tuple[int | None, int]:
     """How many lives the journal in place has had, and its last job; (None, 0) where nobody can
     tell any more."""
     try:
-        with contextlib.closing(read_only(path)) as database:
+        with contextlib.closing(_in_place(path)) as database:
             check(database, path)
             (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
             (job,) = database.execute(_LAST_JOB).fetchone()
@@ -198,6 +205,11 @@ def _existing(state_dir: Path) -> sqlite3.Connection:
     # A reader makes a log where there is none, and the next start would not miss the lost one.
     refuse_loss(path)
     return read_only(path)
+
+
+def _in_place(path: Path) -> sqlite3.Connection:
+    """The journal of a folder that is locked; where it has no log, none is made."""
+    return read_only(path) if Path(f"{path}-wal").exists() else _frozen(path)
 
 
 def _frozen(copy: Path) -> sqlite3.Connection:

@@ -76,7 +76,7 @@ class Journal:
         """
         lock = lock_directory(state_dir)
         try:
-            _refuse_network(state_dir)
+            refuse_network(state_dir)
             path = state_dir / FILE_NAME
             space = Space(path, reserve_bytes)
             try:
@@ -250,7 +250,7 @@ class Journal:
         return JournalWriteError(f"{self.path}: a commit failed ({error}); nothing was acted on")
 
 
-def _refuse_network(state_dir: Path) -> None:
+def refuse_network(state_dir: Path) -> None:
     kind = network_kind(state_dir)
     if kind:
         raise FileError(

@@ -162,6 +162,33 @@ def test_a_journal_without_checksums_is_taken_over_with_a_copy(tmp_path: Path) -
     journal.close()
 
 
+@pytest.mark.parametrize("left", ["whole", "of an older layout", "killed", "empty"])
+def test_a_look_at_a_journal_changes_nothing(tmp_path: Path, left: str) -> None:
+    folder = made(tmp_path, closed=left != "killed")
+    facts = len(FACTS)
+    if left == "of an older layout":
+        age(folder / FILE_NAME, 2)
+    if left == "empty":  # as a first start that was killed leaves it
+        (folder / FILE_NAME).write_bytes(b"")
+        facts = 0
+    before = files(folder)
+    with examined(folder) as found:
+        assert len(list(found)) == facts
+        with pytest.raises(DirectoryLockedError):
+            Journal.open(folder)
+    assert files(folder) == before
+    assert len(read(folder)) == facts
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All but the index of the log, which any reader writes, and the lock."""
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name not in ("lock", f"{FILE_NAME}-shm")
+    }
+
+
 def test_a_backup_is_made_beside_a_running_coordinator(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "state")
     journal.append(FACTS)
