@@ -8,8 +8,8 @@ from typing import Final, Never
 
 import structlog
 
-from muster.protocol.instant import Instant
 from orchestrator.journal.errors import JournalError, JournalWriteError
+from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
 
 SWEEP_EVERY_S: Final = 60.0
@@ -17,8 +17,6 @@ _LOOKED_AT: Final = 256
 # What else is to be written waits for one of these at most.
 _AT_ONCE: Final = 8
 _PAUSE_S: Final = 0.02
-# So much and more the wall clock was set; less is no matter where ages are hours at the least.
-_SET_S: Final = 60.0
 
 _log = structlog.get_logger("muster.archive")
 
@@ -31,23 +29,13 @@ class KeepJobs:
     jobs_max: int
 
 
-@dataclass(slots=True)
-class _Span:
-    """A part of this life, by `mono`, in which nobody set the wall clock, and that clock's lead."""
-
-    lead: float
-    since: float
-    until: float
-
-
 class Forgetting:
     """Takes out of the archive what is too old or too much."""
 
     def __init__(self, coordinator: Coordinator, keep: KeepJobs) -> None:
         self._coordinator = coordinator
         self._keep = keep
-        now = coordinator.now()
-        self._spans = [_Span(now.wall - now.mono, now.mono, now.mono)]
+        self._ages = Ages(coordinator.now())
 
     async def run(self) -> Never:
         """Sweep from time to time, until cancelled. Raises JournalWriteError."""
@@ -64,15 +52,15 @@ class Forgetting:
     async def sweep(self) -> int:
         """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
         jobs that all stay: those after it are younger, but for some that ran for very long."""
-        archive, now = self._coordinator.archive, self._coordinator.now()
-        self._heed_clock(now)
+        archive, ages = self._coordinator.archive, self._ages
+        ages.look(self._coordinator.now())
         excess = archive.ended.total() - self._keep.jobs_max
         after = gone = 0
         while rows := await archive.oldest(after, _LOOKED_AT):
             going = [
                 job
                 for place, (job, ended_at) in enumerate(rows)
-                if place < excess - gone or self._age(now, ended_at) > self._keep.age_s
+                if place < excess - gone or ages.of(ended_at) > self._keep.age_s
             ]
             if not going:
                 break
@@ -85,21 +73,3 @@ class Forgetting:
         if gone:
             _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
         return gone
-
-    def _heed_clock(self, now: Instant) -> None:
-        last = self._spans[-1]
-        looked, last.until = last.until, now.mono
-        lead = now.wall - now.mono
-        if abs(lead - last.lead) > _SET_S:
-            # Somewhere between that look and this one.
-            self._spans.append(_Span(lead, looked, now.mono))
-
-    def _age(self, now: Instant, ended_at: float) -> float:
-        """How long ago a job ended. In this life that may have been by a clock that was set since,
-        from 1970 say, and then it is not as old as it looks."""
-        ends = (
-            ended_at - span.lead
-            for span in self._spans
-            if span.since - _SET_S <= ended_at - span.lead <= span.until + _SET_S
-        )
-        return min([now.wall - ended_at, *(now.mono - end for end in ends)])
