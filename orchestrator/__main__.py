@@ -28,7 +28,7 @@ from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.decide import VERSION
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
-from orchestrator.journal.errors import CorruptJournalError
+from orchestrator.journal.errors import CorruptJournalError, LostLogError
 from orchestrator.serve import serve
 from orchestrator.shell.coordinator import replay
 
@@ -70,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = (
             "" if arguments.config is None else f" --config {shlex.quote(str(arguments.config))}"
         )
+        last = "as a last resort, " if isinstance(error, LostLogError) else ""
         return _complain(
             verb,
-            f"{error}; nothing was changed: put a backup in its place with "
+            f"{error}; nothing was changed: {last}put a backup in its place with "
             f"`muster restore{given} BACKUP`",
             1,
         )
@@ -108,7 +109,7 @@ def _check(config: CoordinatorConfig) -> int:
     webhook_secret(config)
     if config.tls is not None:
         server_context(config.tls.cert, config.tls.key)
-    with examined(config.state_dir) as found:
+    with examined(config.state_dir, config.job_logs_path) as found:
         state = replay(found)
     running = sum(1 for job in state.jobs.values() if job.current is not None)
     _say(
@@ -131,7 +132,7 @@ def _restore(config: CoordinatorConfig, copy: Path) -> int:
     with examined_copy(copy) as found:
         state = replay(found)
     next_job = max(state.next_job, found.first_job)
-    aside = restore(config.state_dir, copy, next_job)
+    aside = restore(config.state_dir, copy, next_job, config.job_logs_path)
     _say(
         RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; the "

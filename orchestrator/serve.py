@@ -84,7 +84,7 @@ async def serve(config: CoordinatorConfig) -> None:
     context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
     secret = webhook_secret(config)
     stop = _stop_signal()
-    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes)
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
         state = replayed(journal)
         epoch = journal.begin_epoch()

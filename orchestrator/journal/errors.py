@@ -20,6 +20,11 @@ class CorruptJournalError(JournalError):
     the command line adds the command."""
 
 
+class LostLogError(CorruptJournalError):
+    """The write-ahead log is not there. Whoever opened the journal last may have taken it in, so a
+    backup, without what came after it, is the last way out."""
+
+
 class JournalFullError(JournalError):
     """There is no room on its disk to open it."""
 

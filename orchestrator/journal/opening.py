@@ -12,6 +12,7 @@ from orchestrator.journal.errors import (
     ForeignJournalError,
     JournalError,
     JournalFullError,
+    LostLogError,
     NewerJournalError,
 )
 from orchestrator.journal.space import is_full
@@ -69,10 +70,10 @@ COMMIT;
 _UPGRADES: Final = {1: "ALTER TABLE fact ADD COLUMN crc INTEGER;", 2: _ARCHIVE}
 
 
-def open_database(path: Path) -> sqlite3.Connection:
+def open_database(path: Path, logs: Path | None = None) -> sqlite3.Connection:
     """The database of the journal at `path`, made where there has never been one, in WAL mode with
-    full sync. Its folder is to be locked. Raises JournalError."""
-    refuse_loss(path)
+    full sync. Its folder is to be locked; `logs` is as in `last_with_logs`. Raises JournalError."""
+    refuse_loss(path, logs)
     try:
         path.touch(mode=0o600)
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -165,20 +166,39 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
     return int(layout)
 
 
-def refuse_loss(path: Path) -> None:
-    """Never start empty, or with less than there was, without a word."""
+def last_with_logs(path: Path, logs: Path | None) -> int:
+    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
+    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
+    JournalError."""
+    folder = logs or path.parent / "logs"
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise JournalError(
+            f"{folder} cannot be read ({error.strerror}); give it to the user of this daemon"
+        ) from error
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def refuse_loss(path: Path, logs: Path | None = None) -> None:
+    """Never start empty, or with less than there was, without a word. Raises JournalError."""
     log = path.with_name(f"{path.name}-wal")
-    marked = path.with_name(_OPEN_MARK).exists()
+    mark = path.with_name(_OPEN_MARK)
+    marked = mark.exists()
     if _size(path) == 0 and _size(log) == 0:
-        if marked or any(_names(path.parent / "logs")):
+        if marked or last_with_logs(path, logs):
+            had = path.parent if marked or logs is None else logs
             raise CorruptJournalError(
-                f"{path} is missing or empty, and {path.parent} is that of a coordinator that has "
-                "had jobs"
+                f"{path} is missing or empty, and {had} is that of a coordinator that has had jobs"
             )
     elif marked and not log.exists():
-        raise CorruptJournalError(
-            f"{log} is missing: what was written last before the coordinator ended was in it; "
-            "put it back if it was moved"
+        raise LostLogError(
+            f"{log} is missing: what was written last before the coordinator ended was in it; put "
+            "it back if it was moved; if another program opened the journal since (sqlite3, say), "
+            f"that took the log in and nothing is lost: remove {mark} and see that `muster "
+            "coordinator --check` counts the jobs that there were"
         )
 
 
@@ -254,10 +274,3 @@ def _size(path: Path) -> int:
             f"{path} cannot be examined ({error.strerror}); give state_dir to the user of this "
             "daemon"
         ) from error
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

@@ -32,18 +32,18 @@ class Space:
     def __init__(self, journal: Path, reserve_bytes: int) -> None:
         self._journal = journal
         self._file = journal.with_name(FILE_NAME)
-        self._bytes = reserve_bytes
+        self.reserve_bytes = reserve_bytes
         self._kept = False  # whether the reserve is there, and whole
         self._low = False
 
     def keep(self) -> bool:
         """Have the reserve on disk, as far as there is room; whether it is whole."""
-        if self._bytes == 0 or self._kept:
+        if self.reserve_bytes == 0 or self._kept:
             return True
         try:
             fd = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                os.posix_fallocate(fd, 0, self._bytes)
+                os.posix_fallocate(fd, 0, self.reserve_bytes)
             finally:
                 os.close(fd)
         except OSError:
@@ -70,7 +70,7 @@ class Space:
 
     def claim(self) -> None:
         """Take for the write-ahead log what was in the reserve, or as much of it as there is."""
-        wanted = self._bytes - _LEFT_BYTES
+        wanted = self.reserve_bytes - _LEFT_BYTES
         try:
             with open(f"{self._journal}-wal", "r+b") as log:
                 end = log.seek(0, os.SEEK_END)
@@ -86,12 +86,14 @@ class Space:
 
     def problem(self) -> str:
         """A sentence where the disk is full, "" where it is not: then the reserve is there."""
-        if self._bytes == 0:
+        if self.reserve_bytes == 0:
             return ""
         disk = os.statvfs(self._journal.parent)
         free = disk.f_bavail * disk.f_frsize
         # It is full when less is free than the reserve, and well again with twice as much.
-        needed = self._bytes * (2 if self._low else 1) + (0 if self._kept else self._bytes)
+        needed = self.reserve_bytes * (2 if self._low else 1) + (
+            0 if self._kept else self.reserve_bytes
+        )
         self._low = free < needed or not self.keep()
         if not self._low:
             return ""

@@ -32,6 +32,9 @@ _EVENTS_MAX: Final = 1000
 # The log is taken into the database when it has about so many pages; SQLite's own default.
 _LOG_PAGES_MAX: Final = 1000
 _PAGE_BYTES: Final = 4096
+# What a long reader made of the log is cut off, down to twice its usual size and the reserve: on a
+# full disk the reserve is room in the log, and given back to the disk anybody could take it.
+_LOG_BYTES: Final = 2 * _LOG_PAGES_MAX * _PAGE_BYTES
 
 # SQLite reads both in order and stops at the limit.
 _EVENTS: Final = f"""
@@ -59,28 +62,30 @@ class Journal:
         self._database = database
         self._lock = lock
         self._space = space
+        database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # about as many as the log has
         self._last_seq = last_seq(database)
 
     @classmethod
-    def open(cls, state_dir: Path, reserve_bytes: int = 0) -> Self:
+    def open(cls, state_dir: Path, reserve_bytes: int = 0, logs: Path | None = None) -> Self:
         """Lock the folder and open its journal, made where there has never been one.
 
-        `reserve_bytes` of its disk are kept for what must be written when that is full. Raises
+        `reserve_bytes` of its disk are kept for what must be written when that is full. `logs` has
+        the output of jobs; None: the folder of that name in `state_dir`. Raises
         DirectoryLockedError (which names the holder), FileError, and JournalError.
         """
         lock = lock_directory(state_dir)
         try:
-            _refuse_network(state_dir)
+            refuse_network(state_dir)
             path = state_dir / FILE_NAME
             space = Space(path, reserve_bytes)
             try:
-                database = open_database(path)
+                database = open_database(path, logs)
                 space.keep()
             except JournalFullError:
                 if not space.release():
                     raise
-                database = open_database(path)
+                database = open_database(path, logs)
                 space.claim()
             try:
                 return cls(path, database, lock, space)
@@ -245,7 +250,7 @@ class Journal:
         return JournalWriteError(f"{self.path}: a commit failed ({error}); nothing was acted on")
 
 
-def _refuse_network(state_dir: Path) -> None:
+def refuse_network(state_dir: Path) -> None:
     kind = network_kind(state_dir)
     if kind:
         raise FileError(

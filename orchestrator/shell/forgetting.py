@@ -9,6 +9,7 @@ from typing import Final, Never
 import structlog
 
 from orchestrator.journal.errors import JournalError, JournalWriteError
+from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
 
 SWEEP_EVERY_S: Final = 60.0
@@ -34,6 +35,7 @@ class Forgetting:
     def __init__(self, coordinator: Coordinator, keep: KeepJobs) -> None:
         self._coordinator = coordinator
         self._keep = keep
+        self._ages = Ages(coordinator.now())
 
     async def run(self) -> Never:
         """Sweep from time to time, until cancelled. Raises JournalWriteError."""
@@ -50,14 +52,15 @@ class Forgetting:
     async def sweep(self) -> int:
         """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
         jobs that all stay: those after it are younger, but for some that ran for very long."""
-        archive, now = self._coordinator.archive, self._coordinator.now().wall
+        archive, ages = self._coordinator.archive, self._ages
+        ages.look(self._coordinator.now())
         excess = archive.ended.total() - self._keep.jobs_max
         after = gone = 0
         while rows := await archive.oldest(after, _LOOKED_AT):
             going = [
                 job
                 for place, (job, ended_at) in enumerate(rows)
-                if place < excess - gone or now - ended_at > self._keep.age_s
+                if place < excess - gone or ages.of(ended_at) > self._keep.age_s
             ]
             if not going:
                 break

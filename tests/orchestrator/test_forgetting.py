@@ -95,6 +95,37 @@ def test_the_oldest_go_first(tmp_path: Path, keep: KeepJobs, now: float, first: 
     assert sweep(tmp_path, keep, now=now)[0] == 0
 
 
+def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_path: Path) -> None:
+    """A machine without a clock of its own: it is 1970 until somebody says what time it is."""
+    with_jobs(tmp_path, 20).close()
+    hour = 3600.0
+    moments = {
+        "the first": (Instant(1000.0, 0.0), 0),
+        "as the jobs ended": (Instant(1020.0, 20.0), 0),
+        "the clock was set": (Instant(1060.0, 1e9), 0),
+        "the hour of some is over": (Instant(1010.5 + hour, 1e9 + hour), 10),
+        "and set back": (Instant(1010.8 + hour, 5e8), 0),
+        "and right again": (Instant(1030.5 + hour, 1e9 + hour), 9),
+    }
+
+    async def run() -> dict[str, int]:
+        journal = Journal.open(tmp_path)
+        writer = JournalWriter(journal)
+        archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
+        coordinator = SimpleNamespace(archive=archive, now=lambda: moments["the first"][0])
+        forgetting = Forgetting(cast(Coordinator, coordinator), KeepJobs(hour, 1000))
+        forgotten = {}
+        try:
+            for what, (now, _) in moments.items():
+                coordinator.now = lambda now=now: now
+                forgotten[what] = await forgetting.sweep()
+        finally:
+            writer.close()
+        return forgotten
+
+    assert asyncio.run(run()) == {what: jobs for what, (_, jobs) in moments.items()}
+
+
 def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:
     with_jobs(tmp_path, 20).close()
     sweep(tmp_path, KeepJobs(FOREVER, 1))

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import io
+import json
 import shlex
+import sqlite3
 import subprocess
 from pathlib import Path
 from unittest import mock
@@ -12,6 +14,8 @@ import pytest
 
 from muster.protocol.states import TaskState
 from orchestrator.__main__ import main
+from orchestrator.journal.backup import back_up
+from orchestrator.journal.sqlite import Journal
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess, run
 from tests.orchestrator.user import user_of
@@ -82,6 +86,26 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         assert asyncio.run(submit(process))[0] > 2, "no number comes twice"
 
 
+def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
+    tmp_path: Path,
+) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        asyncio.run(submit(process))
+        process.kill()
+        # As the sqlite3 tool does: whoever closes it last takes the log in and removes it.
+        with contextlib.closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
+            database.execute("SELECT count(*) FROM fact").fetchone()
+        said = refused(process)
+        assert "sqlite3" in said
+        assert said.index("remove ") < said.index("as a last resort"), "which would lose jobs"
+        mark = shlex.split(said.partition("remove ")[2])[0]
+        Path(mark).unlink()
+        code, said = verb(process, "--check")
+        assert (code, "has 1 jobs" in said) == (0, True), said
+        process.start()
+        assert asyncio.run(submit(process))[0] == 2
+
+
 @pytest.mark.root
 def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
@@ -101,3 +125,20 @@ def test_a_check_before_the_first_start_makes_nothing(tmp_path: Path) -> None:
     code, said = verb(process, "--check")
     assert (code, "0 jobs" in said) == (0, True), said
     assert not (tmp_path / "s").exists(), "looking makes nothing"
+
+
+def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> None:
+    logs = tmp_path / "disk"
+    (logs / "2000").mkdir(parents=True)
+    process = CoordinatorProcess(tmp_path, job_logs={"dir": str(logs)})
+    process.config.write_text(json.dumps(process.settings))
+    said = refused(process)
+    assert "journal.sqlite is missing or empty" in said
+    assert verb(process, "--check") == (1, said)
+
+    Journal.open(tmp_path / "other").close()
+    backup = str(tmp_path / "backup.sqlite")
+    back_up(tmp_path / "other", Path(backup))
+    assert verb(process, "restore", backup)[0] == 0
+    with contextlib.closing(Journal.open(process.state_dir)) as journal:
+        assert journal.first_job > 2000

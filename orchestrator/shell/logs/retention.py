@@ -17,6 +17,7 @@ from muster.protocol.ids import JobId
 from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
 from orchestrator.journal.errors import JournalError
+from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.removed import is_mark
 from orchestrator.shell.logs.store import LogStore
@@ -45,6 +46,7 @@ class Retention:
         self._store = store
         self._coordinator = coordinator
         self._keep = keep
+        self._ages = Ages(coordinator.now())
         # Sizes of logs that do not change any more; of most jobs they are small or nothing.
         self._settled: dict[JobId, int] = {}
         self._gone: set[JobId] = set()
@@ -61,10 +63,10 @@ class Retention:
 
     async def sweep(self) -> None:
         """Remove what is to go by now. Raises LogStoreError."""
-        now = self._coordinator.now().wall
+        self._ages.look(self._coordinator.now())
         present = await asyncio.to_thread(_present, self._root)
         sizes: dict[JobId, int] = {}
-        ended: list[tuple[float, JobId]] = []
+        ended: list[tuple[float, JobId]] = []  # how long ago
         jobs = self._coordinator.state.jobs
         unknown = [n for n in present if n not in self._gone and n not in self._ended]
         archived = await self._coordinator.archive.ended_at([n for n in unknown if n not in jobs])
@@ -84,15 +86,15 @@ class Retention:
                 self._gone.add(name)
                 continue
             sizes[name] = size
-            ended_at = await self._settled_at(name, now)
-            if ended_at is not None:
+            age = await self._settled_for(name)
+            if age is not None:
                 self._settled[name] = size
-                ended.append((ended_at, name))
+                ended.append((age, name))
         total = sum(sizes.values())
         if total <= self._keep.bytes_max:
-            ended = [one for one in ended if now - one[0] > self._keep.age_s]
-        for ended_at, name in sorted(ended):
-            if now - ended_at > self._keep.age_s:
+            ended = [one for one in ended if one[0] > self._keep.age_s]
+        for age, name in sorted(ended, key=lambda one: (-one[0], one[1])):
+            if age > self._keep.age_s:
                 why = f"it ended more than {_days(self._keep.age_s)} before (job_logs.keep_s)"
             elif total > self._keep.bytes_max and sizes[name]:
                 why = (
@@ -112,17 +114,20 @@ class Retention:
             _log.info("logs_removed", job=name, bytes=size, why=why)
         self._gone.add(name)
 
-    async def _settled_at(self, name: JobId, now: float) -> float | None:
-        """When the job ended, where nothing more will come of it as far as can be told."""
+    async def _settled_for(self, name: JobId) -> float | None:
+        """How long ago the job ended, where nothing more will come of it as far as can be told."""
         ended_at = self._ended.get(name)
-        if ended_at is not None and (name in self._settled or now - ended_at > _SETTLED_S):
-            return ended_at
+        if ended_at is not None:
+            age = self._ages.of(ended_at)
+            if name in self._settled or age > _SETTLED_S:
+                return age
         job = await self._coordinator.job(name)
         if job is None or job.phase is not JobPhase.ENDED or job.ended_at is None:
             return None
-        if now - job.ended_at > _SETTLED_S:
-            return job.ended_at
-        return None if awaited(job, self._store.job(name).stored) else job.ended_at
+        age = self._ages.of(job.ended_at)
+        if age > _SETTLED_S:
+            return age
+        return None if awaited(job, self._store.job(name).stored) else age
 
 
 def _present(root: Path) -> list[JobId]:

@@ -12,10 +12,12 @@ from muster.daemon.errors import DirectoryLockedError
 from muster.protocol.ids import JobId
 from muster.spec.types import JobSpec, Shell
 from orchestrator.core import facts as f
+from orchestrator.journal.archive import Archived
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
+    LostLogError,
     NewerJournalError,
 )
 from orchestrator.journal.opening import FILE_NAME
@@ -65,8 +67,10 @@ def test_a_lost_log_is_noticed(tmp_path: Path) -> None:
     folder = made(tmp_path, closed=False)
     (folder / f"{FILE_NAME}-wal").unlink()
     for _ in range(2):
-        with pytest.raises(CorruptJournalError, match="-wal is missing"):
+        with pytest.raises(LostLogError, match="-wal is missing"):
             read(folder)
+        with pytest.raises(LostLogError, match="-wal is missing"):
+            back_up(folder, tmp_path / "copy")
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "removed after a clean end"])
@@ -80,6 +84,21 @@ def test_a_lost_database_is_not_begun_anew(tmp_path: Path, how: str) -> None:
         (folder / "logs" / "7").mkdir(parents=True)
     with pytest.raises(CorruptJournalError, match="is missing or empty"):
         read(folder)
+
+
+def test_logs_on_another_disk_tell_of_a_lost_database(tmp_path: Path) -> None:
+    folder, logs = tmp_path / "state", tmp_path / "disk"
+    (logs / "lost+found").mkdir(parents=True)
+    Journal.open(folder, logs=logs).close()
+    (folder / FILE_NAME).unlink()
+    (logs / "7").mkdir()
+    with pytest.raises(CorruptJournalError, match=f"is missing or empty, and {logs} "):
+        Journal.open(folder, logs=logs)
+    with (
+        pytest.raises(CorruptJournalError, match="is missing or empty"),
+        examined(folder, logs=logs),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("left", [0.1, 0.5, 0.99])
@@ -143,6 +162,33 @@ def test_a_journal_without_checksums_is_taken_over_with_a_copy(tmp_path: Path) -
     journal.close()
 
 
+@pytest.mark.parametrize("left", ["whole", "of an older layout", "killed", "empty"])
+def test_a_look_at_a_journal_changes_nothing(tmp_path: Path, left: str) -> None:
+    folder = made(tmp_path, closed=left != "killed")
+    facts = len(FACTS)
+    if left == "of an older layout":
+        age(folder / FILE_NAME, 2)
+    if left == "empty":  # as a first start that was killed leaves it
+        (folder / FILE_NAME).write_bytes(b"")
+        facts = 0
+    before = files(folder)
+    with examined(folder) as found:
+        assert len(list(found)) == facts
+        with pytest.raises(DirectoryLockedError):
+            Journal.open(folder)
+    assert files(folder) == before
+    assert len(read(folder)) == facts
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All but the index of the log, which any reader writes, and the lock."""
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name not in ("lock", f"{FILE_NAME}-shm")
+    }
+
+
 def test_a_backup_is_made_beside_a_running_coordinator(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "state")
     journal.append(FACTS)
@@ -174,6 +220,28 @@ def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
     journal = Journal.open(folder)
     assert len(list(journal.replay())) == len(FACTS)
     assert journal.begin_epoch() > last, "agents serve no coordinator of an earlier life"
+    assert journal.first_job > 2000
+    journal.close()
+
+
+@pytest.mark.parametrize("told_by", ["logs on another disk", "the journal", "its archive"])
+def test_a_job_after_the_backup_keeps_its_number(tmp_path: Path, told_by: str) -> None:
+    folder, logs = made(tmp_path), tmp_path / "disk"
+    back_up(folder, tmp_path / "copy")
+    logs.mkdir()
+    if told_by == "logs on another disk":
+        (logs / "2000").mkdir()
+    else:
+        journal = Journal.open(folder)
+        journal.append(
+            [(f.JobSubmitted(JobId(2000), JobSpec(name="late", run=Shell("true")), "ann"), 3.0)]
+        )
+        if told_by == "its archive":
+            row = Archived(2000, "ann", "job", "default", "CANCELLED", 4.0, "", "", b"{}")
+            assert journal.archive([row])
+        journal.close()
+    restore(folder, tmp_path / "copy", 60, logs)
+    journal = Journal.open(folder)
     assert journal.first_job > 2000
     journal.close()
 

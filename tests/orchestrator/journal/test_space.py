@@ -1,5 +1,6 @@
 """A disk without room: what ends jobs is still written down, and nothing acknowledged is lost."""
 
+import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from muster.spec.types import JobSpec, Shell
 from orchestrator.core import facts as f
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.journal.space import FILE_NAME
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.sqlite import Journal, read_only
 from tests.small_disk import fill, small_disk
 
 RESERVE = 1 << 20
@@ -101,6 +102,33 @@ def test_what_goes_wrong_while_the_log_is_taken_in_is_noticed(
         with pytest.raises(JournalWriteError):
             journal.append(submitted(1))
     assert [r.seq for r in journal.replay()] == [1]
+    journal.close()
+
+
+def test_the_log_is_short_again_after_a_long_reader_and_keeps_what_was_in_the_reserve(
+    tmp_path: Path,
+) -> None:
+    reserve = 16 * RESERVE
+    journal = Journal.open(tmp_path, reserve)
+    log = tmp_path / "journal.sqlite-wal"
+    written = 0
+
+    def write(facts: int) -> int:
+        nonlocal written
+        for _ in range(facts):
+            written += 1
+            journal.append(submitted(written, 100_000))
+        return log.stat().st_size
+
+    with contextlib.closing(read_only(journal.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM fact").fetchone()
+        long = write(600)
+    short = write(100)
+    assert short < long / 2
+    # It is no shorter than it is in a usual life with the reserve behind it.
+    assert short > reserve + 1000 * 4096
+    assert [r.seq for r in journal.replay()] == list(range(1, written + 1))
     journal.close()
 
 

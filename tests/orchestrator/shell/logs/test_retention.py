@@ -107,6 +107,24 @@ def test_what_is_too_old_goes(tmp_path: Path) -> None:
     rig.store.close()
 
 
+def test_logs_of_before_the_clock_was_set_are_no_older_than_they_are(tmp_path: Path) -> None:
+    """It was 1970 when job 2 ended, and then somebody said what time it is."""
+    rig = Rig(tmp_path, job(1, NOW - DAY), job(2, 110.0), job(3, None))
+    for number in (1, 2, 3):
+        rig.write(number, 100)
+    rig.coordinator.now = lambda: Instant(100.0, 100.0)
+    retention = Retention(
+        tmp_path, rig.store, cast("Coordinator", rig.coordinator), Keep(7 * DAY, 300)
+    )
+    rig.coordinator.now = lambda: Instant(120.0, NOW)
+    asyncio.run(retention.sweep())
+    assert rig.kept() == [2, 3], "there is too much, and job 1 is the oldest"
+    rig.coordinator.now = lambda: Instant(200.0 + 7 * DAY, NOW)
+    asyncio.run(retention.sweep())
+    assert rig.kept() == [3]
+    rig.store.close()
+
+
 def test_what_is_too_much_goes_oldest_first_and_never_of_a_running_job(tmp_path: Path) -> None:
     ages = {1: NOW - DAY, 2: NOW - 3 * DAY, 3: NOW - 2 * DAY}
     rig = Rig(tmp_path, *(job(n, at) for n, at in ages.items()), job(4, None))
