@@ -102,7 +102,10 @@ class HostsFile:
         if not path.exists():
             if not change(b""):
                 return True
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            try:
+                _make(path)
+            except FileExistsError:
+                return False
         with _opened(path) as fd:
             _lock(fd, path)
             if not _is_at(fd, path):
@@ -256,6 +259,15 @@ def _with_slips(change: Change, slipped: list[_Slip]) -> Change:
         return change(text)
 
     return changed
+
+
+def _make(path: Path) -> None:
+    """An empty file that everyone may read, whatever the umask. Raises FileExistsError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -106,6 +106,15 @@ def test_a_file_with_two_names_keeps_both(path: Path, file: HostsFile) -> None:
     assert second.read_bytes() == BASE
 
 
+@pytest.fixture
+def agents_umask() -> Iterator[None]:
+    """The one that agents have."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("agents_umask")
 def test_a_missing_file_is_made(path: Path, file: HostsFile) -> None:
     path.unlink()
     file.update(put)
