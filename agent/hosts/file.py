@@ -98,7 +98,7 @@ class HostsFile:
 
     def _changed(self, change: Change, slipped: list[_Slip]) -> bool:
         """False where it has to be tried again: the file is another one by now."""
-        path = self._path.resolve()
+        path = self._real()
         if not path.exists():
             if not change(b""):
                 return True
@@ -180,7 +180,7 @@ class HostsFile:
     def _recover(self) -> None:
         """An agent that was killed between an exchange and the comparison has left the latter to
         us. Whatever has one of these names is whole."""
-        path = self._path.resolve()
+        path = self._real()
         self._finish(path)
         aside, following = self._aside(path), self._aside(path, ".next")
         self._aside(path, ".new").unlink(missing_ok=True)
@@ -203,7 +203,7 @@ class HostsFile:
 
     def _write_like(self, old: Path, new: Path, text: bytes) -> None:
         """`new` appears, or is replaced, when all of it is on disk: `_recover` believes it."""
-        draft = self._aside(self._path.resolve(), ".new")
+        draft = self._aside(self._real(), ".new")
         draft.unlink(missing_ok=True)
         _write_like(old, draft, text)
         draft.replace(new)
@@ -247,6 +247,21 @@ class HostsFile:
             if whole != now:
                 self._write_in_place(fd, lambda found: whole if found == now else found)
         self._writing.unlink(missing_ok=True)
+
+    def _real(self) -> Path:
+        """What links lead to. Asked of the kernel first: of links that lead in a circle each Python
+        makes something else."""
+        try:
+            self._path.stat()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise HostsFileError(
+                f"{self._path} is a link that leads to itself: put a file in its place"
+            ) from error
+        return self._path.resolve()
 
     def _aside(self, path: Path, more: str = "") -> Path:
         return path.with_name(f".{path.name}.muster{more}")

@@ -139,6 +139,14 @@ def test_no_file_is_a_refusal_in_words(path: Path, file: HostsFile) -> None:
         file.update(put)
 
 
+def test_a_link_that_leads_to_itself_is_a_refusal_in_words(path: Path, file: HostsFile) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+    for change in (put, take):
+        with pytest.raises(HostsFileError, match=r"leads to itself: put a file in its place"):
+            file.update(change)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs not to be the superuser")
 def test_a_file_that_may_not_be_written_is_a_refusal_in_words(path: Path, file: HostsFile) -> None:
     path.chmod(0o444)
