@@ -37,6 +37,8 @@ AFTERMATH_S: Final = 0.05
 _TELLING: Final = 8
 """So many bytes of a line show that it is ours."""
 
+_ACCESS: Final = "system.posix_acl_access"
+
 Change = Callable[[bytes], bytes]
 _Slip = tuple[bytes, bytes]
 
@@ -346,8 +348,12 @@ def _write_like(old: Path, new: Path, text: bytes) -> None:
         made = os.fstat(fd)
         if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
             os.fchown(fd, like.st_uid, like.st_gid)
+        kept = _attributes(old)
+        if _ACCESS in _attributes(fd) and _ACCESS not in kept:
+            # The folder's default: others than before could read or write the file.
+            os.removexattr(fd, _ACCESS)
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
-        for name in _attributes(old):
+        for name in kept:
             value = os.getxattr(old, name)
             if name not in _attributes(fd) or os.getxattr(fd, name) != value:
                 os.setxattr(fd, name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -80,6 +81,20 @@ def test_attributes_are_kept(path: Path, file: HostsFile) -> None:
         pytest.skip(f"needs extended attributes: {error}")
     file.update(put)
     assert os.getxattr(path, "user.label") == b"of mine"
+
+
+def test_no_list_of_access_is_added(path: Path, file: HostsFile) -> None:
+    """The folder has one for what is made in it."""
+    # Version 2; the owner, a user of number 65534, the group, the most of both, all others.
+    entries = ((1, 7, -1), (2, 6, 65534), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1))
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path.parent, "system.posix_acl_default", value)
+    except OSError as error:
+        pytest.skip(f"needs access control lists: {error}")
+    file.update(put)
+    assert os.listxattr(path) == []
+    assert path.stat().st_mode & 0o7777 == 0o640
 
 
 @pytest.mark.root
