@@ -2,8 +2,9 @@
 
 Whoever renames another file into place, and whoever locks or opens this one and writes, is merged:
 the new text and the old file change names in one step; what then comes out is what really was
-there, and once nobody writes to it any more, it is compared with what had been read. Where names
-cannot be exchanged (the file is mounted on, the folder cannot be written) it is written in place.
+there, and once nobody writes to it any more, it is compared with what had been read. A file that
+somebody goes on writing to is left, or given back, to him. Where names cannot be exchanged (the
+file is mounted on, the folder cannot be written) it is written in place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from muster.protocol.hosts import merge
 LOCK_S: Final = 5.0
 """How long another's lock is waited for."""
 QUIET_S: Final = 2.0
-"""How long a writer that has the file open is waited for."""
+"""How long a writer that has the file open is waited for, before the exchange and after it."""
 _ROUNDS: Final = 100
 _FILE_BYTES_MAX: Final = 16 << 20
 
@@ -108,6 +109,7 @@ class HostsFile:
                 _make(path)
             except FileExistsError:
                 return False
+        quiet = _settled(path) is not None
         with _opened(path) as fd:
             _lock(fd, path)
             if not _is_at(fd, path):
@@ -116,6 +118,9 @@ class HostsFile:
             new = change(text)
             if new == text:
                 return True
+            if not quiet:
+                # Most who write a file anew empty it first: what is there is not what will be.
+                raise _written_to(path)
             write_atomic(self._backup, text, 0o600)
             try:
                 self._exchange(path, path, self._aside(path), new)
@@ -139,6 +144,11 @@ class HostsFile:
                 aside.unlink()
                 return False
             theirs = _settled(aside)
+            if theirs is None:
+                # What is written must be there when it is whole, whatever becomes of us. Ours is
+                # merged at the next change.
+                linux.exchange(aside, path)
+                raise _written_to(path)
             if theirs == expected:
                 aside.unlink()
                 return True
@@ -196,7 +206,9 @@ class HostsFile:
                 both = merge(base, _left(following, base), _left(aside, base))
                 self._write_like(aside, aside, both)
             theirs = _left(aside, base)
-            ours = path.read_bytes()
+            ours = _settled(path)
+            if ours is None:
+                raise _written_to(path)
             merged = merge(base, theirs, ours)
             if merged != ours and self._bring_in(path, base, theirs, merged):
                 self._settle(path, ours, merged, [])
@@ -288,8 +300,8 @@ def _make(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
+    fd = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise HostsFileError(f"{path} is no regular file")
@@ -323,20 +335,27 @@ def _read(fd: int) -> bytes:
     return bytes(found)
 
 
-def _settled(path: Path) -> bytes:
-    """The text of a file once nobody writes to it any more."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        linux.quiet(fd, time.monotonic() + QUIET_S)
-        return _read(fd)
-    finally:
-        os.close(fd)
+def _settled(path: Path) -> bytes | None:
+    """The text of a file once nobody writes to it any more; None where somebody still does."""
+    with _opened(path, os.O_RDONLY) as fd:
+        quiet = linux.quiet(fd, time.monotonic() + QUIET_S)
+        return _read(fd) if quiet else None
+
+
+def _written_to(path: Path) -> HostsFileError:
+    return HostsFileError(
+        f"{path} has been open for writing in another process for {QUIET_S:g} s; "
+        f"`fuser -v {path}` shows in which"
+    )
 
 
 def _left(path: Path, base: bytes) -> bytes:
-    """What an exchange has brought out, after a crash. Nobody wants an empty hosts file: whoever
-    had begun to write it anew has died, too."""
-    return _settled(path) or base
+    """What an earlier exchange has brought out. Nobody wants an empty hosts file: whoever had begun
+    to write it anew has died, too. Raises HostsFileError where somebody still writes."""
+    found = _settled(path)
+    if found is None:
+        raise _written_to(path)
+    return found or base
 
 
 def _write_like(old: Path, new: Path, text: bytes) -> None:

@@ -28,6 +28,10 @@ def put(text: bytes) -> bytes:
     return with_block(text, "1.1", TABLE)
 
 
+def put_another(text: bytes) -> bytes:
+    return with_block(text, "7.1", TABLE)
+
+
 def take(text: bytes) -> bytes:
     return without_blocks(text, ())
 
@@ -217,26 +221,122 @@ def test_who_slips_in_between_reading_and_exchange_is_merged(
     assert alone(path)
 
 
-def test_who_has_the_file_open_is_waited_for(path: Path, file: HostsFile) -> None:
+def looking(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], None]) -> None:
+    """Let each of these happen right before it is looked for a writer."""
+    left = list(acts)
+    real = linux.quiet
+
+    def quiet(fd: int, until: float) -> bool:
+        if left:
+            left.pop(0)()
+        return real(fd, until)
+
+    monkeypatch.setattr(linux, "quiet", quiet)
+
+
+def test_who_has_the_file_open_is_waited_for(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also who opens it between the look for him and the exchange."""
     path.write_bytes(BASE + b"\n")
-    late = path.open("ab", buffering=0)
-    began = threading.Event()
+    late = [path.open("ab", buffering=0)]
+    go = [threading.Event(), threading.Event()]
 
     def write() -> None:
-        began.wait(10.0)
-        late.write(writers.line(1))
-        late.close()
+        for number, event in enumerate(go):
+            event.wait(10.0)
+            late[number].write(writers.line(number))
+            late[number].close()
 
+    looking(monkeypatch, go[0].set, go[1].set)
+    slipping(monkeypatch, lambda: late.append(path.open("ab", buffering=0)))
     writer = threading.Thread(target=write)
     writer.start()
-
-    def change(text: bytes) -> bytes:
-        began.set()
-        return put(text)
-
-    file.update(change)
+    file.update(put)
     writer.join()
-    assert path.read_bytes() == put(BASE + b"\n" + writers.line(1))
+    assert path.read_bytes() == put(BASE + b"\n" + writers.line(0) + writers.line(1))
+    assert alone(path)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_file, "QUIET_S", 0.05)
+
+
+THEIRS = b"127.0.0.1 localhost\n10.9.9.9 server\n"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_who_writes_the_file_anew_and_is_slow_loses_nothing(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch, ours: bool, late: bool
+) -> None:
+    """Many empty it first. `late`: he opens it between the look for him and the exchange."""
+    if ours:
+        file.update(put)
+    opened = []
+
+    def open_() -> None:
+        opened.append(path.open("wb", buffering=0))
+
+    if late:
+        slipping(monkeypatch, open_)
+    else:
+        open_()
+    for _ in range(2):
+        with pytest.raises(HostsFileError, match=f"{path} has been open for writing.*fuser"):
+            file.update(put_another)
+    opened[0].write(THEIRS)
+    opened[0].close()
+    assert path.read_bytes() == THEIRS
+    file.update(put_another)
+    assert take(path.read_bytes()) == THEIRS
+    file.update(take)
+    assert path.read_bytes() == THEIRS
+    assert alone(path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_slow_takes_nothing_away_that_a_third_has_added(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(BASE + b"\n")
+    opened = []
+    slipping(
+        monkeypatch,
+        lambda: writers.rename(path, 1),
+        lambda: opened.append(path.open("ab", buffering=0)),
+    )
+    with pytest.raises(HostsFileError, match="open for writing"):
+        file.update(put)
+    opened[0].write(writers.line(2))
+    opened[0].close()
+    file.update(take)
+    assert sorted(path.read_bytes().removeprefix(BASE + b"\n").splitlines(keepends=True)) == [
+        writers.line(1),
+        writers.line(2),
+    ]
+    assert alone(path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_keeps_the_file_open_is_in_nobodys_way_where_nothing_changes(
+    path: Path, file: HostsFile
+) -> None:
+    with path.open("ab"):
+        file.update(take)
+    assert path.read_bytes() == BASE
+
+
+@pytest.mark.root
+def test_who_may_not_ask_for_a_lease_takes_nobody_for_a_writer(path: Path) -> None:
+    with path.open("rb") as file:
+        os.seteuid(65534)
+        try:
+            assert linux.quiet(file.fileno(), time.monotonic())
+        finally:
+            os.seteuid(0)
 
 
 def test_who_read_the_file_between_two_exchanges_takes_nothing_away(
