@@ -31,7 +31,7 @@ _ROUNDS: Final = 100
 _FILE_BYTES_MAX: Final = 16 << 20
 
 HOLD_S: Final = 0.2
-"""How long, where the file is written in place: who locks it has it open while we hold the lock."""
+"""How long it is waited for, where the file is written in place, that nobody has it open at all."""
 AFTERMATH_S: Final = 0.05
 """How long after another writer's change it is looked whether that is still there."""
 
@@ -125,8 +125,12 @@ class HostsFile:
             try:
                 self._exchange(path, path, self._aside(path), new)
             except _InPlace:
-                return self._write_in_place(fd, change)
+                in_place = True
+            else:
+                in_place = False
         # Unlocked: whoever waited for the lock of the old file must get it, write and go.
+        if in_place:
+            return self._write_in_place(path, change)
         return self._settle(path, text, new, slipped)
 
     def _settle(self, path: Path, expected: bytes, ours: bytes, slipped: list[_Slip]) -> bool:
@@ -167,8 +171,7 @@ class HostsFile:
         try:
             self._exchange(path, aside, following, merged)
         except _InPlace:
-            with _opened(path) as fd:
-                self._write_in_place(fd, lambda now: merge(base, theirs, now))
+            self._write_in_place(path, lambda now: merge(base, theirs, now))
             return False
         following.replace(aside)
         return True
@@ -224,27 +227,39 @@ class HostsFile:
 
     # --- in place -------------------------------------------------------------------------------
 
-    def _write_in_place(self, fd: int, change: Change) -> bool:
-        """Never shorter before everything is where it belongs. Whoever opens the file meanwhile
-        waits, where the file system can have them do so."""
-        linux.hold(fd, time.monotonic() + HOLD_S)
-        try:
-            for _ in range(_ROUNDS):
-                text = _read(fd)
-                new = change(text)
-                same = _alike(text, new)
-                write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
-                if os.fstat(fd).st_size != len(text):
-                    continue
-                _write_all(fd, new[same:], same)
-                if len(new) < len(text):
-                    os.ftruncate(fd, len(new))
-                os.fsync(fd)
-                self._writing.unlink(missing_ok=True)
-                return True
+    def _write_in_place(self, path: Path, change: Change) -> bool:
+        """Whoever opens the file meanwhile waits, where the file system can have them do so and
+        nobody is reading it. False where it has to be tried again."""
+        with _opened(path) as fd:
+            if linux.hold(fd, time.monotonic() + HOLD_S):
+                return self._written(fd, path, change)
+        # Closed: as long as we have it open for writing ourselves, a reader looks like a writer.
+        if _settled(path) is None:
+            raise _written_to(path)
+        with _opened(path) as fd:
+            return self._written(fd, path, change)
+
+    def _written(self, fd: int, path: Path, change: Change) -> bool:
+        """Never shorter before everything is where it belongs."""
+        _lock(fd, path)
+        if not _is_at(fd, path):
             return False
-        finally:
-            linux.release(fd)
+        for _ in range(_ROUNDS):
+            text = _read(fd)
+            new = change(text)
+            if new == text:
+                return True
+            same = _alike(text, new)
+            write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
+            if os.fstat(fd).st_size != len(text):
+                continue
+            _write_all(fd, new[same:], same)
+            if len(new) < len(text):
+                os.ftruncate(fd, len(new))
+            os.fsync(fd)
+            self._writing.unlink(missing_ok=True)
+            return True
+        return False
 
     def _finish(self, path: Path) -> None:
         """Of a write in place that was cut short, the file has the beginning of the new text and
@@ -254,12 +269,8 @@ class HostsFile:
         except FileNotFoundError:
             return
         text, new = texts[: int(size)], texts[int(size) :]
-        with contextlib.suppress(FileNotFoundError), _opened(path) as fd:
-            _lock(fd, path)
-            now = _read(fd)
-            whole = _finished(text, new, now)
-            if whole != now:
-                self._write_in_place(fd, lambda found: whole if found == now else found)
+        with contextlib.suppress(FileNotFoundError):
+            self._write_in_place(path, lambda now: _finished(text, new, now))
         self._writing.unlink(missing_ok=True)
 
     def _real(self) -> Path:

@@ -59,12 +59,12 @@ def quiet(fd: int, until: float) -> bool:
     except OSError:
         return True
     finally:
-        release(fd)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def hold(fd: int, until: float) -> bool:
-    """Have everyone else who opens the file wait, until `release` or `fd` is closed; `fd` is open
-    for writing.
+    """Have everyone else who opens the file wait, until `fd` is closed; it is open for writing.
 
     False where somebody still has it open at `until`, and where the file system cannot do it.
     """
@@ -72,12 +72,6 @@ def hold(fd: int, until: float) -> bool:
         return _leased(fd, fcntl.F_WRLCK, until)
     except OSError:
         return False
-
-
-def release(fd: int) -> None:
-    """End what `hold` began."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def _leased(fd: int, kind: int, until: float) -> bool:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -502,6 +503,44 @@ def mounted(path: Path, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "--bind", path, target], check=True)
     yield target
     subprocess.run(["umount", target], check=True)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_writes_the_file_anew_and_is_slow_loses_nothing_in_place(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He opened it between the look for him and our writing."""
+    opened: list[FileIO] = []
+
+    def busy(_: Path, __: Path) -> None:
+        if not opened:
+            opened.append(path.open("wb", buffering=0))
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(hosts_file, "HOLD_S", 0.05)
+    monkeypatch.setattr(linux, "exchange", busy)
+    for _ in range(2):
+        with pytest.raises(HostsFileError, match="open for writing"):
+            file.update(put)
+    opened[0].write(THEIRS)
+    opened[0].close()
+    assert path.read_bytes() == THEIRS
+    file.update(put)
+    assert path.read_bytes() == put(THEIRS)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_reads_a_file_is_no_writer_of_it_in_place(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: Path, __: Path) -> None:
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(hosts_file, "HOLD_S", 0.05)
+    monkeypatch.setattr(linux, "exchange", busy)
+    with path.open("rb"):
+        file.update(put)
+    assert path.read_bytes() == put(BASE)
 
 
 @pytest.mark.root
