@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, Never
 
 import structlog
 
@@ -18,6 +18,8 @@ from muster.protocol.messages import ArrangeTask, Refusal
 
 # Between two tries to take back what cannot be taken back.
 AGAIN_S: Final = 30.0
+# Between two looks for what somebody has put back: an editor that saves what it read long ago.
+LOOK_S: Final = 300.0
 
 _log = structlog.get_logger("agent.network")
 
@@ -33,11 +35,11 @@ class Network:
         self._arranging: dict[TaskId, asyncio.Task[None]] = {}
 
     async def begin(self, tasks: Collection[TaskId]) -> None:
-        """At the agent's start: what all other tasks left behind goes, if not at once, then
-        later."""
+        """At the agent's start: what all other tasks left behind goes, if not at once, then later,
+        and so does what of it comes back."""
         self._hosts.adopt(tasks)
-        if not await self._cleaned():
-            self._owner.spawn(self._clean(), name="network.clean")
+        cleaned = await self._cleaned()
+        self._owner.spawn(self._clean(cleaned), name="network.clean", eternal=True)
 
     def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
         """NetworkArranged or NetworkRefused answers, to the last plan of a task."""
@@ -76,11 +78,10 @@ class Network:
         else:
             self._post(NetworkArranged(task, warnings))
 
-    async def _clean(self) -> None:
+    async def _clean(self, cleaned: bool) -> Never:
         while True:
-            await asyncio.sleep(AGAIN_S)
-            if await self._cleaned():
-                return
+            await asyncio.sleep(LOOK_S if cleaned else AGAIN_S)
+            cleaned = await self._cleaned()
 
     async def _cleaned(self) -> bool:
         try:

@@ -2,8 +2,9 @@
 
 Whoever renames another file into place, and whoever locks or opens this one and writes, is merged:
 the new text and the old file change names in one step; what then comes out is what really was
-there, and once nobody writes to it any more, it is compared with what had been read. Where names
-cannot be exchanged (the file is mounted on, the folder cannot be written) it is written in place.
+there, and once nobody writes to it any more, it is compared with what had been read. A file that
+somebody goes on writing to is left, or given back, to him. Where names cannot be exchanged (the
+file is mounted on, the folder cannot be written) it is written in place.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ from muster.protocol.hosts import merge
 LOCK_S: Final = 5.0
 """How long another's lock is waited for."""
 QUIET_S: Final = 2.0
-"""How long a writer that has the file open is waited for."""
+"""How long a writer that has the file open is waited for, before the exchange and after it."""
 _ROUNDS: Final = 100
 _FILE_BYTES_MAX: Final = 16 << 20
 
 HOLD_S: Final = 0.2
-"""How long, where the file is written in place: who locks it has it open while we hold the lock."""
+"""How long it is waited for, where the file is written in place, that nobody has it open at all."""
 AFTERMATH_S: Final = 0.05
 """How long after another writer's change it is looked whether that is still there."""
 
 _TELLING: Final = 8
 """So many bytes of a line show that it is ours."""
+
+_ACCESS: Final = "system.posix_acl_access"
 
 Change = Callable[[bytes], bytes]
 _Slip = tuple[bytes, bytes]
@@ -98,11 +101,15 @@ class HostsFile:
 
     def _changed(self, change: Change, slipped: list[_Slip]) -> bool:
         """False where it has to be tried again: the file is another one by now."""
-        path = self._path.resolve()
+        path = self._real()
         if not path.exists():
             if not change(b""):
                 return True
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            try:
+                _make(path)
+            except FileExistsError:
+                return False
+        quiet = _settled(path) is not None
         with _opened(path) as fd:
             _lock(fd, path)
             if not _is_at(fd, path):
@@ -111,12 +118,19 @@ class HostsFile:
             new = change(text)
             if new == text:
                 return True
+            if not quiet:
+                # Most who write a file anew empty it first: what is there is not what will be.
+                raise _written_to(path)
             write_atomic(self._backup, text, 0o600)
             try:
                 self._exchange(path, path, self._aside(path), new)
             except _InPlace:
-                return self._write_in_place(fd, change)
+                in_place = True
+            else:
+                in_place = False
         # Unlocked: whoever waited for the lock of the old file must get it, write and go.
+        if in_place:
+            return self._write_in_place(path, change)
         return self._settle(path, text, new, slipped)
 
     def _settle(self, path: Path, expected: bytes, ours: bytes, slipped: list[_Slip]) -> bool:
@@ -134,6 +148,11 @@ class HostsFile:
                 aside.unlink()
                 return False
             theirs = _settled(aside)
+            if theirs is None:
+                # What is written must be there when it is whole, whatever becomes of us. Ours is
+                # merged at the next change.
+                linux.exchange(aside, path)
+                raise _written_to(path)
             if theirs == expected:
                 aside.unlink()
                 return True
@@ -152,8 +171,7 @@ class HostsFile:
         try:
             self._exchange(path, aside, following, merged)
         except _InPlace:
-            with _opened(path) as fd:
-                self._write_in_place(fd, lambda now: merge(base, theirs, now))
+            self._write_in_place(path, lambda now: merge(base, theirs, now))
             return False
         following.replace(aside)
         return True
@@ -177,7 +195,7 @@ class HostsFile:
     def _recover(self) -> None:
         """An agent that was killed between an exchange and the comparison has left the latter to
         us. Whatever has one of these names is whole."""
-        path = self._path.resolve()
+        path = self._real()
         self._finish(path)
         aside, following = self._aside(path), self._aside(path, ".next")
         self._aside(path, ".new").unlink(missing_ok=True)
@@ -191,7 +209,9 @@ class HostsFile:
                 both = merge(base, _left(following, base), _left(aside, base))
                 self._write_like(aside, aside, both)
             theirs = _left(aside, base)
-            ours = path.read_bytes()
+            ours = _settled(path)
+            if ours is None:
+                raise _written_to(path)
             merged = merge(base, theirs, ours)
             if merged != ours and self._bring_in(path, base, theirs, merged):
                 self._settle(path, ours, merged, [])
@@ -200,34 +220,46 @@ class HostsFile:
 
     def _write_like(self, old: Path, new: Path, text: bytes) -> None:
         """`new` appears, or is replaced, when all of it is on disk: `_recover` believes it."""
-        draft = self._aside(self._path.resolve(), ".new")
+        draft = self._aside(self._real(), ".new")
         draft.unlink(missing_ok=True)
         _write_like(old, draft, text)
         draft.replace(new)
 
     # --- in place -------------------------------------------------------------------------------
 
-    def _write_in_place(self, fd: int, change: Change) -> bool:
-        """Never shorter before everything is where it belongs. Whoever opens the file meanwhile
-        waits, where the file system can have them do so."""
-        linux.hold(fd, time.monotonic() + HOLD_S)
-        try:
-            for _ in range(_ROUNDS):
-                text = _read(fd)
-                new = change(text)
-                same = _alike(text, new)
-                write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
-                if os.fstat(fd).st_size != len(text):
-                    continue
-                _write_all(fd, new[same:], same)
-                if len(new) < len(text):
-                    os.ftruncate(fd, len(new))
-                os.fsync(fd)
-                self._writing.unlink(missing_ok=True)
-                return True
+    def _write_in_place(self, path: Path, change: Change) -> bool:
+        """Whoever opens the file meanwhile waits, where the file system can have them do so and
+        nobody is reading it. False where it has to be tried again."""
+        with _opened(path) as fd:
+            if linux.hold(fd, time.monotonic() + HOLD_S):
+                return self._written(fd, path, change)
+        # Closed: as long as we have it open for writing ourselves, a reader looks like a writer.
+        if _settled(path) is None:
+            raise _written_to(path)
+        with _opened(path) as fd:
+            return self._written(fd, path, change)
+
+    def _written(self, fd: int, path: Path, change: Change) -> bool:
+        """Never shorter before everything is where it belongs."""
+        _lock(fd, path)
+        if not _is_at(fd, path):
             return False
-        finally:
-            linux.release(fd)
+        for _ in range(_ROUNDS):
+            text = _read(fd)
+            new = change(text)
+            if new == text:
+                return True
+            same = _alike(text, new)
+            write_atomic(self._writing, b"%d\n%b%b" % (len(text), text, new), 0o600)
+            if os.fstat(fd).st_size != len(text):
+                continue
+            _write_all(fd, new[same:], same)
+            if len(new) < len(text):
+                os.ftruncate(fd, len(new))
+            os.fsync(fd)
+            self._writing.unlink(missing_ok=True)
+            return True
+        return False
 
     def _finish(self, path: Path) -> None:
         """Of a write in place that was cut short, the file has the beginning of the new text and
@@ -237,13 +269,24 @@ class HostsFile:
         except FileNotFoundError:
             return
         text, new = texts[: int(size)], texts[int(size) :]
-        with contextlib.suppress(FileNotFoundError), _opened(path) as fd:
-            _lock(fd, path)
-            now = _read(fd)
-            whole = _finished(text, new, now)
-            if whole != now:
-                self._write_in_place(fd, lambda found: whole if found == now else found)
+        with contextlib.suppress(FileNotFoundError):
+            self._write_in_place(path, lambda now: _finished(text, new, now))
         self._writing.unlink(missing_ok=True)
+
+    def _real(self) -> Path:
+        """What links lead to. Asked of the kernel first: of links that lead in a circle each Python
+        makes something else."""
+        try:
+            self._path.stat()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise HostsFileError(
+                f"{self._path} is a link that leads to itself: put a file in its place"
+            ) from error
+        return self._path.resolve()
 
     def _aside(self, path: Path, more: str = "") -> Path:
         return path.with_name(f".{path.name}.muster{more}")
@@ -258,9 +301,18 @@ def _with_slips(change: Change, slipped: list[_Slip]) -> Change:
     return changed
 
 
+def _make(path: Path) -> None:
+    """An empty file that everyone may read, whatever the umask. Raises FileExistsError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o644)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _opened(path: Path, access: int = os.O_RDWR) -> Iterator[int]:
+    fd = os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise HostsFileError(f"{path} is no regular file")
@@ -294,20 +346,27 @@ def _read(fd: int) -> bytes:
     return bytes(found)
 
 
-def _settled(path: Path) -> bytes:
-    """The text of a file once nobody writes to it any more."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        linux.quiet(fd, time.monotonic() + QUIET_S)
-        return _read(fd)
-    finally:
-        os.close(fd)
+def _settled(path: Path) -> bytes | None:
+    """The text of a file once nobody writes to it any more; None where somebody still does."""
+    with _opened(path, os.O_RDONLY) as fd:
+        quiet = linux.quiet(fd, time.monotonic() + QUIET_S)
+        return _read(fd) if quiet else None
+
+
+def _written_to(path: Path) -> HostsFileError:
+    return HostsFileError(
+        f"{path} has been open for writing in another process for {QUIET_S:g} s; "
+        f"`fuser -v {path}` shows in which"
+    )
 
 
 def _left(path: Path, base: bytes) -> bytes:
-    """What an exchange has brought out, after a crash. Nobody wants an empty hosts file: whoever
-    had begun to write it anew has died, too."""
-    return _settled(path) or base
+    """What an earlier exchange has brought out. Nobody wants an empty hosts file: whoever had begun
+    to write it anew has died, too. Raises HostsFileError where somebody still writes."""
+    found = _settled(path)
+    if found is None:
+        raise _written_to(path)
+    return found or base
 
 
 def _write_like(old: Path, new: Path, text: bytes) -> None:
@@ -319,8 +378,12 @@ def _write_like(old: Path, new: Path, text: bytes) -> None:
         made = os.fstat(fd)
         if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
             os.fchown(fd, like.st_uid, like.st_gid)
+        kept = _attributes(old)
+        if _ACCESS in _attributes(fd) and _ACCESS not in kept:
+            # The folder's default: others than before could read or write the file.
+            os.removexattr(fd, _ACCESS)
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
-        for name in _attributes(old):
+        for name in kept:
             value = os.getxattr(old, name)
             if name not in _attributes(fd) or os.getxattr(fd, name) != value:
                 os.setxattr(fd, name, value)

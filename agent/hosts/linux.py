@@ -52,35 +52,33 @@ def lock(fd: int, until: float) -> bool:
 def quiet(fd: int, until: float) -> bool:
     """Wait until nobody has the file open for writing; `fd` is open for reading only.
 
-    False where somebody still has at `until`, or where the file system cannot say.
+    False where somebody still has at `until`. True where the file system cannot say.
     """
-    return _leased(fd, fcntl.F_RDLCK, until, keep=False)
+    try:
+        return _leased(fd, fcntl.F_RDLCK, until)
+    except OSError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def hold(fd: int, until: float) -> bool:
-    """Have everyone else who opens the file wait, until `release` or `fd` is closed; `fd` is open
-    for writing. False as of `quiet`."""
-    return _leased(fd, fcntl.F_WRLCK, until, keep=True)
+    """Have everyone else who opens the file wait, until `fd` is closed; it is open for writing.
 
-
-def release(fd: int) -> None:
-    """End what `hold` began."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-
-
-def _leased(fd: int, kind: int, until: float, *, keep: bool) -> bool:
+    False where somebody still has it open at `until`, and where the file system cannot do it.
+    """
     try:
-        # Whoever opens the file now has us told by a signal: by one that means nothing, in place of
-        # SIGIO, which would end us.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        if not _try(lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, kind), until):
-            return False
+        return _leased(fd, fcntl.F_WRLCK, until)
     except OSError:
         return False
-    if not keep:
-        release(fd)
-    return True
+
+
+def _leased(fd: int, kind: int, until: float) -> bool:
+    # Whoever opens the file now has us told by a signal: by one that means nothing, in place of
+    # SIGIO, which would end us.
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    return _try(lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, kind), until)
 
 
 def _lock_records(fd: int) -> None:
@@ -94,9 +92,8 @@ def _try(call: Callable[[], object], until: float) -> bool:
     while True:
         try:
             call()
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
+        except BlockingIOError:
+            pass
         else:
             return True
         if time.monotonic() >= until:

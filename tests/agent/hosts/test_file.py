@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,10 @@ TABLE = (("node-a", "10.0.0.1"), ("node-b", "10.0.0.2"))
 
 def put(text: bytes) -> bytes:
     return with_block(text, "1.1", TABLE)
+
+
+def put_another(text: bytes) -> bytes:
+    return with_block(text, "7.1", TABLE)
 
 
 def take(text: bytes) -> bytes:
@@ -82,6 +88,20 @@ def test_attributes_are_kept(path: Path, file: HostsFile) -> None:
     assert os.getxattr(path, "user.label") == b"of mine"
 
 
+def test_no_list_of_access_is_added(path: Path, file: HostsFile) -> None:
+    """The folder has one for what is made in it."""
+    # Version 2; the owner, a user of number 65534, the group, the most of both, all others.
+    entries = ((1, 7, -1), (2, 6, 65534), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1))
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path.parent, "system.posix_acl_default", value)
+    except OSError as error:
+        pytest.skip(f"needs access control lists: {error}")
+    file.update(put)
+    assert os.listxattr(path) == []
+    assert path.stat().st_mode & 0o7777 == 0o640
+
+
 @pytest.mark.root
 def test_the_owner_is_kept(path: Path, file: HostsFile) -> None:
     os.chown(path, 65534, 65533)
@@ -106,6 +126,15 @@ def test_a_file_with_two_names_keeps_both(path: Path, file: HostsFile) -> None:
     assert second.read_bytes() == BASE
 
 
+@pytest.fixture
+def agents_umask() -> Iterator[None]:
+    """The one that agents have."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("agents_umask")
 def test_a_missing_file_is_made(path: Path, file: HostsFile) -> None:
     path.unlink()
     file.update(put)
@@ -128,6 +157,14 @@ def test_no_file_is_a_refusal_in_words(path: Path, file: HostsFile) -> None:
     path.mkdir()
     with pytest.raises(HostsFileError, match="hosts"):
         file.update(put)
+
+
+def test_a_link_that_leads_to_itself_is_a_refusal_in_words(path: Path, file: HostsFile) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+    for change in (put, take):
+        with pytest.raises(HostsFileError, match=r"leads to itself: put a file in its place"):
+            file.update(change)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs not to be the superuser")
@@ -185,26 +222,122 @@ def test_who_slips_in_between_reading_and_exchange_is_merged(
     assert alone(path)
 
 
-def test_who_has_the_file_open_is_waited_for(path: Path, file: HostsFile) -> None:
+def looking(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], None]) -> None:
+    """Let each of these happen right before it is looked for a writer."""
+    left = list(acts)
+    real = linux.quiet
+
+    def quiet(fd: int, until: float) -> bool:
+        if left:
+            left.pop(0)()
+        return real(fd, until)
+
+    monkeypatch.setattr(linux, "quiet", quiet)
+
+
+def test_who_has_the_file_open_is_waited_for(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also who opens it between the look for him and the exchange."""
     path.write_bytes(BASE + b"\n")
-    late = path.open("ab", buffering=0)
-    began = threading.Event()
+    late = [path.open("ab", buffering=0)]
+    go = [threading.Event(), threading.Event()]
 
     def write() -> None:
-        began.wait(10.0)
-        late.write(writers.line(1))
-        late.close()
+        for number, event in enumerate(go):
+            event.wait(10.0)
+            late[number].write(writers.line(number))
+            late[number].close()
 
+    looking(monkeypatch, go[0].set, go[1].set)
+    slipping(monkeypatch, lambda: late.append(path.open("ab", buffering=0)))
     writer = threading.Thread(target=write)
     writer.start()
-
-    def change(text: bytes) -> bytes:
-        began.set()
-        return put(text)
-
-    file.update(change)
+    file.update(put)
     writer.join()
-    assert path.read_bytes() == put(BASE + b"\n" + writers.line(1))
+    assert path.read_bytes() == put(BASE + b"\n" + writers.line(0) + writers.line(1))
+    assert alone(path)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_file, "QUIET_S", 0.05)
+
+
+THEIRS = b"127.0.0.1 localhost\n10.9.9.9 server\n"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_who_writes_the_file_anew_and_is_slow_loses_nothing(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch, ours: bool, late: bool
+) -> None:
+    """Many empty it first. `late`: he opens it between the look for him and the exchange."""
+    if ours:
+        file.update(put)
+    opened = []
+
+    def open_() -> None:
+        opened.append(path.open("wb", buffering=0))
+
+    if late:
+        slipping(monkeypatch, open_)
+    else:
+        open_()
+    for _ in range(2):
+        with pytest.raises(HostsFileError, match=f"{path} has been open for writing.*fuser"):
+            file.update(put_another)
+    opened[0].write(THEIRS)
+    opened[0].close()
+    assert path.read_bytes() == THEIRS
+    file.update(put_another)
+    assert take(path.read_bytes()) == THEIRS
+    file.update(take)
+    assert path.read_bytes() == THEIRS
+    assert alone(path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_is_slow_takes_nothing_away_that_a_third_has_added(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(BASE + b"\n")
+    opened = []
+    slipping(
+        monkeypatch,
+        lambda: writers.rename(path, 1),
+        lambda: opened.append(path.open("ab", buffering=0)),
+    )
+    with pytest.raises(HostsFileError, match="open for writing"):
+        file.update(put)
+    opened[0].write(writers.line(2))
+    opened[0].close()
+    file.update(take)
+    assert sorted(path.read_bytes().removeprefix(BASE + b"\n").splitlines(keepends=True)) == [
+        writers.line(1),
+        writers.line(2),
+    ]
+    assert alone(path)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_keeps_the_file_open_is_in_nobodys_way_where_nothing_changes(
+    path: Path, file: HostsFile
+) -> None:
+    with path.open("ab"):
+        file.update(take)
+    assert path.read_bytes() == BASE
+
+
+@pytest.mark.root
+def test_who_may_not_ask_for_a_lease_takes_nobody_for_a_writer(path: Path) -> None:
+    with path.open("rb") as file:
+        os.seteuid(65534)
+        try:
+            assert linux.quiet(file.fileno(), time.monotonic())
+        finally:
+            os.seteuid(0)
 
 
 def test_who_read_the_file_between_two_exchanges_takes_nothing_away(
@@ -370,6 +503,44 @@ def mounted(path: Path, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["mount", "--bind", path, target], check=True)
     yield target
     subprocess.run(["umount", target], check=True)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_writes_the_file_anew_and_is_slow_loses_nothing_in_place(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He opened it between the look for him and our writing."""
+    opened: list[FileIO] = []
+
+    def busy(_: Path, __: Path) -> None:
+        if not opened:
+            opened.append(path.open("wb", buffering=0))
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(hosts_file, "HOLD_S", 0.05)
+    monkeypatch.setattr(linux, "exchange", busy)
+    for _ in range(2):
+        with pytest.raises(HostsFileError, match="open for writing"):
+            file.update(put)
+    opened[0].write(THEIRS)
+    opened[0].close()
+    assert path.read_bytes() == THEIRS
+    file.update(put)
+    assert path.read_bytes() == put(THEIRS)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_reads_a_file_is_no_writer_of_it_in_place(
+    path: Path, file: HostsFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: Path, __: Path) -> None:
+        raise OSError(16, "busy")
+
+    monkeypatch.setattr(hosts_file, "HOLD_S", 0.05)
+    monkeypatch.setattr(linux, "exchange", busy)
+    with path.open("rb"):
+        file.update(put)
+    assert path.read_bytes() == put(BASE)
 
 
 @pytest.mark.root

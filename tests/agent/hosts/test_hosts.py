@@ -57,6 +57,16 @@ def now(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def save(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+
+
+def written(path: Path) -> tuple[int, int]:
+    """Another pair once anything has been written."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 def refused(found: Refusal | tuple[str, ...], code: str) -> str:
     assert isinstance(found, Refusal)
     assert found.code == code
@@ -240,17 +250,58 @@ def test_what_cannot_be_removed_at_the_start_is_removed_later(
     async def story() -> None:
         async with asyncio.timeout(20.0), TaskOwner("test") as owner:
             hosts = hosts_of(tmp_path)
+            looks = looks_of(hosts, monkeypatch)
             await network.Network(hosts, lambda _: None, owner).begin([])
-            (again,) = owner_tasks()
             mend()
-            await again
-        assert now(path) == BASE
+            await looks.get()
+            assert now(path) == BASE
 
     live(story)
 
 
-def owner_tasks() -> list[asyncio.Task[Any]]:
-    return [t for t in asyncio.all_tasks() if t.get_name() == "test.network.clean"]
+def test_what_somebody_puts_back_goes_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor saves what it read when the job ran."""
+    monkeypatch.setattr(network, "LOOK_S", 0.0)
+    mine = b"10.0.0.9 mine\n"
+
+    async def story() -> None:
+        async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+            hosts = hosts_of(tmp_path)
+            looks = looks_of(hosts, monkeypatch)
+            await network.Network(hosts, lambda _: None, owner).begin([])
+            await hosts.arrange(OTHER, plan())
+            await hosts.arrange(TASK, plan())
+            read = now(path)
+            await hosts.drop(TASK)
+            save(path, read.replace(BASE, BASE + mine))
+            await look_again(looks)
+            assert now(path) == with_block(BASE + mine, "7.2", TABLE)
+            before = written(path)
+            await look_again(looks)
+            assert written(path) == before
+
+    live(story)
+
+
+def looks_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """One for each look that found nothing wrong; the next but one waits until it is taken."""
+    looks: asyncio.Queue[None] = asyncio.Queue(1)
+    real = hosts.clean
+
+    async def clean() -> None:
+        await real()
+        await looks.put(None)
+
+    monkeypatch.setattr(hosts, "clean", clean)
+    return looks
+
+
+async def look_again(looks: asyncio.Queue[None]) -> None:
+    """One has been noted and one waits to be: the third begins now."""
+    for _ in range(3):
+        await looks.get()
 
 
 def test_off_touches_and_proves_nothing(path: Path, tmp_path: Path) -> None:
