@@ -105,8 +105,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             apply_job(state, fact, at)
-        case nf.NoticeSettled(name) if name not in state.jobs:
-            # There are journals in which the job went to the archive first.
+        case nf.NoticeSettled(job_id) if job_id not in state.jobs:
+            # A journal of 0.1 may have it behind its job's way to the archive.
             return
         case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
             apply_notice(state, fact, at)

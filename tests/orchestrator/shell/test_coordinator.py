@@ -16,7 +16,7 @@ from muster.protocol.outcome import ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec, Launcher, Shell
 from orchestrator.core import facts as f
-from orchestrator.core.actions import Declined, Submitted
+from orchestrator.core.actions import Declined, RequestId, Submitted
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import State
 from orchestrator.core.stimuli import (
@@ -347,7 +347,7 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
         owner = rig.coordinator
         await rig.join()
         await rig.submit()  # it has the node: the next one is queued
-        submitted = await owner.submit(SubmitReceived(0, told, "ann"))
+        submitted = await owner.submit(SubmitReceived(RequestId(0), told, "ann"))
         assert isinstance(submitted, Submitted)
         job = submitted.job
         await owner.request(lambda rid: CancelReceived(rid, job, "ann"))
