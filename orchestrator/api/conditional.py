@@ -5,10 +5,14 @@ A revision that was shown but not yet on disk when the process died may come aga
 content, so the epoch is part of it, and after a restart the caller looks once more.
 """
 
+import hashlib
 import re
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from aiohttp import web
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo, fields
 
 from orchestrator.api.problems import ApiError
 from orchestrator.core.state import Job, State
@@ -73,6 +77,38 @@ def idempotency_key(request: web.Request) -> str:
             "use a random UUID",
         )
     return key
+
+
+def request_digest(asked: msgspec.Struct, about: str = "") -> str:
+    """SHA-256 (hex) of what was asked for, and about what: it tells a request that comes again
+    under its key from another.
+
+    What is at its default is not in it, so that a release with one more field still knows the
+    requests that came before it.
+    """
+    said = msgspec.json.encode(_said(asked), order="deterministic")
+    return hashlib.sha256(said + about.encode(errors="replace")).hexdigest()
+
+
+def _said(value: Any) -> Any:
+    match value:
+        case msgspec.Struct():
+            said = {
+                field.name: _said(given)
+                for field in fields(value)
+                if (given := getattr(value, field.name)) != _default(field)
+            }
+            return [value.__struct_config__.tag, said]
+        case list() | tuple():
+            return [_said(item) for item in value]
+        case dict():
+            return {key: _said(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 def _printable(text: str) -> bool:

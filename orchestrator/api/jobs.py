@@ -1,7 +1,6 @@
 """Jobs over HTTP: submit, look, wait, cancel."""
 
 import asyncio
-import hashlib
 import math
 from typing import Final
 
@@ -13,7 +12,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.job_verbs import CancelAnswer, CancelRequest
 from muster.spec.types import JobSpec
 from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import idempotency_key, job_etag
+from orchestrator.api.conditional import idempotency_key, job_etag, request_digest
 from orchestrator.api.parameters import WAIT_S_MAX, WaitQuery
 from orchestrator.api.problems import ApiError, bad_field
 from orchestrator.api.rates import RateLimit
@@ -105,10 +104,7 @@ class JobsApi:
                 "wait until some have started",
                 headers={"Retry-After": "30"},
             )
-        body = msgspec.json.encode(spec, order="deterministic")
-        if rerun_of is not None:
-            body += b" again %d" % rerun_of
-        digest = digest or hashlib.sha256(body).hexdigest()
+        digest = digest or request_digest(spec, "" if rerun_of is None else f"again {rerun_of}")
         result = await self._coordinator.submit(
             SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )

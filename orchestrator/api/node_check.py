@@ -1,10 +1,8 @@
 """What is known of a node's hardware, and a check of it against the others."""
 
 import asyncio
-import hashlib
 import secrets
 
-import msgspec
 from aiohttp import web
 
 from muster.check.job import check_job
@@ -18,7 +16,7 @@ from muster.spec.problems import SpecError
 from muster.spec.scalars import Document
 from muster.spec.types import JobSpec
 from orchestrator.api.cluster import unknown_node
-from orchestrator.api.conditional import idempotency_key
+from orchestrator.api.conditional import idempotency_key, request_digest
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import struct_body
@@ -30,12 +28,6 @@ from orchestrator.core.probe_view import probe_view
 from orchestrator.shell.coordinator import Coordinator
 
 _FREE = "free"
-
-
-def _digest(name: NodeName, asked: CheckRequest) -> str:
-    """Of what the caller says: the job has more in it, which is another each time."""
-    said = b"check %s %s" % (name.encode(errors="replace"), msgspec.json.encode(asked))
-    return hashlib.sha256(said).hexdigest()
 
 
 class NodeCheckApi:
@@ -61,7 +53,8 @@ class NodeCheckApi:
         name = NodeName(request.match_info["id"])
         key = idempotency_key(request)
         asked = await struct_body(request, CheckRequest)
-        digest = _digest(name, asked)
+        # Of what the caller says: the job has more in it, which is another each time.
+        digest = request_digest(asked, f"check {name}")
         # The node that it checks is not free any more, and that is no reason to refuse it now.
         before = await self._jobs.taken_before(request, key, digest)
         if before is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
@@ -9,7 +10,13 @@ from multidict import CIMultiDict
 from muster.protocol.ids import JobId
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.parse import parse_mapping
-from orchestrator.api.conditional import idempotency_key, job_etag, wanted_revisions
+from muster.spec.types import Argv, JobSpec, Shell
+from orchestrator.api.conditional import (
+    idempotency_key,
+    job_etag,
+    request_digest,
+    wanted_revisions,
+)
 from orchestrator.api.problems import ApiError
 from orchestrator.core import facts as f
 from orchestrator.core.evolve import apply
@@ -99,3 +106,55 @@ def test_a_job_is_shown_with_its_etag(coordinator: CoordinatorProcess) -> None:
             assert await etag(user, job) != first
 
     asyncio.run(main())
+
+
+class Step(msgspec.Struct, frozen=True):
+    run: str
+    tries: int = 1
+
+
+class Asked(msgspec.Struct, frozen=True):
+    name: str
+    steps: tuple[Step, ...]
+    env: dict[str, str] = {}
+
+
+class NextStep(Step, frozen=True):
+    after: tuple[str, ...] = ()
+
+
+class AskedOfTheNextRelease(msgspec.Struct, frozen=True):
+    name: str
+    steps: tuple[NextStep, ...]
+    notify: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    labels: dict[str, str] = {}
+
+
+def test_a_release_with_one_more_field_knows_the_requests_before_it() -> None:
+    said = b'{"name": "a", "steps": [{"run": "x"}, {"run": "y", "tries": 2}]}'
+    then, now = (msgspec.json.decode(said, type=t) for t in (Asked, AskedOfTheNextRelease))
+    assert request_digest(then) == request_digest(now)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Asked("b", (Step("x"),), {"a": "1", "b": "2"}),
+        Asked("a", (Step("y"),), {"a": "1", "b": "2"}),
+        Asked("a", (Step("x", 2),), {"a": "1", "b": "2"}),
+        Asked("a", (Step("x"), Step("x")), {"a": "1", "b": "2"}),
+        Asked("a", (Step("x"),), {"a": "1"}),
+        Asked("a", (Step("x"),)),
+    ],
+)
+def test_another_request_has_another_digest(other: Asked) -> None:
+    this = Asked("a", (Step("x", 1),), {"b": "2", "a": "1"})
+    assert request_digest(this) == request_digest(Asked("a", (Step("x"),), {"a": "1", "b": "2"}))
+    assert len({request_digest(this), request_digest(other), request_digest(this, "of n1")}) == 3
+
+
+def test_two_ways_to_run_are_two_requests() -> None:
+    line = JobSpec(name="a", run=Shell("true"))
+    assert request_digest(line) != request_digest(JobSpec(name="a", run=Argv(("true",))))
+    assert request_digest(line, "again 1") != request_digest(line, "again 2")
