@@ -192,25 +192,27 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
     monkeypatch.setattr(coordinator_module, "LAZY_FLUSH_S", 3600.0)
     monkeypatch.setattr(archive_module, "LINGER_S", 0.0)
     told = msgspec.structs.replace(SPEC, notify=("https://hook.example/x",))
+    stays, goes = JobId(1), JobId(2)
 
     async def story(rig: Rig) -> None:
         owner = rig.coordinator
         await rig.join()
         await rig.submit()  # it has the node: the next one is queued
         submitted = await owner.submit(SubmitReceived(RequestId(0), told, "ann"))
-        assert isinstance(submitted, Submitted)
-        job = submitted.job
-        await owner.request(lambda rid: CancelReceived(rid, job, "ann"))
-        await owner.put(NoticeTried(job, owner.state.jobs[job].notices_made, 0, ""))
+        assert submitted == Submitted(goes, created=True)
+        await owner.request(lambda rid: CancelReceived(rid, goes, "ann"))
+        await owner.put(NoticeTried(goes, owner.state.jobs[goes].notices_made, 0, ""))
         archiving = asyncio.create_task(owner.archive_ended())
-        while job in owner.state.jobs:
+        while goes in owner.state.jobs:
             await owner.beat()
         archiving.cancel()
 
     with_owner(tmp_path, story)
     journal = Journal.open(tmp_path)
-    assert list(replay(journal.replay()).jobs) == [1]
+    left = list(journal.replay())
     journal.close()
+    assert list(replay(left).jobs) == [stays]
+    assert goes not in {getattr(record.fact, "job", None) for record in left}
 
 
 def test_what_gives_way_waits_for_what_is_decided(
