@@ -15,11 +15,13 @@ import pytest
 from agent.core.stimuli import Stimulus, TrafficSeen
 from agent.proof import sampler as module
 from agent.proof.counters import CounterReader
+from agent.proof.lines import NcclLines
 from agent.proof.sampler import STATE, Sampler, Watched, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.proof import FabricReport
+from muster.protocol.proof import FabricReport, NcclEvidence
+from tests.agent.coordinator import DEADLINE_S
 from tests.agent.probe.fabric.trees import Node
 from tests.fabric import nccl_lines as lines
 
@@ -150,16 +152,28 @@ def test_the_last_figures_are_said_once(bench: Bench) -> None:
     assert len(bench.heard) == said
 
 
-def test_the_last_look_waits_a_while_for_descriptors(bench: Bench) -> None:
+def test_the_last_look_waits_a_while_for_descriptors(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
+        blind = asyncio.Event()
+        loop, look = asyncio.get_running_loop(), NcclLines.look
+
+        def looked(of: NcclLines) -> NcclEvidence:
+            evidence = look(of)
+            if of.blind:
+                loop.call_soon_threadsafe(blind.set)
+            return evidence
+
+        monkeypatch.setattr(NcclLines, "look", looked)
         sampler = bench.life()
         bench.say(lines.IB_2_18)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
         try:
-            ending = asyncio.get_running_loop().create_task(sampler.finish())
-            while not (sampler._lines.blind or ending.done()):  # noqa: ASYNC110 - in a thread
-                await asyncio.sleep(0)
+            ending = loop.create_task(sampler.finish())
+            async with asyncio.timeout(DEADLINE_S):
+                await blind.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         await ending
