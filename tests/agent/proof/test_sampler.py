@@ -188,7 +188,7 @@ def test_a_driver_that_hangs_keeps_back_no_line(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(module, "LAST_LOOK_S", 0.2)
+    monkeypatch.setattr(module, "LAST_LOOK_S", 1.0)  # its thread has begun by then
     monkeypatch.setattr(CounterReader, "reading", lambda *_: hangs.wait())
 
     async def story() -> None:
