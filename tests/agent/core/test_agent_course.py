@@ -87,6 +87,16 @@ def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -
         assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
 
 
+def test_so_does_a_task_that_never_had_a_shim() -> None:
+    for protocol, goes in ((m.NO_OUTPUT, True), (m.NO_OUTPUT - 1, False)):
+        agent = Agent()
+        agent.connect(protocol=protocol)
+        agent.hear(PREPARE)
+        said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
+        assert said[-1].no_output is goes
+        assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
+
+
 def test_another_coordinator_that_does_not_understand_it_is_waited_for() -> None:
     agent = Agent()
     agent.running()
