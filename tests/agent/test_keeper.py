@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from muster.protocol.logs import StreamId, StreamKind
 from muster.protocol.messages import NO_OUTPUT
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
+from tests.descriptors import descriptors_left
 
 NONE_LEFT = os.strerror(errno.EMFILE)
 OTHER = TaskId("8.1.0")
@@ -139,15 +139,11 @@ def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
         monkeypatch.setattr(module, "examine", look)
         monkeypatch.setattr(module, "_PAUSE_MAX_S", 0.01)
         async with keeping(tmp_path, adopted=False) as bench:
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
             with structlog.testing.capture_logs() as said:
-                try:
+                with descriptors_left():
                     keeps = loop.create_task(bench.keeper.run())
                     async with asyncio.timeout(DEADLINE_S):
                         await blind.wait()
-                finally:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 ended = await bench.next()
             assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
             assert isinstance(ended, ShimReported)

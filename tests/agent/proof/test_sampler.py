@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import threading
 import tracemalloc
 from pathlib import Path
@@ -23,6 +22,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.proof import FabricReport, NcclEvidence
 from tests.agent.coordinator import DEADLINE_S
 from tests.agent.probe.fabric.trees import Node
+from tests.descriptors import descriptors_left
 from tests.fabric import nccl_lines as lines
 
 TASK = TaskId("7.1.0")
@@ -168,14 +168,10 @@ def test_the_last_look_waits_a_while_for_descriptors(
         monkeypatch.setattr(NcclLines, "look", looked)
         sampler = bench.life()
         bench.say(lines.IB_2_18)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-        try:
+        with descriptors_left():
             ending = loop.create_task(sampler.finish())
             async with asyncio.timeout(DEADLINE_S):
                 await blind.wait()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         await ending
 
     asyncio.run(story())
