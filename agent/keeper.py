@@ -270,9 +270,9 @@ class Keeper:
             if ended and self._proofs.finish(self.task, self._take):
                 self._waiting = True
                 return
-            first = self._found is not None
+            adopts = self._found is not None
             self._say(self._statuses.popleft())
-            if not first:
+            if not adopts:
                 self.known.set()
                 continue
             then = partial(self._go_on, status)
@@ -304,5 +304,6 @@ class Keeper:
             self._post(ShimReported(self.task, status, no_output))
         else:
             (paths, ports, fabric, gpus), self._found = self._found, None
+            # No status names it, and an earlier life may have sent some of it.
             self._logs.follow(self.task, self._folder, (STREAM,))
             self._post(TaskFound(self.task, status, paths, ports, fabric, gpus))

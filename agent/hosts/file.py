@@ -48,10 +48,6 @@ class HostsFileError(FileError):
     """The file cannot be changed; the text says why and what to do."""
 
 
-class _InPlace(Exception):
-    """Names cannot be exchanged here."""
-
-
 class HostsFile:
     """One file, which is ours to change a part of; a link stays a link, and what it leads to is
     changed. Its methods wait: call them from one thread."""
@@ -122,16 +118,11 @@ class HostsFile:
                 # Most who write a file anew empty it first: what is there is not what will be.
                 raise _written_to(path)
             write_atomic(self._backup, text, 0o600)
-            try:
-                self._exchange(path, path, self._aside(path), new)
-            except _InPlace:
-                in_place = True
-            else:
-                in_place = False
+            exchanged = self._exchange(path, path, self._aside(path), new)
         # Unlocked: whoever waited for the lock of the old file must get it, write and go.
-        if in_place:
-            return self._write_in_place(path, change)
-        return self._settle(path, text, new, slipped)
+        if exchanged:
+            return self._settle(path, text, new, slipped)
+        return self._write_in_place(path, change)
 
     def _settle(self, path: Path, expected: bytes, ours: bytes, slipped: list[_Slip]) -> bool:
         """Where what came out of an exchange is not what had been put there, bring it in again.
@@ -168,20 +159,18 @@ class HostsFile:
         come out that would have to be looked at."""
         aside = self._aside(path)
         following = self._aside(path, ".next")
-        try:
-            self._exchange(path, aside, following, merged)
-        except _InPlace:
+        if not self._exchange(path, aside, following, merged):
             self._write_in_place(path, lambda now: merge(base, theirs, now))
             return False
         following.replace(aside)
         return True
 
-    def _exchange(self, path: Path, like: Path, new: Path, text: bytes) -> None:
+    def _exchange(self, path: Path, like: Path, new: Path, text: bytes) -> bool:
         """Put `text` where `path` is, with the attributes of `like`, and what was there where `new`
-        is. Raises _InPlace."""
+        is. False where names cannot be exchanged."""
         try:
             if os.stat(path).st_nlink > 1:
-                raise _InPlace
+                return False
             self._write_like(like, new, text)
             linux.exchange(new, path)
         except OSError as error:
@@ -190,7 +179,8 @@ class HostsFile:
                     left.unlink()
             if error.errno == errno.ENOSPC:
                 raise
-            raise _InPlace from error
+            return False
+        return True
 
     def _recover(self) -> None:
         """An agent that was killed between an exchange and the comparison has left the latter to
@@ -209,9 +199,7 @@ class HostsFile:
                 both = merge(base, _left(following, base), _left(aside, base))
                 self._write_like(aside, aside, both)
             theirs = _left(aside, base)
-            ours = _settled(path)
-            if ours is None:
-                raise _written_to(path)
+            ours = _whole(path)
             merged = merge(base, theirs, ours)
             if merged != ours and self._bring_in(path, base, theirs, merged):
                 self._settle(path, ours, merged, [])
@@ -234,8 +222,7 @@ class HostsFile:
             if linux.hold(fd, time.monotonic() + HOLD_S):
                 return self._written(fd, path, change)
         # Closed: as long as we have it open for writing ourselves, a reader looks like a writer.
-        if _settled(path) is None:
-            raise _written_to(path)
+        _whole(path)
         with _opened(path) as fd:
             return self._written(fd, path, change)
 
@@ -353,6 +340,14 @@ def _settled(path: Path) -> bytes | None:
         return _read(fd) if quiet else None
 
 
+def _whole(path: Path) -> bytes:
+    """The same; raises HostsFileError where somebody still does."""
+    text = _settled(path)
+    if text is None:
+        raise _written_to(path)
+    return text
+
+
 def _written_to(path: Path) -> HostsFileError:
     return HostsFileError(
         f"{path} has been open for writing in another process for {QUIET_S:g} s; "
@@ -363,10 +358,7 @@ def _written_to(path: Path) -> HostsFileError:
 def _left(path: Path, base: bytes) -> bytes:
     """What an earlier exchange has brought out. Nobody wants an empty hosts file: whoever had begun
     to write it anew has died, too. Raises HostsFileError where somebody still writes."""
-    found = _settled(path)
-    if found is None:
-        raise _written_to(path)
-    return found or base
+    return _whole(path) or base
 
 
 def _write_like(old: Path, new: Path, text: bytes) -> None:

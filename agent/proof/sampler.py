@@ -95,6 +95,7 @@ class Sampler:
             async with asyncio.timeout(LAST_LOOK_S):
                 await self.look(last=True, counters=counters)
         except TimeoutError:
+            # They are read before what hangs.
             if self._lines.any:
                 self._lines_came()
             _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)

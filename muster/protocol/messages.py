@@ -40,7 +40,7 @@ STARTS_WITH_PLAN: Final = 3
 LOOKS: Final = 5
 """From this protocol on `LookTask` is understood."""
 NO_OUTPUT: Final = 6
-"""From this protocol on `TaskReport.no_output` is all that is said of a log without a byte."""
+"""From this protocol on `TaskReport.no_output` alone says that a log has ended without a byte."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):

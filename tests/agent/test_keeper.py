@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +14,13 @@ import msgspec
 import pytest
 import structlog.testing
 
+from agent import keeper as module
 from agent.core.shim import ShimExit, ShimPhase, ShimStatus
 from agent.core.stimuli import ShimReported, Stimulus, TaskFound, TaskPaths, TaskRemoved
 from agent.folders import NCCL, Folders
 from agent.hangs.watch import HangWatch
 from agent.keeper import Keeper
+from agent.process.adopt import FoundTask, examine
 from agent.proof.lines import LOG
 from agent.proof.proofs import Proofs
 from agent.proof.sampler import STATE, Watched
@@ -31,6 +32,7 @@ from muster.protocol.logs import StreamId, StreamKind
 from muster.protocol.messages import NO_OUTPUT
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
+from tests.descriptors import descriptors_left
 
 NONE_LEFT = os.strerror(errno.EMFILE)
 OTHER = TaskId("8.1.0")
@@ -120,20 +122,30 @@ def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing
     asyncio.run(story())
 
 
-def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(tmp_path: Path) -> None:
+def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
-        async with keeping(tmp_path, adopted=False) as bench:
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        blind = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def look(folder: Path) -> FoundTask:
             try:
-                with structlog.testing.capture_logs() as said:
-                    keeps = asyncio.get_running_loop().create_task(bench.keeper.run())
-                    while not (said or keeps.done()):  # noqa: ASYNC110 - a line of the log
-                        await asyncio.sleep(0)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                return examine(folder)
+            except OSError:
+                loop.call_soon_threadsafe(blind.set)
+                raise
+
+        monkeypatch.setattr(module, "examine", look)
+        monkeypatch.setattr(module, "_PAUSE_MAX_S", 0.01)
+        async with keeping(tmp_path, adopted=False) as bench:
+            with structlog.testing.capture_logs() as said:
+                with descriptors_left():
+                    keeps = loop.create_task(bench.keeper.run())
+                    async with asyncio.timeout(DEADLINE_S):
+                        await blind.wait()
+                ended = await bench.next()
             assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
-            ended = await bench.next()
             assert isinstance(ended, ShimReported)
             assert ended.status.phase is ShimPhase.CLEANED
             bench.keeper.remove()

@@ -57,15 +57,27 @@ def with_jobs(folder: Path, jobs: int) -> Journal:
 
 
 def sweep(folder: Path, keep: KeepJobs, *, now: float = 0.0) -> tuple[int, Archive]:
-    async def run() -> tuple[int, Archive]:
+    (gone,), archive = sweeps(folder, keep, Instant(0.0, now))
+    return gone, archive
+
+
+def sweeps(folder: Path, keep: KeepJobs, *moments: Instant) -> tuple[list[int], Archive]:
+    """How many jobs are forgotten at each of these, in one life that begins with the first."""
+
+    async def run() -> tuple[list[int], Archive]:
         journal = Journal.open(folder)
         writer = JournalWriter(journal)
         archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
-        coordinator = SimpleNamespace(archive=archive, now=lambda: Instant(0.0, now))
+        coordinator = SimpleNamespace(archive=archive, now=lambda: moments[0])
+        forgetting = Forgetting(cast(Coordinator, coordinator), keep)
+        gone = []
         try:
-            return await Forgetting(cast(Coordinator, coordinator), keep).sweep(), archive
+            for moment in moments:
+                coordinator.now = lambda now=moment: now
+                gone.append(await forgetting.sweep())
         finally:
             writer.close()
+        return gone, archive
 
     return asyncio.run(run())
 
@@ -107,23 +119,10 @@ def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_pat
         "and set back": (Instant(1010.8 + hour, 5e8), 0),
         "and right again": (Instant(1030.5 + hour, 1e9 + hour), 9),
     }
-
-    async def run() -> dict[str, int]:
-        journal = Journal.open(tmp_path)
-        writer = JournalWriter(journal)
-        archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
-        coordinator = SimpleNamespace(archive=archive, now=lambda: moments["the first"][0])
-        forgetting = Forgetting(cast(Coordinator, coordinator), KeepJobs(hour, 1000))
-        forgotten = {}
-        try:
-            for what, (now, _) in moments.items():
-                coordinator.now = lambda now=now: now
-                forgotten[what] = await forgetting.sweep()
-        finally:
-            writer.close()
-        return forgotten
-
-    assert asyncio.run(run()) == {what: jobs for what, (_, jobs) in moments.items()}
+    gone, _ = sweeps(tmp_path, KeepJobs(hour, 1000), *(now for now, _ in moments.values()))
+    assert dict(zip(moments, gone, strict=True)) == {
+        what: jobs for what, (_, jobs) in moments.items()
+    }
 
 
 def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from agent.hosts import file as hosts_file
 from agent.hosts import linux
-from agent.hosts.file import HostsFile
+from agent.hosts.file import HostsFile, HostsFileError
 from muster.protocol import hosts as rules
 from muster.protocol.hosts import Parts, with_block, without_blocks
 from tests.agent.hosts import writers
@@ -109,6 +110,19 @@ def a_line_that_was_added_outlives_a_crash(folder: Path) -> None:
     assert found == BASE + writers.line(1), f"after a crash the file is {found!r}"
 
 
+def what_a_slow_writer_writes_is_kept(folder: Path) -> None:
+    """He empties the file before he begins, as `generate > FILE` does."""
+    path, file = _file(folder)
+    theirs = BASE + writers.line(1)
+    with path.open("wb", buffering=0) as slow, pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(hosts_file, "QUIET_S", 0.05)
+        with contextlib.suppress(HostsFileError):
+            file.update(_ours)
+        slow.write(theirs)
+    file.update(_gone)
+    assert path.read_bytes() == theirs, f"he wrote {theirs!r}, and it is {path.read_bytes()!r}"
+
+
 # --- the bugs ---------------------------------------------------------------------------------
 
 
@@ -186,6 +200,12 @@ BUGS = (
         "I7",
         put(hosts_file, "merge", _ours_wins),
         a_line_that_another_adds_is_kept,
+    ),
+    Bug(
+        "who still writes is taken for one who is done",
+        "I7",
+        put(linux, "quiet", lambda *_: True),
+        what_a_slow_writer_writes_is_kept,
     ),
     Bug(
         "what a crash has left aside is thrown away",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import msgspec
-import pytest
 
 from agent.core import actions as a
 from agent.core import stimuli as s
@@ -25,72 +23,14 @@ from agent.core.shim import (
     ShimStatus,
     ShimStop,
 )
-from agent.core.state import Identity, State
-from agent.core.turn import turn
+from agent.core.state import State
 from muster.protocol import messages as m
 from muster.protocol.codec import ReportFrame, encode
-from muster.protocol.fabric import FabricGpu, NodeFabric
-from muster.protocol.ids import NodeName, SessionId, TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.limits import Limits
-
-TASK = TaskId("1.1.0")
-PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
-PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8)
-ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
-IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))
-
-
-@dataclass
-class Agent:
-    state: State = field(default_factory=lambda: State(IDENTITY))
-    mono: float = 100.0
-    actions: list[a.Action] = field(default_factory=list)
-
-    def turn(self, stimulus: s.Stimulus) -> list[a.Action]:
-        done = turn(self.state, stimulus, Instant(self.mono, 0.0))
-        self.actions += done
-        return done
-
-    def hear(self, command: m.Command) -> list[a.Action]:
-        return self.turn(s.CommandReceived(command))
-
-    def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Action]:
-        self.turn(s.LinkUp())
-        welcome = m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep, protocol)
-        return self.hear(welcome)
-
-    def shim(self, phase: ShimPhase, **more: Any) -> list[a.Action]:
-        status = ShimStatus(TASK, phase, log_dir="/t/logs", **more)
-        return self.turn(s.ShimReported(TASK, status))
-
-    def at_gate(self) -> None:
-        self.connect()
-        self.hear(PREPARE)
-        self.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
-        self.shim(ShimPhase.NEW)
-        self.shim(ShimPhase.PREPARED)
-        self.hear(ARRANGE)
-
-    def running(self) -> None:
-        self.at_gate()
-        self.hear(m.StartTask(TASK))
-        self.shim(ShimPhase.RUNNING, running_s=0.0)
-
-
-def reports(actions: list[a.Action]) -> list[m.TaskReport]:
-    return [
-        x.report
-        for x in actions
-        if isinstance(x, a.SendReport) and isinstance(x.report, m.TaskReport)
-    ]
-
-
-def told(actions: list[a.Action]) -> list[Any]:
-    return [x.command for x in actions if isinstance(x, a.TellShim)]
+from tests.agent.core.playbook import ARRANGE, IDENTITY, PATHS, PREPARE, TASK, Agent, reports, told
 
 
 def test_a_task_goes_from_prepare_to_removal() -> None:
@@ -145,6 +85,16 @@ def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -
         assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
         assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
         assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
+
+
+def test_so_does_a_task_that_never_had_a_shim() -> None:
+    for protocol, goes in ((m.NO_OUTPUT, True), (m.NO_OUTPUT - 1, False)):
+        agent = Agent()
+        agent.connect(protocol=protocol)
+        agent.hear(PREPARE)
+        said = reports(agent.turn(s.ShimFailed(TASK, "fork: no memory")))
+        assert said[-1].no_output is goes
+        assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
 
 
 def test_another_coordinator_that_does_not_understand_it_is_waited_for() -> None:
@@ -375,65 +325,6 @@ def test_the_ranks_that_failed_first_are_the_ones_that_are_quoted() -> None:
     assert [r.stopped for r in said.ranks] == [False] * 7 + [True]
 
 
-ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
-ETH1 = (Interface("eth1", InterfaceKind.ETHERNET, ("10.1.0.1/24",)),)
-
-
-def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
-    faces = (
-        Interface("lo", InterfaceKind.LOOPBACK, ("127.0.0.1/8", "::1/128")),
-        Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
-        Interface("veth1", InterfaceKind.VETH, ("10.0.1.1/24",)),
-        *ETH0,
-    )
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=faces)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
-    agent.at_gate()
-    said = [r.prepared.addresses for r in reports(agent.actions) if r.prepared is not None]
-    assert set(said) == {("10.0.1.1", "10.0.0.1")}
-
-
-def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
-    agent.connect()
-    agent.hear(PREPARE)
-    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
-    said = [x.report for x in placed if isinstance(x, a.SendReport)]
-    assert [x.interfaces for x in said if isinstance(x, m.Heartbeat)] == [ETH1]
-    agent.turn(s.LinkDown())
-    (hello,) = [x.report for x in agent.turn(s.LinkUp()) if isinstance(x, a.SendReport)]
-    assert isinstance(hello, m.Hello)
-    assert hello.inventory.interfaces == ETH1
-
-
-@pytest.mark.parametrize("seen", [ETH0, None])
-def test_a_network_that_is_as_it_was_is_not_told_again(
-    seen: tuple[Interface, ...] | None,
-) -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
-    agent.connect()
-    agent.hear(PREPARE)
-    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
-    assert not any(isinstance(x.report, m.Heartbeat) for x in placed if isinstance(x, a.SendReport))
-    assert agent.state.identity.inventory.interfaces == ETH0
-
-
-def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
-    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
-    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
-    agent.connect()
-    assert agent.turn(s.NetworkSeen(ETH0)) == []
-    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
-    assert agent.turn(s.NetworkSeen(ETH1)) == []
-    agent.turn(s.LinkDown())
-    agent.turn(s.LinkUp())
-    assert agent.turn(s.NetworkSeen(ETH0)) == []
-    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
-    assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
-
-
 def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
     agent = Agent()
     agent.at_gate()
@@ -442,41 +333,3 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
     assert said.refusal == refusal
     ended = reports(agent.shim(ShimPhase.CLEANED, stopped_by="kill"))[-1]
     assert (ended.state, ended.refusal) == (TaskState.CLEANED, refusal)
-
-
-def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
-    """It may be later than the interpreter is at its gate, or sooner."""
-    seen = NodeFabric(group="InfiniBand MT4129")
-    for order in ((s.FabricSeen(TASK, seen), None), (None, s.FabricSeen(TASK, seen))):
-        agent = Agent()
-        agent.connect()
-        agent.hear(PREPARE)
-        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, None))
-        first, last = order
-        if first is not None:
-            agent.turn(first)
-        (said,) = reports(agent.shim(ShimPhase.PREPARED))
-        if last is not None:
-            assert (said.state, said.prepared) == (TaskState.ASSIGNED, None)
-            (said,) = reports(agent.turn(last))
-        assert said.state is TaskState.PREPARED
-        assert said.prepared is not None
-        assert said.prepared.fabric == seen
-
-
-def test_of_whole_nodes_no_gpus_are_told() -> None:
-    """A gang of a thousand nodes writes what every node says into the journal."""
-    seen = NodeFabric(gpus=(FabricGpu("0000:1b:00.0", "GPU-1", (2,)),))
-    for gpus, told in (((), ()), (("GPU-1",), seen.gpus)):
-        agent = Agent()
-        agent.connect()
-        agent.hear(msgspec.structs.replace(PREPARE, gpus=gpus))
-        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, seen))
-        (said,) = reports(agent.shim(ShimPhase.PREPARED))
-        assert said.prepared is not None
-        assert said.prepared.fabric is not None
-        assert said.prepared.fabric.gpus == told
-
-
-def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
-    assert not Agent().turn(s.FabricSeen(TASK, NodeFabric()))

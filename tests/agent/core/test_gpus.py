@@ -12,7 +12,7 @@ from muster.protocol import messages as m
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.states import TaskState
-from tests.agent.core.test_agent_course import PATHS, PREPARE, TASK, Agent, reports
+from tests.agent.core.playbook import PATHS, PREPARE, TASK, Agent, reports
 
 ONE, TWO = GpuDevice("0000:01:00.0", "GPU-1"), GpuDevice("0000:02:00.0", "GPU-2")
 GONE = GpuDevice("0000:02:00.0", fault="does not answer")

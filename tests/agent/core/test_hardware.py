@@ -8,7 +8,7 @@ from agent.core.shim import ShimExit, ShimPhase, ShimRank
 from muster.protocol import messages as m
 from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import SessionId, TaskId
-from tests.agent.core.test_agent_course import Agent, reports
+from tests.agent.core.playbook import Agent, reports
 
 WELCOME = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
 

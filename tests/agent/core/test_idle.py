@@ -6,7 +6,7 @@ from agent.core import stimuli as s
 from agent.core.idle import GAP_MAX_S, Stretch, read, told
 from muster.protocol.messages import TaskReport
 from muster.protocol.states import TaskState
-from tests.agent.core.test_agent_course import TASK, Agent, reports
+from tests.agent.core.playbook import TASK, Agent, reports
 
 
 def course(*readings: tuple[float, list[int | None]]) -> Stretch:

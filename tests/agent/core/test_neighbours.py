@@ -17,7 +17,7 @@ from agent.core.shim import ShimPhase
 from agent.neighbours import Neighbours
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.messages import StartTask
-from tests.agent.core.test_agent_course import ARRANGE, TASK, Agent, reports
+from tests.agent.core.playbook import ARRANGE, TASK, Agent, reports
 
 GANG = msgspec.structs.replace(
     ARRANGE, hosts=tuple((f"n{rank}", f"10.0.0.{rank}") for rank in range(5))

@@ -11,7 +11,7 @@ from muster.protocol import messages as m
 from muster.protocol.ids import TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from tests.agent.core.test_agent_course import ARRANGE, PATHS, TASK, Agent, reports, told
+from tests.agent.core.playbook import ARRANGE, PATHS, TASK, Agent, reports, told
 
 GANG = msgspec.structs.replace(ARRANGE, hosts=(("n1", "10.0.0.1"), ("n2", "10.0.0.2")))
 DENIED = m.Refusal("hosts_unresolved", "n2 is 10.9.9.9 here", node_fault=True)

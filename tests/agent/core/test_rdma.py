@@ -7,7 +7,7 @@ from agent.core import stimuli as s
 from muster.protocol import messages as m
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import SessionId
-from tests.agent.core.test_agent_course import Agent
+from tests.agent.core.playbook import Agent
 
 EIGHT = NodeRdma("InfiniBand MT4129", 8, 8, "one")
 SEVEN = NodeRdma("InfiniBand MT4129", 7, 8, "other")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
 from pathlib import Path
 
 import pytest
 
 from agent.ports import NoPortsError, check_range, free_ports
+from tests.descriptors import descriptors_left
 
 
 def test_as_many_as_wanted_from_the_range() -> None:
@@ -75,13 +74,9 @@ def test_a_port_that_is_taken_is_not_offered_but_another_one_is() -> None:
 
 
 def test_without_a_descriptor_left_no_port_is_called_taken() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    spare = os.open("/dev/null", os.O_RDONLY)
-    os.close(spare)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard[1]))
-    try:
-        with pytest.raises(NoPortsError, match=r"Too many open files.*LimitNOFILE") as told:
-            free_ports(1, 20_000, 20_010)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, hard)
+    with (
+        descriptors_left(),
+        pytest.raises(NoPortsError, match=r"Too many open files.*LimitNOFILE") as told,
+    ):
+        free_ports(1, 20_000, 20_010)
     assert "widen" not in str(told.value)

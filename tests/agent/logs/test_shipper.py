@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import random
-import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import StreamId, StreamKind
 from muster.protocol.messages import NO_OUTPUT
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
+from tests.descriptors import descriptors_left
 
 TASK = TaskId("3.1.0")
 OUT = StreamId(TASK, StreamKind.STDOUT, 0)
@@ -334,15 +334,11 @@ def test_a_log_that_cannot_be_opened_for_want_of_descriptors_is_read_later(tmp_p
             it.follow(first, tmp_path / first, STREAMS)
             assert not it.complete(first)
             assert await stored.take(1) == {first}
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-            try:
+            with descriptors_left():
                 for task in (silent, loud):
                     it.follow(task, tmp_path / task, STREAMS)
                     # Nobody can tell yet: what has written nothing may be removed.
                     assert not it.complete(task)
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             assert await stored.take(2) == {silent, loud}
             assert coordinator.logs.data[OUT] == coordinator.logs.data[ERR] == b"last words"
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from agent.proof import lines as module
 from agent.proof.lines import FILES_MAX, LOG, NcclLines
+from tests.descriptors import descriptors_left
 from tests.fabric import nccl_lines as said
 
 
@@ -62,14 +61,7 @@ def test_no_line_is_lost_for_want_of_descriptors(task: Path, left: int) -> None:
     found.look()
     for name in ("gpu-07.1", "gpu-07.2", "gpu-07.3"):
         write(task, name, said.SOCKET_2_18)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as gaps:  # the limit is one of numbers: none below it may be free
-        free, last = -1, max(int(name) for name in os.listdir("/proc/self/fd"))
-        while free <= last:
-            free = os.dup(0)
-            gaps.callback(os.close, free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1 + left, limits[1]))
-        gaps.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    with descriptors_left(left):
         found.look()
     assert found.blind is (left < 3)
     evidence = found.look()

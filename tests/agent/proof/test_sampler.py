@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import threading
 import tracemalloc
 from pathlib import Path
@@ -15,12 +14,15 @@ import pytest
 from agent.core.stimuli import Stimulus, TrafficSeen
 from agent.proof import sampler as module
 from agent.proof.counters import CounterReader
+from agent.proof.lines import NcclLines
 from agent.proof.sampler import STATE, Sampler, Watched, kept
 from muster.fabric.counters import RECEIVED, SENT, Totals
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.proof import FabricReport
+from muster.protocol.proof import FabricReport, NcclEvidence
+from tests.agent.coordinator import DEADLINE_S
 from tests.agent.probe.fabric.trees import Node
+from tests.descriptors import descriptors_left
 from tests.fabric import nccl_lines as lines
 
 TASK = TaskId("7.1.0")
@@ -150,18 +152,26 @@ def test_the_last_figures_are_said_once(bench: Bench) -> None:
     assert len(bench.heard) == said
 
 
-def test_the_last_look_waits_a_while_for_descriptors(bench: Bench) -> None:
+def test_the_last_look_waits_a_while_for_descriptors(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
+        blind = asyncio.Event()
+        loop, look = asyncio.get_running_loop(), NcclLines.look
+
+        def looked(of: NcclLines) -> NcclEvidence:
+            evidence = look(of)
+            if of.blind:
+                loop.call_soon_threadsafe(blind.set)
+            return evidence
+
+        monkeypatch.setattr(NcclLines, "look", looked)
         sampler = bench.life()
         bench.say(lines.IB_2_18)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
-        try:
-            ending = asyncio.get_running_loop().create_task(sampler.finish())
-            while not (sampler._lines.blind or ending.done()):  # noqa: ASYNC110 - in a thread
-                await asyncio.sleep(0)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with descriptors_left():
+            ending = loop.create_task(sampler.finish())
+            async with asyncio.timeout(DEADLINE_S):
+                await blind.wait()
         await ending
 
     asyncio.run(story())
@@ -174,7 +184,7 @@ def test_a_driver_that_hangs_keeps_back_no_line(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = threading.Event()
-    monkeypatch.setattr(module, "LAST_LOOK_S", 0.2)
+    monkeypatch.setattr(module, "LAST_LOOK_S", 1.0)  # its thread has begun by then
     monkeypatch.setattr(CounterReader, "reading", lambda *_: hangs.wait())
 
     async def story() -> None:

@@ -5,8 +5,10 @@ from muster.protocol.messages import ForgetTask, StopTask, TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
+from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability, durability_of
+from orchestrator.core.evolve import apply
 from orchestrator.core.facts import JobForgotten
 from orchestrator.core.invariants import check
 from orchestrator.core.retrace import retrace
@@ -52,6 +54,14 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
     for attempt in wanted.attempts:
         attempt.machine_id = ""  # that port is free again
     assert found == wanted
+
+
+def test_that_a_webhook_was_told_may_stand_behind_its_jobs_way_to_the_archive() -> None:
+    cluster = with_ended_job()
+    archive(cluster, ONE)
+    apply(cluster.state, nf.NoticeSettled(ONE, 1, 0), cluster.now.wall)
+    assert list(cluster.state.jobs) == [TWO]
+    assert check(cluster.state) == []
 
 
 def test_a_node_is_told_of_its_tasks_as_of_any_that_are_over() -> None:

@@ -21,7 +21,7 @@ from orchestrator.shell import coordinator as coordinator_module
 from orchestrator.shell.logs.connection import MUCH_BYTES, LogConnections
 from orchestrator.shell.logs.store import LogStore
 from tests.orchestrator.fake_agent import FakeLogLink
-from tests.orchestrator.shell.test_coordinator import HELLO, Rig, with_owner
+from tests.orchestrator.shell.owner import HELLO, Rig, with_owner
 
 OUT = StreamId(TaskId("1.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("1.1.0"), StreamKind.STDERR, 0)

@@ -1,0 +1,72 @@
+"""One agent's core, led through what the coordinator, shims and the node say to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.core import actions as a
+from agent.core import stimuli as s
+from agent.core.shim import ShimPhase, ShimStatus
+from agent.core.state import Identity, State
+from agent.core.turn import turn
+from muster.protocol import messages as m
+from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+
+TASK = TaskId("1.1.0")
+PATHS = s.TaskPaths("/w", "/t/scratch", "/o", "/t/hostfile")
+PREPARE = m.PrepareTask(TASK, "torchrun", "/w", None, (), {"A": "1"}, 300.0, 8)
+ARRANGE = m.ArrangeTask(TASK, ("--nnodes", "1"), {"B": "2"}, (), "n1 slots=1\n", 20001)
+IDENTITY = Identity(NodeName("n1"), "id", "boot", "0.1.0", m.Inventory("10.0.0.1", "machine"))
+
+
+@dataclass
+class Agent:
+    """One agent's core; `actions` are all that it has ordered."""
+
+    state: State = field(default_factory=lambda: State(IDENTITY))
+    mono: float = 100.0
+    actions: list[a.Action] = field(default_factory=list)
+
+    def turn(self, stimulus: s.Stimulus) -> list[a.Action]:
+        done = turn(self.state, stimulus, Instant(self.mono, 0.0))
+        self.actions += done
+        return done
+
+    def hear(self, command: m.Command) -> list[a.Action]:
+        return self.turn(s.CommandReceived(command))
+
+    def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Action]:
+        self.turn(s.LinkUp())
+        welcome = m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep, protocol)
+        return self.hear(welcome)
+
+    def shim(self, phase: ShimPhase, **more: Any) -> list[a.Action]:
+        status = ShimStatus(TASK, phase, log_dir="/t/logs", **more)
+        return self.turn(s.ShimReported(TASK, status))
+
+    def at_gate(self) -> None:
+        self.connect()
+        self.hear(PREPARE)
+        self.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
+        self.shim(ShimPhase.NEW)
+        self.shim(ShimPhase.PREPARED)
+        self.hear(ARRANGE)
+
+    def running(self) -> None:
+        self.at_gate()
+        self.hear(m.StartTask(TASK))
+        self.shim(ShimPhase.RUNNING, running_s=0.0)
+
+
+def reports(actions: list[a.Action]) -> list[m.TaskReport]:
+    return [
+        x.report
+        for x in actions
+        if isinstance(x, a.SendReport) and isinstance(x.report, m.TaskReport)
+    ]
+
+
+def told(actions: list[a.Action]) -> list[Any]:
+    return [x.command for x in actions if isinstance(x, a.TellShim)]
