@@ -19,11 +19,13 @@ from muster.protocol.ids import JobId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
 from orchestrator.core import facts as f
+from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.elastic import next_join
 from orchestrator.core.explain import chance
 from orchestrator.core.invariants import check
+from orchestrator.core.job import JobPhase
 from orchestrator.core.scheduler import next_placement
-from orchestrator.core.state import Attempt, State
+from orchestrator.core.state import Attempt, Job, State
 from tests.simulation.disk import Disk
 from tests.simulation.ground import Ground
 from tests.simulation.placing import fits
@@ -50,6 +52,7 @@ class Checkers:
     ends: dict[JobId, Cause] = field(default_factory=dict)
     epoch: int = 0
     peace_at: float = math.inf
+    over: set[JobId] = field(default_factory=set)
     commits: int = 0
     watchers: list[Callable[[State, list[f.Fact]], None]] = field(default_factory=list)
 
@@ -68,6 +71,7 @@ class Checkers:
         """A turn of the coordinator is done; its facts are not on disk yet."""
         loud = False
         for fact in facts:
+            self._check_over(fact)
             if isinstance(fact, _QUIET):
                 continue
             loud = True
@@ -79,6 +83,7 @@ class Checkers:
                 self.world.met["joined" if isinstance(fact, f.TaskJoined) else "left"] += 1
         if not loud:
             return
+        self.over |= {job.id for job in _named(state, facts) if _is_over(job)}
         for watch in self.watchers:
             watch(state, facts)
         self.world.judged["books"] += 1
@@ -89,6 +94,12 @@ class Checkers:
         placed, joined = next_placement(state), next_join(state)
         if placed is not None or joined is not None:
             self.fail(f"queue: a turn is over, and {placed or joined} could still follow")
+
+    def _check_over(self, fact: f.Fact) -> None:
+        """A fact of a job that may be in the archive would follow from nothing."""
+        job = getattr(fact, "job", None)
+        if job in self.over and durability_of(fact) is not Durability.EPHEMERAL:
+            self.fail(f"archive: job {job} has ended, and {fact} is decided")
 
     def _placed(self, state: State, fact: f.AttemptPlaced) -> None:
         job = state.jobs[fact.job]
@@ -189,6 +200,7 @@ class Checkers:
         """A new process has read the disk: all that was promised is there."""
         self.world.judged["I1"] += 1
         self.promises.restarted(state)
+        self.over = {job.id for job in state.jobs.values() if _is_over(job)}
         for job, cause in self.ends.items():
             if state.jobs[job].cause != cause:
                 self.fail(f"I2: job {job} ended of {cause}, and now of {state.jobs[job].cause}")
@@ -203,3 +215,14 @@ class Checkers:
         first = known.setdefault(key, cause)
         if first != cause:
             self.fail(f"I2: {key} ended of {first.text!r}, and then of {cause.text!r}")
+
+
+def _named(state: State, facts: list[f.Fact]) -> list[Job]:
+    """The jobs of these facts."""
+    names: set[JobId] = {name for fact in facts if (name := getattr(fact, "job", None)) is not None}
+    return [state.jobs[name] for name in names if name in state.jobs]
+
+
+def _is_over(job: Job) -> bool:
+    """Whether it may go to the archive."""
+    return job.phase is JobPhase.ENDED and not job.notices

@@ -8,6 +8,7 @@ from orchestrator.core import decide, explain
 from orchestrator.core import facts as f
 from orchestrator.core.decision import Decision
 from orchestrator.core.durability import Durability
+from orchestrator.core.job import JobPhase
 from orchestrator.core.placement import Considered, Verdict
 from orchestrator.core.state import Job, State
 from tests.simulation.mutants import Mutant
@@ -37,6 +38,17 @@ def _released_by_any_change(real: Any) -> Any:
     return change
 
 
+def _changed_after_its_end(real: Any) -> Any:
+    def change(state: State, asked: Any, now: Any) -> Decision:
+        decision: Decision = real(state, asked, now)
+        job = state.jobs.get(asked.job)
+        if job is not None and job.phase is JobPhase.ENDED:
+            decision.facts.append(f.JobChanged(job.id, "ada", priority=50))
+        return decision
+
+    return change
+
+
 MUTANTS = (
     Mutant(
         "a hold is acknowledged before it is on disk",
@@ -55,6 +67,12 @@ MUTANTS = (
         _unseen(_wrap(decide, "change", _released_by_any_change)),
         ("hold", "I1"),
         seed=204,
+    ),
+    Mutant(
+        "a job that has ended is changed",
+        _wrap(decide, "change", _changed_after_its_end),
+        ("archive",),
+        seed=200,
     ),
     Mutant(
         "explain judges nodes by itself",
