@@ -121,7 +121,7 @@ def _check(config: CoordinatorConfig) -> int:
 
 
 def _back_up(config: CoordinatorConfig, copy: Path) -> int:
-    back_up(config.state_dir, copy)
+    back_up(config.state_dir, copy, config.job_logs_path)
     with examined_copy(copy) as found:
         state = replay(found)
     _say(BACKUP, f"wrote {copy}: {len(state.jobs) + found.archived} jobs, epoch {state.epoch}")

@@ -38,15 +38,16 @@ SELECT max(
 _PARTS: Final = ("", "-wal", "-shm")
 
 
-def back_up(state_dir: Path, copy: Path) -> None:
-    """Write the journal as it is now to the new file `copy`; a running coordinator goes on.
+def back_up(state_dir: Path, copy: Path, logs: Path | None = None) -> None:
+    """Write the journal as it is now to the new file `copy`; a running coordinator goes on. `logs`
+    is as in `Journal.open`.
 
     Raises JournalError and FileError.
     """
     if copy.exists():
         raise FileError(f"{copy} is there already; name a file that is not")
     try:
-        with contextlib.closing(_existing(state_dir)) as database:
+        with contextlib.closing(_existing(state_dir, logs)) as database:
             temporary = copy.with_name(f".{copy.name}.tmp")
             temporary.unlink(missing_ok=True)
             database.execute("VACUUM INTO ?", (str(temporary),))
@@ -198,12 +199,12 @@ def _move_aside(path: Path) -> Path:
     return aside
 
 
-def _existing(state_dir: Path) -> sqlite3.Connection:
+def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
     path = state_dir / FILE_NAME
+    # A reader makes a log where there is none, and the next start would not miss the lost one.
+    refuse_loss(path, logs)
     if not path.is_file():
         raise JournalError(f"{path}: there is no journal in this state folder")
-    # A reader makes a log where there is none, and the next start would not miss the lost one.
-    refuse_loss(path)
     return read_only(path)
 
 

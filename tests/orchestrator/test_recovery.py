@@ -135,6 +135,8 @@ def test_the_folder_of_logs_that_is_configured_is_looked_at(tmp_path: Path) -> N
     said = refused(process)
     assert "journal.sqlite is missing or empty" in said
     assert verb(process, "--check") == (1, said)
+    code, of_backup = verb(process, "backup", str(tmp_path / "none"))
+    assert (code, "journal.sqlite is missing or empty" in of_backup) == (1, True), of_backup
 
     Journal.open(tmp_path / "other").close()
     backup = str(tmp_path / "backup.sqlite")

@@ -99,6 +99,10 @@ def test_logs_on_another_disk_tell_of_a_lost_database(tmp_path: Path) -> None:
         examined(folder, logs=logs),
     ):
         pass
+    (folder / FILE_NAME).touch()
+    with pytest.raises(CorruptJournalError, match=f"is missing or empty, and {logs} "):
+        back_up(folder, tmp_path / "copy", logs)
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("left", [0.1, 0.5, 0.99])
