@@ -21,6 +21,7 @@ from tenacity import (
 )
 
 from muster.daemon.errors import ConfigError
+from muster.daemon.lookup import Lookup
 from muster.daemon.tls import client_context
 
 # Full jitter, because all agents lose their coordinator at the same instant.
@@ -78,7 +79,7 @@ class Dialer:
 
     async def __aenter__(self) -> Self:
         # Names are looked up at each dial: a coordinator may move.
-        connector = aiohttp.TCPConnector(use_dns_cache=False, limit=0)
+        connector = aiohttp.TCPConnector(resolver=Lookup(), use_dns_cache=False, limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 
