@@ -318,15 +318,16 @@ async def serve(
     config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
-    with lock_directory(config.state_dir), alone(config):
-        owner = owner_named(config.run_as)
-        _warn_of_root(config)
-        _warn_of_network(config)
-        _check_ports(config)
-        network = NetworkProbe(config.address, config.interface)
-        identity = await asyncio.to_thread(identify, config, network)
-        agent = Agent(config, identity, owner, SystemClock(), network)
-        await agent.run(stop, Notifier(environ))
+    with lock_directory(config.state_dir):
+        async with alone(config):
+            owner = owner_named(config.run_as)
+            _warn_of_root(config)
+            _warn_of_network(config)
+            _check_ports(config)
+            network = NetworkProbe(config.address, config.interface)
+            identity = await asyncio.to_thread(identify, config, network)
+            agent = Agent(config, identity, owner, SystemClock(), network)
+            await agent.run(stop, Notifier(environ))
 
 
 def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
