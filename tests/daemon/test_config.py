@@ -32,6 +32,7 @@ class Oven(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool = False
     manual: Path | None = None
     tags: dict[str, str] = {}
+    menu: tuple[str, ...] = ()
 
 
 def load(
@@ -122,6 +123,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ("manual: ''", ["manual: expected a path"]),
         ("trays: many", ["trays:", "'many'"]),
         ("lamp: {}", ["lamp.watts: is not set", "oven.yaml"]),
+        ("menu: [a,\n 7]", ["menu[1]: expected str, got int", "the value is 7;", "line 1"]),
         ("tags: {a: 1}", ["tags", "expected str, got int"]),
         ("heat_s: 1\nheat_s: 2", ["line 2, column 1", "heat_s is set twice"]),
         ("door:\n  label: a\n  label: b", ["line 3", "label is set twice"]),
