@@ -23,6 +23,7 @@ from tenacity import (
 from muster.daemon.errors import ConfigError
 from muster.daemon.lookup import Lookup
 from muster.daemon.tls import client_context
+from muster.protocol.tokens import BadToken, parse
 
 # Full jitter, because all agents lose their coordinator at the same instant.
 _PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
@@ -116,11 +117,23 @@ class Dialer:
             with self._token_file.open("rb") as file:
                 token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
+            if _is_token(str(self._token_file)):
+                raise ConfigError(
+                    "token_file: is a token itself; write it to a file of mode 0600, and name that"
+                ) from None
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
         if not token or not token.isprintable() or " " in token:
             raise ConfigError(f"token_file: {self._token_file} does not hold one token")
         return token
+
+
+def _is_token(text: str) -> bool:
+    try:
+        parse(text)
+    except BadToken:
+        return False
+    return True
 
 
 async def stay_connected(

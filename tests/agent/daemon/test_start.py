@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 from pathlib import Path
 
 import pytest
 
+from muster.protocol.tokens import TokenClass, make
 from tests.agent.coordinator import DEADLINE_S, Coordinator
 from tests.agent.process_of_agent import AgentProcess, write_config
 
@@ -36,6 +38,14 @@ def test_a_missing_token_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert code == 2
     assert f"token_file: {tmp_path / 'none'} cannot be read" in text
     assert "Traceback" not in text
+
+
+def test_a_token_in_the_place_of_its_files_name_is_not_repeated(tmp_path: Path) -> None:
+    token = make(TokenClass.JOIN, "abcd1234", secrets.token_hex(32))
+    code, text = start_and_fail(write_config(tmp_path, "http://127.0.0.1:7", token_file=token))
+    assert code == 2
+    assert "token_file: is a token itself; write it to a file" in text
+    assert token not in text
 
 
 def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
