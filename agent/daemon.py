@@ -7,6 +7,7 @@ its jobs running; the next one finds them by their folders.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -323,6 +324,7 @@ async def serve(
             owner = owner_named(config.run_as)
             _warn_of_root(config)
             _warn_of_network(config)
+            _warn_of_token(config)
             _check_ports(config)
             network = NetworkProbe(config.address, config.interface)
             identity = await asyncio.to_thread(identify, config, network)
@@ -437,6 +439,16 @@ def _warn_of_network(config: AgentConfig) -> None:
             "nothing can be started or ended here, and two nodes may take it for their own; name a "
             "folder on a disk of this machine with state_dir",
         )
+
+
+def _warn_of_token(config: AgentConfig) -> None:
+    with contextlib.suppress(OSError):  # told where it is read
+        if config.token_file is not None and config.token_file.stat().st_mode & 0o077:
+            _log.warning(
+                "token_file_open",
+                why=f"other users can read {config.token_file}, jobs among them, and let in "
+                f"agents of their own by it; run: chmod 600 {config.token_file}",
+            )
 
 
 def _warn_of_root(config: AgentConfig) -> None:

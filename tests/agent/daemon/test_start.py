@@ -48,6 +48,22 @@ def test_a_token_in_the_place_of_its_files_name_is_not_repeated(tmp_path: Path) 
     assert token not in text
 
 
+@pytest.mark.parametrize(("mode", "told"), [(0o600, 0), (0o640, 1), (0o604, 1)])
+def test_a_token_that_jobs_can_read_is_told(tmp_path: Path, mode: int, told: int) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator:
+            config = write_config(tmp_path, coordinator.url)
+            (tmp_path / "token").chmod(mode)
+            async with AgentProcess(config) as agent:
+                await (await coordinator.session()).welcome()
+                assert await agent.end() == 0
+                said = agent.log.read_text()
+                assert said.count("token_file_open") == told
+                assert said.count(f"chmod 600 {tmp_path / 'token'}") == told
+
+    asyncio.run(story())
+
+
 def test_an_unknown_user_to_run_as_is_said_at_the_start(tmp_path: Path) -> None:
     config = write_config(tmp_path, "http://127.0.0.1:7", run_as="nobody-of-that-name")
     code, text = start_and_fail(config)
