@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Never, Self
@@ -20,9 +21,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from muster.daemon.errors import ConfigError
+from muster.daemon.errors import ConfigError, TlsError
 from muster.daemon.lookup import Lookup
-from muster.daemon.tls import client_context
+from muster.daemon.tls import Version, client_context, version_of
 from muster.protocol.tokens import BadToken, parse
 
 # Full jitter, because all agents lose their coordinator at the same instant.
@@ -74,7 +75,11 @@ class Dialer:
             )
         self._url = coordinator.rstrip("/")
         self._token_file = token_file
-        self._tls = client_context(tls_ca) if coordinator.startswith("https:") else None
+        self._tls_ca = tls_ca
+        self._version: Version | None = None
+        self._tls: ssl.SSLContext | None = None
+        if coordinator.startswith("https:"):
+            self._trust()
         self._session: aiohttp.ClientSession | None = None
         self._token()
 
@@ -96,6 +101,8 @@ class Dialer:
         """
         assert self._session is not None, "the dialer is not open"
         try:
+            if self._tls is not None:
+                self._trust()
             async with asyncio.timeout(_HANDSHAKE_S):
                 websocket = await self._session.ws_connect(
                     self._url + path,
@@ -106,10 +113,17 @@ class Dialer:
                     # A ping after that time, and half of it again for what answers.
                     heartbeat=None if silence_s is None else silence_s / 1.5,
                 )
-        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
             raise _explain(self._url, error) from error
         _tune(websocket)
         return websocket
+
+    def _trust(self) -> None:
+        """Read anew where it has changed, so that a CA can be replaced under a running agent."""
+        version = None if self._tls_ca is None else version_of(self._tls_ca, "tls_ca")
+        if self._tls is None or version != self._version:
+            self._tls = client_context(self._tls_ca)
+            self._version = version
 
     def _token(self) -> str:
         """Read anew at each dial, so that a token can be replaced under a running agent."""
