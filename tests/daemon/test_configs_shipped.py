@@ -150,6 +150,7 @@ def test_a_token_in_the_clear_is_refused() -> None:
         ({"ports.last": 70_000}, r"ports\.last"),
         ({"run_as": "root"}, "name another user"),
         ({"run_as": "a b"}, "run_as"),
+        ({"state_dir": "state"}, "state_dir state is no absolute path"),
     ],
 )
 def test_an_agent_that_cannot_work_is_refused(flags: dict[str, object], words: str) -> None:
