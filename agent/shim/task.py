@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -464,9 +465,9 @@ class Task(Outcome, Course):
                 self._loop.stop()
                 return
             status.phase = before
-            self._complain(
-                f"The exit record cannot be written: {error.strerror}; free space on this node."
-            )
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free space on this node" if full else "see dmesg on this node"
+            self._complain(f"The exit record cannot be written: {error.strerror}; {remedy}.")
             self._loop.at("record", now() + RECORD_RETRY_S, self._sweep)
             return
         self.changed()
