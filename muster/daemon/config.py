@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import without_secrets
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -295,7 +296,8 @@ def _explain(
     quotes = (
         "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""
     )
-    return f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    told = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    return without_secrets(told)
 
 
 def _below(value: object, part: str) -> object:
@@ -309,7 +311,8 @@ def _below(value: object, part: str) -> object:
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    # A token may stand where something else is wanted, and what is told of that is logged.
+    text = without_secrets(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.daemon.config import load_config, settings
 from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import TokenClass, make
 
 PREFIX = "MUSTER_OVEN"
 
@@ -99,6 +100,15 @@ def test_flags_as_text_take_the_type_of_their_setting(tmp_path: Path) -> None:
     oven = load(tmp_path, flags={"trays": "auto", "door.width_mm": "7"})
     assert oven.door.width_mm == 7
     assert oven.trays == "auto"
+
+
+@pytest.mark.parametrize("text", ["{}", "- {}", "tags: {{a: [{}]}}", "heat_s: {}", "trays: {}"])
+def test_a_token_in_the_wrong_place_is_not_repeated(tmp_path: Path, text: str) -> None:
+    """`tokens_file` for `token_file`, say: what is refused goes to the log of the machine."""
+    secret = "0123456789abcdef" * 4
+    said = refused(tmp_path, text.format(make(TokenClass.JOIN, "abcd1234", secret)))
+    assert "muster_join_abcd1234_..." in said
+    assert secret[:4] not in said
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
