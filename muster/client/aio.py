@@ -56,8 +56,8 @@ _T = TypeVar("_T")
 class AsyncClient:
     """As `Client`, to be awaited: `async with AsyncClient() as client: await client.job(42)`.
 
-    Connections are kept and shared by calls that run at once; `close` ends them. A call that is
-    cancelled is over at once.
+    Connections are kept and shared by calls that run at once in one event loop; `close` ends those
+    of the loop that runs. A call that is cancelled is over at once.
     """
 
     def __init__(

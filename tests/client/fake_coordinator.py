@@ -99,6 +99,8 @@ class Script:
     restarts: list[int] = field(default_factory=list)
     # Answers given before anything else happens: (status, body, content type).
     first_answers: list[tuple[int, bytes, str]] = field(default_factory=list)
+    # How many answers are cut in the middle of their body, the next ones.
+    halves: int = 0
     submitted: dict[str, Any] = field(default_factory=dict)
     cancelled: list[tuple[int, verbs.CancelRequest]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -421,7 +423,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with self.server.script.changed:
+            whole = self.server.script.halves <= 0
+            self.server.script.halves -= 1
+        self.wfile.write(body if whole else body[: len(body) // 2])
+        self.close_connection = self.close_connection or not whole
 
 
 @contextlib.contextmanager

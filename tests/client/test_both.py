@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 import muster
-from muster.client import AsyncClient, Client, NoSuchJobError, NoSuchNodeError, SettingsError
+from muster.client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    NoSuchJobError,
+    NoSuchNodeError,
+    SettingsError,
+)
 from muster.protocol import http as api
 from muster.protocol.states import JobState
 from tests.client.both import MakeClient, make
@@ -143,3 +150,33 @@ def test_a_reader_may_leave_early_and_a_call_may_be_cancelled() -> None:
 
     with running(Script(jobs={42: job_view()})) as fake:
         asyncio.run(main(fake))
+
+
+@pytest.mark.parametrize("job", [42, 43])
+def test_an_answer_that_is_cut_is_asked_for_again(make: MakeClient, job: int) -> None:
+    """A coordinator that was killed in the middle of it: also where it refuses."""
+    with running(Script(jobs={42: job_view()}, halves=1)) as fake:
+        client = make(fake.url, TOKEN)
+        if job == 42:
+            assert client.job(job).id == job
+        else:
+            with pytest.raises(ApiError, match="there is no job 43"):
+                client.job(job)
+        assert len(fake.script.requests) == 2
+
+
+def test_one_client_serves_several_event_loops() -> None:
+    with running(Script(jobs={42: job_view()})) as fake:
+        client = AsyncClient(fake.url, TOKEN)
+
+        async def ask() -> int:
+            return (await client.job(42)).id
+
+        async def ask_and_close() -> int:
+            async with client:
+                return await ask()
+
+        with asyncio.Runner() as first, asyncio.Runner() as second:
+            assert [first.run(ask()), second.run(ask()), first.run(ask())] == [42, 42, 42]
+            assert [first.run(ask_and_close()), second.run(ask_and_close())] == [42, 42]
+        assert asyncio.run(ask_and_close()) == 42
