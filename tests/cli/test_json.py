@@ -80,6 +80,7 @@ def test_records_that_are_not_complete_are_no_success(run: Run, fake: FakeCoordi
         "state": "SUCCEEDED",
         "exit_code": 0,
         "reason": "c1 is away",
+        "cursor": "0",
     }
     assert done.returncode == 125
     assert b"not complete: c1 is away" in done.stderr

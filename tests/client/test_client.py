@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -148,6 +149,22 @@ def test_the_tail_is_asked_for_once(make: MakeClient, fake: FakeCoordinator) -> 
         (True, True),
         (False, True),
     ]
+
+
+def test_what_comes_after_the_tail_is_whole_however_often_the_stream_is_cut(
+    make: MakeClient, fake: FakeCoordinator
+) -> None:
+    """Also where it is cut before the first of it has come."""
+    entries = make(fake.url, TOKEN).logs(42, LogQuery(follow=True, tail=2))
+    with ThreadPoolExecutor(1) as reader:
+        first = reader.submit(next, entries)
+        fake.wait_for_request("follow=1")
+        fake.stop()
+        fake.script.logs += [record(number, f"{number}") for number in range(1, 6)]
+        fake.start()
+        assert data_of([first.result()]) == ["1"]
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    assert data_of(list(entries)) == ["2", "3", "4", "5"]
 
 
 def test_a_line_that_is_no_record_is_an_error_and_not_the_end(
