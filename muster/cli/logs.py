@@ -304,13 +304,16 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
             if isinstance(entry, LogTrailer):
                 printer.missing = safe(entry.reason or "")
                 if entry.reason:
+                    printer.end_line()
                     note(printer.missing)
                 continue
             if entry.gap is not None:
                 gap = True
+                printer.end_line()
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
                 continue
             if attempt is not None and entry.attempt != attempt:
+                printer.begin_attempt(entry.attempt)
                 note(f"attempt {entry.attempt} of job {job}")
             attempt = entry.attempt
             printer.write(entry)
