@@ -21,7 +21,7 @@ from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.log_records import print_records
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
-from muster.cli.wait import ending, exit_code
+from muster.cli.wait import code_though_unread, ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
@@ -173,24 +173,23 @@ def command(
     if previous:
         attempt = _previous(client.job(number))
     query = LogQuery(follow, chosen, node, stream, attempt, lines, since)
-    if folder is not None:
-        code = _download(client, number, query, folder, as_json=as_json)
-    elif as_json:
-        code, missing = print_records(client, number, _last_attempt(client, number, query))
-        if missing and not exit_status:
-            raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
-    else:
+
+    def show() -> int | None:
+        if folder is not None:
+            return _download(client, number, query, folder, as_json=as_json)
+        if as_json:
+            code, missing = print_records(client, number, _last_attempt(client, number, query))
+            if missing and not exit_status:
+                raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
+            return code
         look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
-        code = show_logs(
-            client,
-            number,
-            query,
-            look=look,
-            others=rank is None and not whole,
-            strict=not exit_status,
-        )
+        others = rank is None and not whole
+        return show_logs(client, number, query, look=look, others=others, strict=not exit_status)
+
     if not exit_status:
+        show()
         return 0
+    code = code_though_unread(client, number, show)
     if code is None:
         raise RefusedError(f"job {number} has not ended: -f waits for its exit code")
     return code
