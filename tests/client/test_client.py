@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from muster.client import (
@@ -102,6 +103,15 @@ def test_wait_gives_the_job_as_it_is_when_the_time_is_over(
     make: MakeClient, fake: FakeCoordinator
 ) -> None:
     assert make(fake.url, TOKEN).wait(42, 0.01).state is JobState.RUNNING
+
+
+def test_wait_goes_on_where_a_coordinator_that_stops_answers_early(
+    make: MakeClient, fake: FakeCoordinator
+) -> None:
+    running = msgspec.json.encode(job_view())
+    fake.script.first_answers = [(200, running, "application/json")]
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    assert make(fake.url, TOKEN).wait(42, 20).state is JobState.SUCCEEDED
 
 
 def test_no_record_is_lost_or_repeated_when_the_stream_is_cut(
