@@ -82,16 +82,18 @@ class AsyncTransport:
     ) -> aiohttp.ClientResponse:
         exchange = self._exchange
         with _explained(exchange):
-            answer = await self._opened_session().request(
-                method,
-                yarl.URL(exchange.url + address, encoded=True),
-                data=body,
-                headers=exchange.headers(body, headers),
-                allow_redirects=False,  # the token goes to this coordinator and nowhere else
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
-                ),
-            )
+            # A stream begins at once, and may be silent then.
+            async with asyncio.timeout(READ_TIMEOUT_S if timeout_s is None else None):
+                answer = await self._opened_session().request(
+                    method,
+                    yarl.URL(exchange.url + address, encoded=True),
+                    data=body,
+                    headers=exchange.headers(body, headers),
+                    allow_redirects=False,  # the token goes to this coordinator and nowhere else
+                    timeout=aiohttp.ClientTimeout(
+                        total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
+                    ),
+                )
             exchange.note(answer.headers.get("Date"), answer.headers.get("Server"))
             if not 200 <= answer.status < 300:
                 async with answer:

@@ -69,12 +69,15 @@ class Transport:
         sent = exchange.headers(body, headers) | {"Connection": "close"}
         try:
             connection.connect()
-            keep_alive(connection.sock)
-            connection.sock.settimeout(READ_TIMEOUT_S)
+            sock = connection.sock
+            keep_alive(sock)
+            sock.settimeout(READ_TIMEOUT_S)
             connection.request(method, address, body, sent)
-            if timeout_s is None or timeout_s > READ_TIMEOUT_S:
-                connection.sock.settimeout(timeout_s)
+            if timeout_s is not None and timeout_s > READ_TIMEOUT_S:
+                sock.settimeout(timeout_s)
             answer = connection.getresponse()
+            if timeout_s is None:
+                sock.settimeout(None)  # a stream begins at once, and may be silent then
             exchange.note(answer.headers["Date"], answer.headers["Server"])
             if not 200 <= answer.status < 300:
                 text = self._read(answer, PROBLEM_BYTES_MAX)

@@ -1,5 +1,6 @@
 """Both clients against a real server that goes away, comes back, cuts streams and refuses."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -229,6 +230,20 @@ def test_nobody_listening_is_said_with_what_to_do(make: MakeClient) -> None:
     assert "muster coordinator" in caught.value.hint
     assert caught.value.url == fake.url
     assert time.monotonic() - begin < 60, "it gives up"
+
+
+def test_a_stream_that_does_not_begin_is_not_waited_for_for_ever(
+    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that is stopped: the kernel still takes connections for it."""
+    for module in ("transport", "async_transport"):
+        monkeypatch.setattr(f"muster.client.{module}.READ_TIMEOUT_S", 0.1)
+    for module in ("client", "aio"):
+        monkeypatch.setattr(f"muster.client.{module}.CHANGE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        client = make(f"http://127.0.0.1:{stopped.getsockname()[1]}", TOKEN)
+        with pytest.raises(UnreachableError, match="does not answer in time"):
+            list(client.logs(42))
 
 
 def test_an_address_in_the_clear_is_refused_before_the_token_is_sent(make: MakeClient) -> None:
