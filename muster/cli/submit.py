@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -218,4 +219,6 @@ def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
         return
     import yaml
 
-    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True), end="")
+    # Where the locale has not all characters, YAML's own escapes mean the same job.
+    plain = sys.stdout.encoding.lower() == "utf-8"
+    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=plain), end="")
