@@ -250,6 +250,9 @@ def show_logs(
     if query.follow and view.state in _NOT_SOON:
         why = f" ({safe(view.reason.text)})" if view.reason.text else ""
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
+    if query.follow and not view.attempt:
+        # All of it comes from now on, be the coordinator away when it begins.
+        query = replace(query, tail=None)
     if others and query.rank == 0 and (view.max_nodes or view.nodes) > 1 and sys.stderr.isatty():
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
     if query.since is not None and client.server_time is not None:

@@ -109,6 +109,22 @@ def test_following_goes_on_into_the_next_attempt(run: Run, fake: FakeCoordinator
     assert b"muster: attempt 2 of job 42\n" in done.stderr
 
 
+def test_a_job_that_has_not_begun_is_followed_from_its_first_byte(
+    start: Start, fake: FakeCoordinator
+) -> None:
+    """Also where the coordinator is away as it begins."""
+    fake.put(job_view(state=JobState.QUEUED, attempt=0, started_at=None))
+    process = start("logs", "-f", "42")
+    assert process.stderr is not None
+    assert b"its logs begin when it starts" in process.stderr.readline()
+    fake.stop()
+    fake.log(*(record(number, f"{number}\n") for number in range(1, 31)))
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    fake.start()
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert out.split() == [b"%d" % number for number in range(1, 31)]
+
+
 def test_a_line_that_an_attempt_left_open_comes_before_the_next_attempt(
     run: Run, fake: FakeCoordinator
 ) -> None:
