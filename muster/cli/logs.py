@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -319,8 +319,12 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
                 note(f"attempt {entry.attempt} of job {job}")
             attempt = entry.attempt
             printer.write(entry)
-    finally:
-        printer.finish()
+    except BaseException:
+        # Ctrl-C ends the reader of a pipe as well: what is said of it goes before that.
+        with suppress(OSError):
+            printer.finish()
+        raise
+    printer.finish()
     return attempt is not None or gap or bool(printer.missing)
 
 

@@ -41,6 +41,8 @@ def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_j
     """
     client = connect()
     numbers = [find_job(client, job) for job in jobs]
+    for number in numbers[1:]:
+        client.job(number)  # one that is not there is told now, and not once the others have ended
     with detaching(*numbers, doing="wait"):
         if first and len(numbers) > 1:
             ended = [_told(_first_ended(client, numbers, timeout_s))]

@@ -1,6 +1,7 @@
 """Output that nobody reads, or that finds no room: what is asked for is done, and its code told."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.protocol.states import JobState
-from tests.cli.conftest import DEADLINE_S
+from tests.cli.conftest import DEADLINE_S, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
 
@@ -96,3 +97,19 @@ def test_a_full_disk_is_told_with_a_code_of_ours(
     assert done.stderr.endswith(b"muster: No space left on device\n")
     if verb.startswith("submit"):
         assert b"submitted job 42" in done.stderr
+
+
+def test_ctrl_c_detaches_though_it_has_ended_the_reader_too(
+    fake: FakeCoordinator, start: Start
+) -> None:
+    """`muster logs -f 42 --rank all | cat`, with a line of which the end has not come yet."""
+    fake.put(job_view())
+    fake.log(record(1, "10%"), record(2, "other\n", rank=1))
+    process = start("logs", "-f", "--rank", "all", "42")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == b"[gpu-01 r1] other\n"
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert b"detached; job 42 goes on" in process.stderr.read()
+    assert process.wait(DEADLINE_S) == 130
