@@ -180,3 +180,24 @@ def test_one_client_serves_several_event_loops() -> None:
             assert [first.run(ask()), second.run(ask()), first.run(ask())] == [42, 42, 42]
             assert [first.run(ask_and_close()), second.run(ask_and_close())] == [42, 42]
         assert asyncio.run(ask_and_close()) == 42
+
+
+def test_bare_names_of_variables_take_the_callers_values(
+    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job file: only those, and one that is not set is for the coordinator to refuse."""
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with running() as fake:
+        client = make(fake.url, TOKEN)
+        client.submit({"run": "x.py", "env": ["HF_HOME", "A=1", "NOT_SET"]}, key="list")
+        client.submit({"run": "x.py", "env": {"HF_HOME": None, "HOME": "/x"}}, key="map")
+        roles = {"worker": {"env": {"HF_HOME": None}}, "launcher": {"nproc_per_node": 1}}
+        client.submit({"run": "x.py", "roles": roles}, key="roles")
+        sent = {key: mapping for key, (_, mapping) in fake.script.submitted.items()}
+    assert sent["list"]["env"] == ["HF_HOME=/data/hf", "A=1", "NOT_SET"]
+    assert sent["map"]["env"] == {"HF_HOME": "/data/hf", "HOME": "/x"}
+    assert sent["roles"]["roles"] == {
+        "worker": {"env": {"HF_HOME": "/data/hf"}},
+        "launcher": {"nproc_per_node": 1},
+    }
