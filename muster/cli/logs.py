@@ -175,10 +175,12 @@ def command(
     query = LogQuery(follow, chosen, node, stream, attempt, lines, since)
 
     def show() -> int | None:
-        if folder is not None:
-            return _download(client, number, query, folder, as_json=as_json)
-        if as_json:
-            code, missing = print_records(client, number, _last_attempt(client, number, query))
+        if folder is not None or as_json:
+            code, missing = (
+                print_records(client, number, _last_attempt(client, number, query))
+                if folder is None
+                else _download(client, number, query, folder, as_json=as_json)
+            )
             if missing and not exit_status:
                 raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
             return code
@@ -215,20 +217,21 @@ def _previous(view: JobView) -> int:
 
 def _download(
     client: Client, job: int, query: LogQuery, folder: Path, *, as_json: bool
-) -> int | None:
-    """Write the streams, print their files; the job's exit code, None if it has not ended."""
+) -> tuple[int | None, str]:
+    """Write the streams, print their files; the job's exit code, None if it has not ended, and what
+    the trailer says of bytes that did not come."""
     from muster.cli.log_download import download
 
     view = client.job(job)
     with detaching(job) if query.follow else nullcontext():
-        files = download(client, view, query, folder)
+        files, missing = download(client, view, query, folder)
     if as_json:
         print_json({"files": [str(path) for path in files]})
     else:
         for path in files:
             print(path)
     view = client.job(job)
-    return exit_code(view) if view.state in ENDED_STATES else None
+    return (exit_code(view) if view.state in ENDED_STATES else None), missing
 
 
 def show_logs(
