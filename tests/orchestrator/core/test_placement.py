@@ -162,3 +162,14 @@ def test_what_two_nodes_say_of_one_address_leaves_an_elastic_gang_the_others() -
         cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{address}/24"))
     cluster.submit(spec(nodes=2, max_nodes=5, rendezvous="c10d"))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n2", "n3", "n4"]
+
+
+def test_two_nodes_of_one_address_are_no_reason_to_refuse_what_the_others_can_run() -> None:
+    cluster = Cluster()
+    for name, address in (("n1", 1), ("n2", 1), ("n3", 3)):
+        cluster.join(name, interfaces=eth("e0", f"10.0.0.{address}/24"))
+    cluster.submit(spec(nodes=2))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n3"]
+    refused = cluster.submit(spec(nodes=3))
+    assert isinstance(refused, Declined)
+    assert "n1 and n2 both have 10.0.0.1" in refused.text
