@@ -14,6 +14,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import ExitStatus
 from muster.spec.types import JobSpec, Placement, Resources, Retry
 from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import chance, explain
 from orchestrator.core.job import JobPhase
@@ -158,6 +159,23 @@ def test_a_held_job_says_what_a_release_would_do() -> None:
     found = told(cluster, 2)
     assert (found.text, found.place) == ("held by ada: data", None)
     assert found.hints == ("would start now if it were released: muster release 2",)
+
+
+def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    cluster.submit(spec())
+    cluster.turn(s.SpaceSeen("/var/lib/muster is full"))
+    (name,) = cluster.run_gang(1)
+    cluster.finish(name)
+    found = told(cluster, 2)
+    assert not found.starts_now
+    assert found.text == "nothing is started: /var/lib/muster is full"
+    assert found.forecast == "unknown: nothing is started: /var/lib/muster is full"
+    assert in_s(cluster, found) is None
+    cluster.turn(s.SpaceSeen(""))
+    assert cluster.job(2).attempts
 
 
 def test_one_that_fits_no_longer_says_never() -> None:
