@@ -131,12 +131,7 @@ def unknown_node(name: NodeName) -> a.Declined:
 
 def follow_service(
     state: State,
-    fact: sf.NodeDrained
-    | sf.DrainTimed
-    | sf.NodeRemoved
-    | sf.NodeResumed
-    | sf.NodeTrusted
-    | sf.QuarantineSpared,
+    fact: sf.NodeDrained | sf.DrainTimed | sf.NodeResumed | sf.NodeTrusted | sf.QuarantineSpared,
     now: Instant,
 ) -> Decision:
     """What comes of it for the jobs on the node."""
@@ -145,7 +140,7 @@ def follow_service(
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeRemoved() | sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
+        case sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
             return Decision()
         case _:
             assert_never(fact)
