@@ -35,6 +35,7 @@ _WORDS: Final = {
 }
 _NODES_TOLD: Final = 4
 _ADDRESSES_TOLD: Final = 5
+_UNTOLD: Final = "unknown"
 _DOUBLED_MAX: Final = 16
 """So many nodes of one network may say that they have others' addresses, and be passed over."""
 
@@ -118,7 +119,10 @@ def reachable_gang(
     for node in nodes:
         for key in sorted(_keys(node, networks), key=str):
             groups.setdefault(key, []).append(node)
-    alone = [one_a_machine(group) for group in groups.values()]
+    # Who does not tell its networks may be on any of them.
+    untold = groups.get(_UNTOLD, [])
+    whole = (group if group is untold else [*group, *untold] for group in groups.values())
+    alone = [one_a_machine(group) for group in whole]
     for group in sorted(alone, key=lambda it: min(len(it), most), reverse=True):
         wanted = max(least, len(best) + 1)
         best = _undoubled(group, wanted, most, networks) or best
@@ -221,7 +225,7 @@ def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
 def _keys(node: Node, networks: Sequence[str]) -> set[object]:
     """What a node can have in common with others."""
     if not node.inventory.interfaces:
-        return {"unknown"}
+        return {_UNTOLD}
     found: set[object] = {"pinned"} if _pinned(node) else set()
     for entry in networks or (None,):
         allowed = _allowed(node, entry)

@@ -202,3 +202,12 @@ def test_two_nodes_of_one_address_are_no_reason_to_refuse_what_the_others_can_ru
     refused = cluster.submit(spec(nodes=3))
     assert isinstance(refused, Declined)
     assert "n1 and n2 both have 10.0.0.1" in refused.text
+
+
+def test_a_node_that_does_not_tell_its_networks_may_be_of_a_gang_on_any() -> None:
+    cluster = Cluster()
+    cluster.join("old", gpus=8)
+    for number in (1, 2):
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.{number}.0.1/24"))
+    cluster.submit(spec(nodes=2))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "old"]
