@@ -10,7 +10,7 @@ import msgspec
 
 from muster.protocol.ids import NodeName
 from muster.protocol.wording import count
-from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Rdma, Resources
 from muster.spec.units import size_text
 from orchestrator.core.alike import alike, kind_of, without_rdma
 from orchestrator.core.gpus import (
@@ -30,6 +30,7 @@ from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
 from orchestrator.core.spread import enough, groups, largest, value_of
 from orchestrator.core.state import Job, Node, State
+from orchestrator.core.suiting import is_short, lacks_gpus, suiting
 
 
 class Verdict(NamedTuple):
@@ -258,7 +259,7 @@ def _first_gang(
     first: tuple[NodeName, ...] | None = None
     for kind in kinds:
         gang = _best_gang(spec, kind, state.networks, faults)
-        if gang is not None and not _lacks_gpus(spec, gang, state.nodes):
+        if gang is not None and not lacks_gpus(spec, gang, state.nodes):
             return gang, True
         first = first or gang
     return first, bool(kinds)
@@ -381,7 +382,7 @@ def _best_gang(
     for group in groups(spec, free):
         gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
         if gang is not None:
-            short = _lacks_gpus(spec, gang, {node.name: node for node in group})
+            short = lacks_gpus(spec, gang, {node.name: node for node in group})
             blamed = sum(faults.get(name, 0) for name in gang)
             found.append(((short, blamed, -len(gang), len(group)), gang))
     return min(found, key=lambda it: it[0], default=(None, None))[1]
@@ -393,37 +394,27 @@ def _gang(
     """Names in node-rank order, of enough free nodes, the better ones first; None where they share
     no network. An elastic gang takes as many as it may."""
     least, most = spec.nodes, spec.most_nodes
+    if spec.elastic:
+        # A node more is no gain where its ranks end for want of GPUs, and with them all others.
+        sound = [node for node in free if not is_short(spec, 1, node)]
+        if least <= len(sound) < len(free) and (found := _gang(spec, sound, networks)):
+            return found
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        same = reachable_gang(_suiting(spec, 0, free), least, networks, most)
+        same = reachable_gang(suiting(spec, 0, free), least, networks, most)
         return None if same is None else tuple(sorted((n.name for n in same), key=natural))
     gang: tuple[Node, ...] = ()
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
-    for launcher in _suiting(spec, 0, free)[:LAUNCHERS_TRIED]:
-        workers = _suiting(spec, 1, [node for node in free if node is not launcher])
+    for launcher in suiting(spec, 0, free)[:LAUNCHERS_TRIED]:
+        workers = suiting(spec, 1, [node for node in free if node is not launcher])
         gang = reachable_gang([launcher, *workers], least, networks, most) or ()
         if launcher in gang or not gang:
             break
     if not gang:
         return None
     if launcher not in gang:
-        launcher = _suiting(spec, 0, list(gang))[0]
+        launcher = suiting(spec, 0, list(gang))[0]
     rest = (node.name for node in gang if node is not launcher)
     return (launcher.name, *sorted(rest, key=natural))
-
-
-def _suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
-    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
-    return sorted(nodes, key=lambda node: _is_short(spec, node_rank, node))
-
-
-def _lacks_gpus(spec: JobSpec, gang: tuple[NodeName, ...], nodes: Mapping[NodeName, Node]) -> bool:
-    return any(_is_short(spec, rank, nodes[name]) for rank, name in enumerate(gang))
-
-
-def _is_short(spec: JobSpec, node_rank: int, node: Node) -> bool:
-    """Whether there are more ranks than GPUs there, where the job does not say how many it has."""
-    wanted = nproc_wanted(spec, node_rank, node.name) or 0
-    return spec.resources.gpu is None and node.inventory.gpus < wanted
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:
