@@ -10,6 +10,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import (
     ArrangeTask,
+    Checkpoint,
     PrepareTask,
     RankReport,
     StartTask,
@@ -412,4 +413,23 @@ def test_on_one_machine_only_its_own_nodes_join() -> None:
     assert len(tasks(cluster)) == 2
     cluster.join("n3", interfaces=lo, shared_host=True)
     assert [t.node for t in tasks(cluster)][2:] == ["n3"]
+    assert check(cluster.state) == []
+
+
+@pytest.mark.parametrize(("least", "left"), [(1, ["n2", "n3"]), (2, ["n2", "n3"]), (3, None)])
+def test_all_that_are_drained_after_a_checkpoint_leave_after_the_same_one(
+    least: int, left: list[str] | None
+) -> None:
+    cluster = elastic(4, least, 4, checkpoint_dir="/ckpt")
+    name, *_ = cluster.run_gang(1)
+    for node in ("n2", "n3"):
+        cluster.drain(node, after_checkpoint=True)
+    seen = Checkpoint(1, "step-1", 0.0)
+    cluster.report(name, TaskState.STARTED, prepared=prepared(), checkpoint=seen)
+    if left is None:
+        # It cannot do without both, and has to leave the second with its next checkpoint anyway.
+        assert cluster.shown(1) is JobState.STOPPING
+    else:
+        assert [t.node for t in tasks(cluster) if not t.present] == left
+        assert cluster.shown(1) is JobState.RUNNING
     assert check(cluster.state) == []
