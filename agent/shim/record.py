@@ -9,6 +9,7 @@ import os
 import stat
 
 from agent.shim import linux
+from agent.shim.status import encoded
 
 LOCK = "lock"
 IDENTITY = "shim.json"
@@ -89,7 +90,7 @@ def write_hostfile(folder_fd: int, text: str) -> None:
 
 
 def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
-    _replace_bytes(folder_fd, name, json.dumps(document).encode(), sync)
+    _replace_bytes(folder_fd, name, encoded(document), sync)
 
 
 def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
