@@ -36,6 +36,8 @@ TEXT_CHARS_MAX = 1024
 RECORD_RETRY_S = 1.0
 BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
+# Of the versions those that are always there.
+NAMED = {"python", "torch"}
 
 
 class Task(Outcome, Course):
@@ -205,7 +207,13 @@ class Task(Outcome, Course):
         self._phase(Phase.PREPARED)
 
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
-        self.status.fingerprint = {str(name): value for name, value in versions.items()}
+        """What is no text the job's own process has made up: readers would refuse the document."""
+        said = {
+            str(name): value[:TEXT_CHARS_MAX]
+            for name, value in versions.items()
+            if isinstance(value, str)
+        }
+        self.status.fingerprint = said if said.keys() >= NAMED else None
         self.status.boot_s = round(boot_s, 6)
 
     def stream(self, stream: str, rank: int | None, name: str) -> None:
