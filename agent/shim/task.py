@@ -468,7 +468,10 @@ class Task(Outcome, Course):
             record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
             if os.fstat(self._folder_fd).st_nlink == 0:
-                # Someone has removed the folder: there is nobody left to tell.
+                # Someone has removed the folder: no record, and nobody to come, but for those who
+                # are here.
+                self.changed()
+                self.flush()
                 self._loop.stop()
                 return
             status.phase = before
