@@ -79,6 +79,8 @@ class Task(Outcome, Course):
         self._grace_s = commands.GRACE_S
         self._stop_signal: int = signal.SIGTERM
         self._start_seen = False
+        # The signal of a stop that came while the program ran.
+        self._stopped_with: int | None = None
         # True once the whole tree is to go, whatever the reason.
         self._ends = False
         self._leftovers = False
@@ -234,6 +236,7 @@ class Task(Outcome, Course):
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
                 self._warnings.look()
+                self._stop_late(message.get("pid"))
             case "exit":
                 self.ranks.told_ended(message)
             case "closing":
@@ -365,6 +368,7 @@ class Task(Outcome, Course):
         self._phase(Phase.STOPPING)
         if self.status.started_at is None or number == signal.SIGKILL:
             return
+        self._stopped_with = number
         pids = self.ranks.pids()
         if not self._torchrun and self._main_pid is not None:
             self._ending.signal(self._group(self._main_pid), number)
@@ -372,6 +376,11 @@ class Task(Outcome, Course):
             self._ending.signal([self._main_pid], number)
         elif not (self.ranks.signalled and number == self._stop_signal):
             self._ending.signal(pids, number)
+
+    def _stop_late(self, pid: object) -> None:
+        """Torchrun starts one rank after the other, also while we stop those that there are."""
+        if self._stopped_with is not None and pid in self.ranks.pids():
+            self._ending.signal([pid], self._stopped_with)
 
     def _warn(self, command: Signal) -> None:
         alone = not self._torchrun and self._main_pid is not None

@@ -4,13 +4,14 @@ to suffer from it.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from agent.core.shim import ShimKill, ShimPhase, ShimStart, ShimStatus, StoppedBy
+from agent.core.shim import ShimKill, ShimPhase, ShimStart, ShimStatus, ShimStop, StoppedBy
 from tests.agent.process.conftest import Node, Spoken, Stage
 
 PYTHON = sys.executable
@@ -123,3 +124,33 @@ for rank in range(1, 1 << 30):
         assert status.stopped_by == StoppedBy.KILL
 
     any_stage.play(story)
+
+
+def test_a_rank_that_begins_after_the_stop_has_its_signal_too(stage: Stage) -> None:
+    """A stop comes when it likes: as torchrun starts one rank after the other, say."""
+    words = """
+import subprocess, time
+
+def begin(rank):
+    tell(t="open", rank=rank, local_rank=rank)
+    process = subprocess.Popen(["sleep", "1000"])
+    tell(t="rank", rank=rank, pid=process.pid)
+    return process
+
+first = begin(0)
+while os.pread(62, 1, 0) != b"1":
+    time.sleep(0.01)
+for rank, process in enumerate([first, begin(1)]):
+    tell(t="exit", rank=rank, signal=-process.wait())
+"""
+
+    async def story(node: Node) -> None:
+        task = await speaker(node, words)
+        await start(task)
+        await task.until(lambda status: status.ranks and status.ranks[0].pid)
+        await task.send(ShimStop(signal="SIGINT", grace_s=5.0))
+        status = await task.ended()
+        ends = [rank.exit and rank.exit.signal for rank in status.ranks]
+        assert ends == [signal.SIGINT, signal.SIGINT]
+
+    stage.play(story)
