@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -121,6 +122,38 @@ def test_a_killed_shim_is_never_still_running(tmp_path: Path) -> None:
             assert not alive(rank)
             await session.send(ForgetTask(TASK))
             await until_gone(tmp_path / "state/tasks" / TASK)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_task_whose_folder_was_taken_away_ends(tmp_path: Path, *, killed: bool) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, *waiting_job(tmp_path))
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            rank = started.ranks[0].pid
+            shim = parent_of(rank)
+            shutil.rmtree(tmp_path / "state/tasks" / TASK)
+            if killed:
+                os.kill(shim, signal.SIGKILL)
+            else:
+                (tmp_path / "go").touch()
+            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            if killed:
+                assert end.stopped_by == "shim_lost"
+                assert not alive(rank)
+            else:
+                assert end.exit is not None
+                assert end.exit.code == 7
+            await session.send(ForgetTask(TASK))
+            # It is free for another.
+            await begin(session, "/bin/true", task=TaskId("8.1.0"))
 
     asyncio.run(story())
 
