@@ -146,7 +146,7 @@ class Tasks:
         """In a thread."""
         manifest = self._folders.manifest(task)
         # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
-        if manifest is None and examine(self._folders.path(task)).ownership is not Ownership.ALIVE:
+        if manifest is None and examine(self._folders.path(task)).ownership is Ownership.LOST:
             try:
                 self._folders.remove(task)
             except FileError as error:
@@ -154,6 +154,7 @@ class Tasks:
             else:
                 _log.warning("folder_without_manifest", task=task, done="removed")
             return None
+        # A record of the end outlives a power failure, a manifest may not: the end is told.
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus
