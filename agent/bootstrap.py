@@ -301,7 +301,7 @@ def _recorded_error(path: str) -> str | None:
     try:
         with open(path, "rb") as file:
             message = json.loads(file.read(1 << 20))["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if isinstance(message, dict):
         extra = message.get("extraInfo")

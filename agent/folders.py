@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 
 from agent.core.stimuli import TaskPaths
 from agent.hosts.table import machine_text
@@ -46,6 +47,8 @@ _MANIFEST_BYTES_MAX: Final = 2 << 20
 # What a task needs at the least: its manifest, its shim's record, and a beginning of its logs. A
 # task that cannot write its record cannot end.
 RESERVE_BYTES: Final = 16 << 20
+
+_log = structlog.get_logger("agent.folders")
 
 
 def on_its_way(name: str) -> bool:
@@ -212,14 +215,15 @@ class Folders:
             return None
 
     def found(self) -> list[TaskId]:
-        """The tasks whose folders are here; what is half made or half removed is removed."""
+        """The tasks whose folders are here; what is half made or half removed is removed, where
+        that can be: it is in nobody's way."""
         tasks = []
         for name in sorted(os.listdir(self._tasks)):
             try:
                 parse_task_id(name)
             except BadId:
                 if on_its_way(name):
-                    self._remove_entry(name)
+                    self._remove_left(name)
                 continue
             tasks.append(TaskId(name))
         return tasks
@@ -248,6 +252,12 @@ class Folders:
             raise FileError(
                 f"the folder of task {task} cannot be removed from {self._tasks}: {error.strerror}"
             ) from error
+
+    def _remove_left(self, name: str) -> None:
+        try:
+            self._remove_entry(name)
+        except OSError as error:
+            _log.warning("folder_not_removed", folder=str(self._tasks / name), why=error.strerror)
 
     def _remove_entry(self, name: str) -> None:
         with _opened(self._tasks) as tasks:

@@ -22,6 +22,7 @@ from agent.core.shim import (
     ShimKill,
     ShimPhase,
     ShimStatus,
+    StoppedBy,
 )
 from agent.core.stimuli import (
     PlanRefused,
@@ -35,6 +36,7 @@ from agent.folders import Folders
 from agent.hangs.watch import HangWatch
 from agent.logs.shipper import LogShipper
 from agent.process.adopt import FoundTask, Ownership, examine
+from agent.process.remains import end, remains
 from agent.process.shim import ShimConnection, ShimUnreachable, connect, speak
 from agent.proof.proofs import STREAM, Proofs
 from muster.daemon.errors import FileError
@@ -184,7 +186,10 @@ class Keeper:
     def _examine(self, over: bool) -> tuple[FoundTask, bool]:
         """In a thread: the task's truth, and whether its folder was removed, which is wanted where
         it is `over`."""
-        found = examine(self._folder)
+        try:
+            found = examine(self._folder)
+        except FileNotFoundError:
+            return self._without_folder(), False
         if not over or found.ownership is not Ownership.ENDED:
             return found, False
         try:
@@ -193,6 +198,21 @@ class Keeper:
             # It is tried again, and told of.
             return found, False
         return found, True
+
+    def _without_folder(self) -> FoundTask:
+        """Somebody has removed it, and with it the record of an end that was not told. What a dead
+        shim left is known by its mark."""
+        status = self._last
+        if status is None or not status.phase.terminal:
+            held = end(remain for remain in remains() if remain.task == self.task)
+            status = ShimStatus(
+                self.task,
+                ShimPhase.STUCK if held else ShimPhase.CLEANED,
+                stopped_by=StoppedBy.SHIM_LOST,
+                survivors=tuple(held),
+            )
+        _log.error("folder_of_task_gone", task=self.task, folder=str(self._folder))
+        return FoundTask(self.task, self._folder, Ownership.LOST, status)
 
     async def _converse(self, connection: ShimConnection) -> None:
         self._connection = connection

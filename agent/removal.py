@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
+from agent.shim import linux
+
 _DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOUNTED: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_ONLY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -13,24 +21,23 @@ def remove_tree(name: str, above: int) -> None:
     """Remove the folder `name` in the open folder `above`; harmless where it is not there.
 
     Folders inside it are moved up and then emptied, so that neither the stack nor the number of
-    open files grows with the depth that a job has chosen. Raises OSError.
+    open files grows with the depth that a job has chosen. What is mounted in it is taken away as it
+    is: it cannot be moved, and what is in it is not ours. Raises OSError.
     """
     try:
         top = os.open(name, _DIR, dir_fd=above)
     except FileNotFoundError:
         return
+    # Of no removal that was cut off.
+    stem = secrets.token_hex(8)
+    names = (f".removed-{stem}-{number}" for number in itertools.count())
     try:
-        moved = 0
-        todo = _unlink_files(top)
+        todo = _empty(top, top, names)
         while todo:
             folder = todo.pop()
             fd = os.open(folder, _DIR, dir_fd=top)
             try:
-                for inner in _unlink_files(fd):
-                    moved += 1
-                    lifted = f".removed-{moved}"
-                    os.rename(inner, lifted, src_dir_fd=fd, dst_dir_fd=top)
-                    todo.append(lifted)
+                todo += _empty(fd, top, names)
             finally:
                 os.close(fd)
             os.rmdir(folder, dir_fd=top)
@@ -39,18 +46,39 @@ def remove_tree(name: str, above: int) -> None:
     os.rmdir(name, dir_fd=above)
 
 
-def _unlink_files(fd: int) -> list[str]:
-    """Unlink all that is no folder; returns the folders, made so that they can be entered."""
-    folders = []
+def _empty(fd: int, top: int, names: Iterator[str]) -> list[str]:
+    """Unlink all that is no folder, and move the folders to `top`, made so that they can be
+    entered; returns their `names` there."""
     with os.scandir(fd) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    folders = []
     for name, is_folder in found:
         if not is_folder:
-            os.unlink(name, dir_fd=fd)
+            _unmounted(name, fd, partial(os.unlink, name, dir_fd=fd))
             continue
         _allow(name, fd)
-        folders.append(name)
+        there = next(names)
+        _unmounted(name, fd, partial(os.rename, name, there, src_dir_fd=fd, dst_dir_fd=top))
+        folders.append(there)
     return folders
+
+
+def _unmounted(name: str, above: int, act: Callable[[], None]) -> None:
+    """Do it; whatever is mounted at `name` is in the way, be it several times."""
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            fd = os.open(name, _MOUNTED, dir_fd=above)
+            try:
+                linux.unmount(fd)
+            except OSError:
+                # Only root may.
+                raise error from None
+            finally:
+                os.close(fd)
 
 
 def _allow(name: str, above: int) -> None:

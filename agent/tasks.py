@@ -35,7 +35,7 @@ from agent.probe.network import NetworkProbe
 from agent.process.adopt import Ownership, examine
 from agent.process.shims import Shims
 from agent.proof.proofs import Proofs
-from muster.daemon.errors import DaemonError
+from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import TaskId
@@ -146,10 +146,15 @@ class Tasks:
         """In a thread."""
         manifest = self._folders.manifest(task)
         # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
-        if manifest is None and examine(self._folders.path(task)).ownership is not Ownership.ALIVE:
-            _log.warning("folder_without_manifest", task=task, done="removed")
-            self._folders.remove(task)
+        if manifest is None and examine(self._folders.path(task)).ownership is Ownership.LOST:
+            try:
+                self._folders.remove(task)
+            except FileError as error:
+                _log.warning("folder_without_manifest", task=task, done="nothing", why=str(error))
+            else:
+                _log.warning("folder_without_manifest", task=task, done="removed")
             return None
+        # A record of the end outlives a power failure, a manifest may not: the end is told.
         paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
         ports = () if manifest is None else manifest.ports
         gpus = () if manifest is None else manifest.prepare.gpus

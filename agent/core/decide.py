@@ -11,7 +11,7 @@ from agent.core.decision import Decision
 from agent.core.network import NetworkPhase
 from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
-from agent.core.task import LATER, gone, report, task_state
+from agent.core.task import LATER, gone, report, reports, task_state
 from muster.protocol import messages as m
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
@@ -149,7 +149,7 @@ def _hello(state: State, now: Instant) -> m.Hello:
         boot_id=who.boot_id,
         version=who.version,
         inventory=who.inventory,
-        tasks=tuple(report(state, held, now) for held in state.tasks.values()),
+        tasks=reports(state, now),
         epoch_seen=state.epoch,
         cluster=state.cluster,
         protocol_min=m.PROTOCOL_MIN,

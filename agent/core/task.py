@@ -10,6 +10,7 @@ import msgspec
 from agent.core.network import NetworkPhase, needed
 from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
+from muster.protocol.codec import FRAME_BYTES_MAX
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
 from muster.protocol.hardware import OOM
@@ -73,6 +74,9 @@ _SIGKILL: Final = 9
 ERRORS_MAX: Final = 4
 """Of so many ranks that failed by themselves it is told what they said. The first may have died of
 what happened to another one, and those of a thousand would not fit a frame."""
+
+HELLO_BYTES: Final = FRAME_BYTES_MAX * 3 // 4
+"""Of a Hello so much is for its tasks: the rest for the node."""
 
 
 def _reachable(old: ShimPhase) -> frozenset[ShimPhase]:
@@ -162,6 +166,41 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         idle_s=_idle_s(held, now),
         no_output=held.no_output,
     )
+
+
+def reports(state: State, now: Instant) -> tuple[TaskReport, ...]:
+    """Of all tasks, what fits one frame: all that is known of those that run and of the last ones,
+    and of others how they ended. After the welcome each is told whole."""
+    room = HELLO_BYTES
+    fits: dict[TaskId, TaskReport] = {}
+    last_first = reversed(state.tasks.values())
+    for held in sorted(last_first, key=_ended):
+        whole = report(state, held, now)
+        said = next((it for it in (whole, _quiet(whole)) if _size(it) <= room), _bare(whole))
+        room -= _size(said)
+        fits[held.id] = said
+    return tuple(fits[task] for task in state.tasks)
+
+
+def _ended(held: HeldTask) -> bool:
+    return held.status is None or held.status.phase.terminal
+
+
+def _quiet(said: TaskReport) -> TaskReport:
+    """Without what programs and the kernel wrote."""
+    ranks = tuple(
+        msgspec.structs.replace(rank, error="", stderr="", kernel="", oom_said="")
+        for rank in said.ranks
+    )
+    return msgspec.structs.replace(said, ranks=ranks, launcher_said="")
+
+
+def _bare(said: TaskReport) -> TaskReport:
+    return msgspec.structs.replace(said, prepared=None, ranks=(), launcher_said="")
+
+
+def _size(said: TaskReport) -> int:
+    return len(msgspec.json.encode(said))
 
 
 def _kills(state: State, task: TaskId) -> dict[int, str]:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeVar
@@ -15,6 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.core.shim import ShimPhase, ShimStatus, ShimStream, StoppedBy
+from agent.process.shim import decode
 from agent.process.sweep import all_doomed, kill_everything_of
 from agent.shim import linux, record
 from agent.shim.cgroup import Cgroup
@@ -65,6 +67,9 @@ class ShimIdentity(msgspec.Struct, frozen=True):
     cgroup: str | None = None
 
 
+_identity: Final = msgspec.json.Decoder(ShimIdentity).decode
+
+
 def examine(task_dir: Path) -> FoundTask:
     """One task's truth; also for a connection that ended without a release.
 
@@ -77,7 +82,7 @@ def examine(task_dir: Path) -> FoundTask:
         lock = _take_lock(folder_fd)
         if lock < 0:
             return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
-        status = _read(folder_fd, record.EXIT, ShimStatus)
+        status = _read(folder_fd, record.EXIT, decode)
         if status is not None and status.phase.terminal:
             ownership = (
                 Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
@@ -102,7 +107,7 @@ def _take_lock(folder_fd: int) -> int:
         try:
             return record.take_lock(folder_fd)
         except BlockingIOError:
-            identity = _read(folder_fd, record.IDENTITY, ShimIdentity)
+            identity = _read(folder_fd, record.IDENTITY, _identity)
         if identity is None or identity.start_time is None:
             return -1
         if not linux.exiting(identity.pid, identity.start_time):
@@ -112,7 +117,7 @@ def _take_lock(folder_fd: int) -> int:
 
 def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
     """The shim is dead and left no record: end what it owned, and write the record in its place."""
-    identity = _read(folder_fd, record.IDENTITY, ShimIdentity)
+    identity = _read(folder_fd, record.IDENTITY, _identity)
     survivors: list[int] = []
     doomed = False
     # Without an identity it never served a command. After a reboot nothing of it is left, and its
@@ -153,7 +158,7 @@ def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
     return tuple(found)
 
 
-def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:
+def _read(folder_fd: int, name: str, decoded: Callable[[bytes], T]) -> T | None:
     """A record, or None where there is none that was finished."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
@@ -163,6 +168,6 @@ def _read(folder_fd: int, name: str, kind: type[T]) -> T | None:
         try:
             # Never more than that: memory for all of it is taken before the first byte is read.
             size = min(os.fstat(fd).st_size, RECORD_BYTES_MAX)
-            return msgspec.json.decode(file.read(size), type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+            return decoded(file.read(size))
+        except (msgspec.DecodeError, ValueError):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Callable
@@ -13,18 +14,32 @@ import msgspec
 
 from agent.core.shim import ShimCommand, ShimHostfile, ShimStatus
 from agent.shim.record import SOCKET
+from agent.shim.status import encoded
 
 # Thousands of ranks with 4 KiB of error each.
 DOCUMENT_BYTES_MAX = 64 * 1024 * 1024
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(ShimStatus).decode
+_decoder = msgspec.json.Decoder(ShimStatus)
 
 Heard = Callable[[ShimStatus], None]
 
 
 class ShimUnreachable(Exception):
     """Nobody answers on a task's socket: its shim has ended, or was killed."""
+
+
+def decode(document: bytes) -> ShimStatus:
+    """Raises msgspec.DecodeError, and ValueError for what is no JSON at all.
+
+    Shims of an earlier release have halves of characters in it, of the names of files.
+    """
+    try:
+        return _decoder.decode(document)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return _decoder.decode(encoded(json.loads(document)))
 
 
 class ShimConnection(asyncio.Protocol):
@@ -73,7 +88,7 @@ class ShimConnection(asyncio.Protocol):
             if self.ended.done() or self._transport is None or self._transport.is_closing():
                 return
             try:
-                status = _decode(line)
+                status = decode(line)
             except (msgspec.DecodeError, ValueError) as error:
                 self._fail(error)
                 return

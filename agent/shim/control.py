@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 
 from agent.shim.loop import Loop
+from agent.shim.status import encoded
 
 # Environments are a few hundred KB at the most; an agent that sends more is broken.
 LINE_BYTES_MAX = 8 * 1024 * 1024
@@ -58,7 +59,7 @@ class Control:
         line = b""
         for client in list(self._clients.values()):
             if client.stale and not client.unsent:
-                line = line or json.dumps(self._document()).encode() + b"\n"
+                line = line or encoded(self._document()) + b"\n"
                 client.unsent = line
                 client.stale = False
                 self._send(client)

@@ -45,9 +45,9 @@ class Ending:
 
     def signal(self, pids: list[int], number: int) -> None:
         """The ladder's first step. A stopped process would not see its signal."""
-        for pid in self._tree.signal(pids, number):
-            if number != signal.SIGCONT:
-                self._tree.signal([pid], signal.SIGCONT)
+        signalled = self._tree.signal(pids, number)
+        if number != signal.SIGCONT:
+            self._tree.signal(signalled, signal.SIGCONT)
 
     def signal_all(self, number: int) -> None:
         self._tree.signal(list(self._tree.members()), number)

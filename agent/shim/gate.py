@@ -17,6 +17,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+from agent.shim.commands import RANKS_MAX
 from agent.shim.loop import Loop, close_quietly
 
 # Descriptors of the bootstrap. High, so that a script's own `exec 3>` meets none of them.
@@ -31,6 +32,10 @@ PRELUDE = (
     f"exec(compile(open({SOURCE_FD}, 'rb').read(), 'muster-bootstrap', 'exec'))"
 )
 PACKET_BYTES_MAX = 65536
+# Of one turn of the loop: who speaks without end must not have it alone.
+TURN_PACKETS = 64
+# Of the dead all that they can have said, and no end of what is said in their name.
+LAST_PACKETS = 4 * RANKS_MAX
 
 
 class Gate:
@@ -62,9 +67,9 @@ class Gate:
         close_quietly(self._log_folder_fd)
         self._loop.watch(self._ours.fileno(), self.receive)
 
-    def receive(self) -> None:
-        """Take every message that is there; the last ones after the bootstrap's death."""
-        while True:
+    def receive(self, most: int = TURN_PACKETS) -> None:
+        """Take messages that are there; after the bootstrap's death the last ones."""
+        for _ in range(most):
             try:
                 data = self._ours.recv(PACKET_BYTES_MAX)
             except (BlockingIOError, OSError):
@@ -74,7 +79,7 @@ class Gate:
                 return
             try:
                 message = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(message, dict):
                 self.on_message(message)

@@ -23,7 +23,9 @@ _CLONE_INTO_CGROUP = 0x200000000
 _CLONE_NEWNS = 0x20000
 _MS_BIND = 4096
 _MS_REC = 16384
+_MS_PRIVATE = 1 << 18
 _MS_SLAVE = 1 << 19
+_MNT_DETACH = 2
 
 _SIG_SETMASK = 2
 # A sigset_t.
@@ -106,6 +108,17 @@ def bind_privately(source: str, target: str) -> None:
     _check(_libc.unshare(ctypes.c_int(_CLONE_NEWNS)))
     _mount(None, "/", _MS_REC | _MS_SLAVE)
     _mount(source, target, _MS_BIND)
+
+
+def unmount(fd: int) -> None:
+    """Take away what is mounted where `fd` was opened, used or not. Raises OSError.
+
+    Made private first: what is mounted in it may be shared with the place that it was taken from,
+    and would go from there, too.
+    """
+    target = f"/proc/self/fd/{fd}"
+    _mount(None, target, _MS_REC | _MS_PRIVATE)
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
 
 
 def _mount(source: str | None, target: str, flags: int) -> None:

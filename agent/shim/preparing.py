@@ -11,7 +11,7 @@ import os
 from agent.shim import commands
 from agent.shim.children import Child, Children, Told
 from agent.shim.commands import Prepare
-from agent.shim.gate import EXIT_TOO_OLD, PRELUDE, Gate
+from agent.shim.gate import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
 from agent.shim.identity import Identity, base_environment
 from agent.shim.loop import Loop, now
 from agent.shim.record import TORCHRUN_LOGS, Logs
@@ -330,7 +330,7 @@ class Preparation:
 
     def _bootstrap_ended(self, how: Exit) -> None:
         if self.gate is not None:
-            self.gate.receive()
+            self.gate.receive(LAST_PACKETS)
         if how.code == EXIT_TOO_OLD:
             self._refuse(
                 RefusalCode.NO_PYTHON,

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 RANK_MAX = 1 << 24
+# Of any kernel.
+PID_MAX = 1 << 22
+CODE_MAX = 255
+SIGNAL_MAX = 64
+# Files of the ranks of all rounds: a gang that changes numbers its ranks anew each time.
+STREAMS_MAX = 4 * RANKS_MAX
 ERROR_BYTES_MAX = 4096
 
 
@@ -47,9 +53,8 @@ class Ranks:
 
     def acceptable(self, number: object) -> TypeGuard[int]:
         """A rank comes from the job's own process: it is a number, and there are not too many."""
-        if not isinstance(number, int) or isinstance(number, bool):
-            return False
-        return 0 <= number < RANK_MAX and len(self._status.ranks) < RANKS_MAX
+        few = len(self._status.ranks) < RANKS_MAX and len(self._status.streams) < STREAMS_MAX
+        return few and _within(number, 0, RANK_MAX - 1)
 
     def stream(self, stream: str, rank: int | None, name: str) -> str:
         """Add a file that can be read, once; returns its path."""
@@ -93,8 +98,9 @@ class Ranks:
         return self._logs.recorded_error(error_file(rank))
 
     def began(self, rank: object, pid: object) -> None:
+        """Note its process; also what the job's own process says of that."""
         known = self._status.ranks.get(rank) if isinstance(rank, int) else None
-        if known is not None and isinstance(pid, int):
+        if known is not None and _within(pid, 1, PID_MAX):
             known.pid = pid
 
     def recognise(self, members: dict[int, int]) -> None:
@@ -139,14 +145,17 @@ class Ranks:
         return (count or 0) > before
 
     def told_ended(self, message: dict[str, object]) -> None:
-        """What the bootstrap says of a rank's end."""
+        """What the bootstrap says of a rank's end, where it is one."""
         rank, code, number = message.get("rank"), message.get("code"), message.get("signal")
         error = message.get("error")
         if not isinstance(rank, int):
             return
-        how = Exit(
-            code if isinstance(code, int) else None, number if isinstance(number, int) else None
-        )
+        if _within(code, 0, CODE_MAX) and number is None:
+            how = Exit(code, None)
+        elif _within(number, 1, SIGNAL_MAX) and code is None:
+            how = Exit(None, number)
+        else:
+            return
         self.ended(rank, how, error if isinstance(error, str) else None)
 
     def of_pid(self, pid: int) -> int | None:
@@ -163,3 +172,10 @@ class Ranks:
     def all_ended(self) -> bool:
         ranks = self._status.ranks.values()
         return bool(ranks) and all(rank.exit is not None for rank in ranks)
+
+
+def _within(number: object, least: int, most: int) -> TypeGuard[int]:
+    """Whether it is a number at all, and one that can be."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        return False
+    return least <= number <= most

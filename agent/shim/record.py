@@ -9,6 +9,7 @@ import os
 import stat
 
 from agent.shim import linux
+from agent.shim.status import encoded
 
 LOCK = "lock"
 IDENTITY = "shim.json"
@@ -20,6 +21,8 @@ TORCHRUN_LOGS = "torchrun"
 ERRORS = "errors"
 _FULL_BYTES = 1 << 20
 ERROR_FILE_BYTES_MAX = 1 << 20
+# A job may have a lease of its log, for which the kernel makes whoever opens it wait for 45 s.
+_NO_WAIT = os.O_NONBLOCK
 EXIT_BYTES = 256 << 10
 """More than the record of the end of a task has, but for one of very many ranks."""
 
@@ -89,7 +92,7 @@ def write_hostfile(folder_fd: int, text: str) -> None:
 
 
 def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
-    _replace_bytes(folder_fd, name, json.dumps(document).encode(), sync)
+    _replace_bytes(folder_fd, name, encoded(document), sync)
 
 
 def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
@@ -132,7 +135,8 @@ class Logs:
     def open(self, name: str) -> int:
         """A descriptor that appends to logs/`name`. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(f"{LOGS}/{name}", flags, 0o600, dir_fd=self._folder_fd)
+        fd = os.open(f"{LOGS}/{name}", flags | _NO_WAIT, 0o600, dir_fd=self._folder_fd)
+        os.set_blocking(fd, True)
         if self._owner is not None:
             os.fchown(fd, *self._owner)
         return fd
@@ -190,10 +194,9 @@ class Logs:
         """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it
         cannot be read.
         """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | _NO_WAIT
         try:
-            fd = os.open(
-                f"{LOGS}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._folder_fd
-            )
+            fd = os.open(f"{LOGS}/{name}", flags, dir_fd=self._folder_fd)
         except OSError:
             return ""
         try:

@@ -20,7 +20,7 @@ from agent.shim.identity import Identity
 from agent.shim.loop import Loop, now
 from agent.shim.options import Options
 from agent.shim.spawn import Runner, fork_runner, ready_for_programs
-from agent.shim.status import StoppedBy
+from agent.shim.status import StoppedBy, encoded
 from agent.shim.task import BEFORE_GATE, ENDED, Task
 
 _ALONE = "alone"
@@ -165,7 +165,7 @@ def rehearse(options: Options, own: Identity) -> None:
         commands.parse(json.loads(json.dumps(document)))
     task.handle(_COURSE[0])
     task.ranks.stream("stdout", 0, "rank-0.stdout")
-    json.dumps(task.status.document(now()))
+    encoded(task.status.document(now()))
     loop.close()
 
 

@@ -5,7 +5,9 @@ right again.
 from __future__ import annotations
 
 import enum
+import json
 import os
+from collections.abc import Mapping
 
 # 2: a signal may be for some ranks only. 3: it writes the host file.
 VERSION = 3
@@ -144,7 +146,7 @@ class Status:
         self.phase = Phase.NEW
         self.refusal: tuple[RefusalCode, str] | None = None
         self.complaint: str | None = None
-        self.fingerprint: dict[str, object] | None = None
+        self.fingerprint: dict[str, str] | None = None
         # From the start of the bootstrap to its hello: what importing torch took on this node.
         self.boot_s: float | None = None
         self.listening = False
@@ -194,3 +196,10 @@ class Status:
             "launcher_said": self.launcher_said,
             "signalled": self.signalled,
         }
+
+
+def encoded(document: Mapping[str, object]) -> bytes:
+    """A document as UTF-8, in one line. What is no character (Python has halves of some for the
+    bytes of a file's name) is a question mark: readers would refuse all of it.
+    """
+    return json.dumps(document, ensure_ascii=False).encode(errors="replace")

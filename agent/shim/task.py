@@ -37,6 +37,8 @@ TEXT_CHARS_MAX = 1024
 RECORD_RETRY_S = 1.0
 BEFORE_GATE = (Phase.NEW, Phase.PREPARING, Phase.PREPARED)
 ENDED = (Phase.CLEANED, Phase.REFUSED)
+# Of the versions those that are always there.
+NAMED = {"python", "torch"}
 
 
 class Task(Outcome, Course):
@@ -78,6 +80,8 @@ class Task(Outcome, Course):
         self._grace_s = commands.GRACE_S
         self._stop_signal: int = signal.SIGTERM
         self._start_seen = False
+        # The signal of a stop that came while the program ran.
+        self._stopped_with: int | None = None
         # True once the whole tree is to go, whatever the reason.
         self._ends = False
         self._leftovers = False
@@ -206,7 +210,13 @@ class Task(Outcome, Course):
         self._phase(Phase.PREPARED)
 
     def fingerprint(self, versions: dict[str, object], boot_s: float) -> None:
-        self.status.fingerprint = {str(name): value for name, value in versions.items()}
+        """What is no text the job's own process has made up: readers would refuse the document."""
+        said = {
+            str(name): value[:TEXT_CHARS_MAX]
+            for name, value in versions.items()
+            if isinstance(value, str)
+        }
+        self.status.fingerprint = said if said.keys() >= NAMED else None
         self.status.boot_s = round(boot_s, 6)
 
     def stream(self, stream: str, rank: int | None, name: str) -> None:
@@ -227,6 +237,7 @@ class Task(Outcome, Course):
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
                 self._warnings.look()
+                self._stop_late(message.get("pid"))
             case "exit":
                 self.ranks.told_ended(message)
             case "closing":
@@ -358,6 +369,7 @@ class Task(Outcome, Course):
         self._phase(Phase.STOPPING)
         if self.status.started_at is None or number == signal.SIGKILL:
             return
+        self._stopped_with = number
         pids = self.ranks.pids()
         if not self._torchrun and self._main_pid is not None:
             self._ending.signal(self._group(self._main_pid), number)
@@ -365,6 +377,11 @@ class Task(Outcome, Course):
             self._ending.signal([self._main_pid], number)
         elif not (self.ranks.signalled and number == self._stop_signal):
             self._ending.signal(pids, number)
+
+    def _stop_late(self, pid: object) -> None:
+        """Torchrun starts one rank after the other, also while we stop those that there are."""
+        if self._stopped_with is not None and pid in self.ranks.pids():
+            self._ending.signal([pid], self._stopped_with)
 
     def _warn(self, command: Signal) -> None:
         alone = not self._torchrun and self._main_pid is not None
@@ -461,7 +478,10 @@ class Task(Outcome, Course):
             record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
             if os.fstat(self._folder_fd).st_nlink == 0:
-                # Someone has removed the folder: there is nobody left to tell.
+                # Someone has removed the folder: no record, and nobody to come, but for those who
+                # are here.
+                self.changed()
+                self.flush()
                 self._loop.stop()
                 return
             status.phase = before

@@ -9,6 +9,7 @@ from muster.cli.json_output import json_option
 from muster.cli.log_records import print_records
 from muster.cli.logs import TAIL_WHEN_FOLLOWING, show_logs
 from muster.cli.reference import JOB, find_job
+from muster.cli.wait import code_though_unread
 from muster.client import LogQuery
 from muster.protocol.outcome import EXIT_CLIENT
 
@@ -26,5 +27,11 @@ def command(*, job: str, as_json: bool) -> int:
     client = connect()
     query = LogQuery(follow=True, rank=0, tail=TAIL_WHEN_FOLLOWING)
     number = find_job(client, job)
-    code = print_records(client, number, query)[0] if as_json else show_logs(client, number, query)
+    code = code_though_unread(
+        client,
+        number,
+        lambda: (
+            print_records(client, number, query)[0] if as_json else show_logs(client, number, query)
+        ),
+    )
     return EXIT_CLIENT if code is None else code

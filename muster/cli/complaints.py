@@ -72,13 +72,16 @@ def _refused_by_server(error: ApiError) -> Complaint:
 
 def _unexpected(error: Exception) -> Complaint:
     from muster.daemon.errors import DaemonError
-    from muster.spec.problems import SpecError
+    from muster.spec.problems import SpecError, printable
 
     match error:
         case SpecError():
             return Complaint("the job is refused:\n" + _indented(str(error)), EXIT_USAGE)
         case DaemonError():
             return Complaint(safe(str(error)), EXIT_CLIENT)
+        case UnicodeEncodeError():
+            said = f"`{printable(error.object)}` is not UTF-8"
+            return Complaint(f"{said}: type it where the encoding is UTF-8", EXIT_USAGE)
         case OSError() if error.strerror:
             where = f"{safe(str(error.filename))}: " if error.filename else ""
             return Complaint(f"{where}{error.strerror}", EXIT_CLIENT)

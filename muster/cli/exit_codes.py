@@ -20,5 +20,5 @@ EXIT_CODES: Final = (
     ("123", "the job never started: no nodes could run it, or none was made ready for it"),
     ("124", "the job's time limit"),
     ("125", "client or coordinator error; the time of wait --timeout has passed"),
-    ("130", "detached by Ctrl-C"),
+    ("130", "detached by Ctrl-C, or as nobody reads what attach prints any more"),
 )

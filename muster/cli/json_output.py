@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -17,9 +18,16 @@ json_option: Final[Callable[[_F], _F]] = click.option(
 
 def print_json(value: object) -> None:
     """Print `value` as one indented document."""
-    print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    _write(msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def print_json_line(value: object) -> None:
     """Print `value` as one line: for documents that follow each other."""
-    print(msgspec.json.encode(value).decode(), flush=True)
+    _write(msgspec.json.encode(value))
+    sys.stdout.buffer.flush()
+
+
+def _write(document: bytes) -> None:
+    # JSON is UTF-8, whatever the locale makes of text.
+    sys.stdout.flush()
+    sys.stdout.buffer.write(document + b"\n")

@@ -39,9 +39,12 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int] = {}
 
 
-def download(client: Client, view: JobView, query: LogQuery, folder: Path) -> list[Path]:
-    """Write what `query` asks for into `folder`, which is made; returns the files. Raises OSError,
-    ClientError, and RefusedError where the files there are of another job.
+def download(
+    client: Client, view: JobView, query: LogQuery, folder: Path
+) -> tuple[list[Path], str]:
+    """Write what `query` asks for into `folder`, which is made; returns the files, and what the
+    trailer says of bytes that did not come. Raises OSError, ClientError, and RefusedError where the
+    files there are of another job.
     """
     folder.mkdir(parents=True, exist_ok=True)
     query = replace(query, tail=None, since=None)
@@ -49,12 +52,14 @@ def download(client: Client, view: JobView, query: LogQuery, folder: Path) -> li
     wanted = _State(job=view.id, submitted_at=view.submitted_at.isoformat(), choice=choice)
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     files = _Files(at, folder, wanted)
+    missing = ""
     try:
         files.resume()
         for entry in client.logs(view.id, replace(query, cursor=files.state.cursor)):
             if isinstance(entry, LogTrailer):
-                if entry.reason:
-                    note(safe(entry.reason))
+                missing = entry.reason or ""
+                if missing:
+                    note(safe(missing))
             elif entry.gap is not None:
                 note(f"{safe(entry.node)} {safe(entry.stream)}: {safe(entry.gap)}")
             else:
@@ -62,7 +67,7 @@ def download(client: Client, view: JobView, query: LogQuery, folder: Path) -> li
     finally:
         files.close()
         os.close(at)
-    return [folder / name for name in sorted(files.state.sizes)]
+    return [folder / name for name in sorted(files.state.sizes)], missing
 
 
 @dataclass

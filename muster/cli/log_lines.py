@@ -85,23 +85,37 @@ class LogPrinter:
 
     def finish(self) -> None:
         """Write what never got its end of line."""
-        for source, (rest, began) in self._unfinished.items():
-            self._print(source, [rest if rest.endswith(b"\r") else rest + b"\n"], began)
-        self._unfinished.clear()
-        for source, spelling in self._spelling.items():
-            self._send(source, spelling.finish())
-        self._spelling.clear()
+        self._write_unfinished([*self._unfinished], [*self._spelling])
         if self._coloured:
             self._coloured = False
             for target in (self._out, self._err):
                 if target.isatty():
                     target.write(RESET)
                     target.flush()
+        self.end_line()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Write what the attempts before this one left without an end of line: none will come."""
+        self._write_unfinished(
+            [source for source in self._unfinished if source[0] < attempt],
+            [source for source in self._spelling if source[0] < attempt],
+        )
+        self.end_line()
+
+    def end_line(self) -> None:
+        """What is said next is not to stand in the middle of a line. A file gets what was written
+        and no more."""
         if self._open_line is not None:
-            # What we say next is not to stand in the middle of it. A file gets what was written.
             self._open_line.write(b"\n")
             self._open_line.flush()
             self._open_line = None
+
+    def _write_unfinished(self, lines: list[_Source], spelled_out: list[_Source]) -> None:
+        for source in lines:
+            rest, began = self._unfinished.pop(source)
+            self._print(source, [rest if rest.endswith(b"\r") else rest + b"\n"], began)
+        for source in spelled_out:
+            self._send(source, self._spelling.pop(source).finish())
 
     def _pass(self, source: _Source, data: bytes) -> None:
         if self._spells(source):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.log_records import print_records
 from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
-from muster.cli.wait import ending, exit_code
+from muster.cli.wait import code_though_unread, ending, exit_code
 from muster.client import Client, LogQuery
 from muster.protocol.http import RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
@@ -173,24 +173,25 @@ def command(
     if previous:
         attempt = _previous(client.job(number))
     query = LogQuery(follow, chosen, node, stream, attempt, lines, since)
-    if folder is not None:
-        code = _download(client, number, query, folder, as_json=as_json)
-    elif as_json:
-        code, missing = print_records(client, number, _last_attempt(client, number, query))
-        if missing and not exit_status:
-            raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
-    else:
+
+    def show() -> int | None:
+        if folder is not None or as_json:
+            code, missing = (
+                print_records(client, number, _last_attempt(client, number, query))
+                if folder is None
+                else _download(client, number, query, folder, as_json=as_json)
+            )
+            if missing and not exit_status:
+                raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
+            return code
         look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
-        code = show_logs(
-            client,
-            number,
-            query,
-            look=look,
-            others=rank is None and not whole,
-            strict=not exit_status,
-        )
+        others = rank is None and not whole
+        return show_logs(client, number, query, look=look, others=others, strict=not exit_status)
+
     if not exit_status:
+        show()
         return 0
+    code = code_though_unread(client, number, show)
     if code is None:
         raise RefusedError(f"job {number} has not ended: -f waits for its exit code")
     return code
@@ -216,20 +217,21 @@ def _previous(view: JobView) -> int:
 
 def _download(
     client: Client, job: int, query: LogQuery, folder: Path, *, as_json: bool
-) -> int | None:
-    """Write the streams, print their files; the job's exit code, None if it has not ended."""
+) -> tuple[int | None, str]:
+    """Write the streams, print their files; the job's exit code, None if it has not ended, and what
+    the trailer says of bytes that did not come."""
     from muster.cli.log_download import download
 
     view = client.job(job)
     with detaching(job) if query.follow else nullcontext():
-        files = download(client, view, query, folder)
+        files, missing = download(client, view, query, folder)
     if as_json:
         print_json({"files": [str(path) for path in files]})
     else:
         for path in files:
             print(path)
     view = client.job(job)
-    return exit_code(view) if view.state in ENDED_STATES else None
+    return (exit_code(view) if view.state in ENDED_STATES else None), missing
 
 
 def show_logs(
@@ -251,6 +253,9 @@ def show_logs(
     if query.follow and view.state in _NOT_SOON:
         why = f" ({safe(view.reason.text)})" if view.reason.text else ""
         note(f"job {job} is {view.state.value}{why}; its logs begin when it starts")
+    if query.follow and not view.attempt:
+        # All of it comes from now on, be the coordinator away when it begins.
+        query = replace(query, tail=None)
     if others and query.rank == 0 and (view.max_nodes or view.nodes) > 1 and sys.stderr.isatty():
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
     if query.since is not None and client.server_time is not None:
@@ -304,18 +309,25 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
             if isinstance(entry, LogTrailer):
                 printer.missing = safe(entry.reason or "")
                 if entry.reason:
+                    printer.end_line()
                     note(printer.missing)
                 continue
             if entry.gap is not None:
                 gap = True
+                printer.end_line()
                 note(f"{_where(entry)} from byte {entry.offset} on: {safe(entry.gap)}")
                 continue
             if attempt is not None and entry.attempt != attempt:
+                printer.begin_attempt(entry.attempt)
                 note(f"attempt {entry.attempt} of job {job}")
             attempt = entry.attempt
             printer.write(entry)
-    finally:
-        printer.finish()
+    except BaseException:
+        # Ctrl-C ends the reader of a pipe as well: what is said of it goes before that.
+        with suppress(OSError):
+            printer.finish()
+        raise
+    printer.finish()
     return attempt is not None or gap or bool(printer.missing)
 
 

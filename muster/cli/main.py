@@ -5,6 +5,7 @@ Imports almost nothing at the top, so that even an interrupt during the start en
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -33,24 +34,24 @@ def run(arguments: Sequence[str]) -> int:
         from muster.cli.verbs import invoke
 
         code = invoke(arguments)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         _say("interrupted")
-        return EXIT_DETACHED
+        code = EXIT_DETACHED
     except BrokenPipeError:
-        return _reader_gone()
+        code = 0  # `muster logs 42 | head` has what it wanted
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             raise
-        return _failed(error)
-    return code
+        code = _failed(error)
+    return _flushed(code)
 
 
 def _failed(error: Exception) -> int:
     import click
 
     if isinstance(error, click.ClickException):
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
 
     from muster.cli.complaints import Complaint, complain
@@ -61,20 +62,21 @@ def _failed(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    try:
-        from muster.cli.text import note
+    from muster.cli.text import note
 
-        note(text)
-    except OSError:
-        pass  # nobody reads it
+    note(text)
 
 
-def _reader_gone() -> int:
-    """`muster logs 42 | head` has what it wanted. What is still buffered goes nowhere, quietly."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _flushed(code: int) -> int:
+    """The code with which to end, once all that was printed has left. Python would try again, and
+    end with a code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
-            os.dup2(nowhere, stream.fileno())
-    return 0
+        except OSError as error:
+            from muster.cli.text import give_up
+
+            give_up(stream)
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                code = code or _failed(error)
+    return code

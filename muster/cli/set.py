@@ -14,6 +14,7 @@ from muster.cli.text import note, safe
 from muster.protocol.http import JobList, JobSummary
 
 _NOTHING: Final = ("none", "")
+_TIME_LIMIT: Final = ("time_limit", "max_duration", "time")
 
 
 @click.command("set")
@@ -28,13 +29,16 @@ def command(*, words: tuple[str, ...], as_json: bool) -> int:
     muster set 42 time_limit=36h       of a running job too; `none` for no limit
     """
     jobs = [word for word in words if "=" not in word]
-    changes = dict(word.split("=", 1) for word in words if "=" in word)
+    pairs = [word.split("=", 1) for word in words if "=" in word]
+    changes = dict(pairs)
     if not jobs:
         raise click.UsageError("which job? muster set 42 priority=80")
     if not changes:
         raise click.UsageError("change what? muster set 42 priority=80")
+    if len(changes) < len(pairs):
+        raise click.UsageError("a key is given twice: keep one of them")
     wanted = {
-        key: None if key == "time_limit" and value in _NOTHING else value
+        key: None if key in _TIME_LIMIT and value in _NOTHING else value
         for key, value in changes.items()
     }
     client = connect()

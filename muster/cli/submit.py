@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import click
@@ -14,7 +16,7 @@ from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
 from muster.cli.json_output import print_json
 from muster.cli.text import note, safe
-from muster.cli.wait import wait_for_all
+from muster.cli.wait import code_though_unread, wait_for_all
 from muster.client import ApiError, Client, ClientError
 from muster.protocol.http import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
@@ -133,13 +135,17 @@ def command(
         return _check_only(job, as_json=as_json)
     client = connect()
     summary = _hand_over(client, job, key)
-    if not as_json:
-        print(summary.id, flush=True)
-    elif not waits:
-        print_json(summary)
+    # First: it is submitted, whatever becomes of what is printed.
+    note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
+    with suppress(BrokenPipeError):
+        if not as_json:
+            print(summary.id, flush=True)
+        elif not waits:
+            print_json(summary)
     code = _stay(client, summary, waits=waits, follow=follow)
     if as_json and waits:
-        print_json(client.job(summary.id))
+        with suppress(BrokenPipeError):
+            print_json(client.job(summary.id))
     return code
 
 
@@ -193,13 +199,13 @@ def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
 
 
 def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> int:
-    note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     if follow:
         from muster.cli.logs import show_logs
         from muster.client import LogQuery
 
         # From the first byte: nothing of it has been seen yet.
-        code = show_logs(client, summary.id, LogQuery(follow=True, rank=0))
+        query = LogQuery(follow=True, rank=0)
+        code = code_though_unread(client, summary.id, lambda: show_logs(client, summary.id, query))
         return EXIT_CLIENT if code is None else code
     if waits:
         with detaching(summary.id):
@@ -213,4 +219,6 @@ def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
         return
     import yaml
 
-    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True), end="")
+    # Where the locale has not all characters, YAML's own escapes mean the same job.
+    plain = sys.stdout.encoding.lower() == "utf-8"
+    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=plain), end="")

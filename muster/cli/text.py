@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import TextIO
 
 import click
 
@@ -27,7 +29,8 @@ def safe(text: str) -> str:
 def note(text: str) -> None:
     """Tell the user something; never on stdout, where programs read.
 
-    On a terminal lines are broken between words; what is indented stays so.
+    On a terminal lines are broken between words; what is indented stays so. Where nobody reads it,
+    or it finds no room, that changes nothing of what is done.
     """
     text = f"muster: {text}"
     if sys.stderr.isatty():
@@ -41,7 +44,17 @@ def note(text: str) -> None:
             room = None if width is None else max(width - len(indent), 1)
             lines += [indent + part for part in wrap(words, room)]
         text = "\n".join(lines)
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
+
+
+def give_up(stream: TextIO) -> None:
+    """What is written to a standard stream goes nowhere from now on, what it holds back as well."""
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def span(time: float | timedelta) -> str:

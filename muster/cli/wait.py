@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import click
 
 from muster.cli.arguments import DURATION
-from muster.cli.complaints import RefusedError
+from muster.cli.complaints import DetachedError, RefusedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, find_job
@@ -40,13 +41,16 @@ def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_j
     """
     client = connect()
     numbers = [find_job(client, job) for job in jobs]
+    for number in numbers[1:]:
+        client.job(number)  # one that is not there is told now, and not once the others have ended
     with detaching(*numbers, doing="wait"):
         if first and len(numbers) > 1:
             ended = [_told(_first_ended(client, numbers, timeout_s))]
         else:
             ended = list(_each_ended(client, numbers, timeout_s))
     if as_json:
-        print_json(JobList(tuple(ended)))
+        with suppress(BrokenPipeError):  # the code is told all the same
+            print_json(JobList(tuple(ended)))
     return first_code(ended)
 
 
@@ -86,6 +90,21 @@ def ending(summary: JobSummary) -> str:
 def exit_code(summary: JobSummary) -> int:
     """The code for the shell. An ended job has one; without it the answer cannot be trusted."""
     return EXIT_CLIENT if summary.exit_code is None else summary.exit_code
+
+
+def code_though_unread(client: Client, job: int, show: Callable[[], int | None]) -> int | None:
+    """What `show` returns, which prints what the job writes. Where nobody reads that any more, the
+    code of the job all the same; raises DetachedError if it goes on.
+    """
+    try:
+        return show()
+    except BrokenPipeError:
+        view = client.job(job)
+    if view.state in ENDED_STATES:
+        return exit_code(view)
+    raise DetachedError(
+        f"nobody reads this any more; job {job} goes on: muster attach {job} | muster cancel {job}"
+    )
 
 
 def _timed_out(jobs: list[int], timeout_s: float | None) -> RefusedError:

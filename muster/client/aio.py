@@ -27,6 +27,7 @@ from muster.client.feed import Feed
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.tail import LogQuery, Tail
+from muster.client.variables import with_variables
 from muster.protocol.evidence import Evidence
 from muster.protocol.fabric_view import FabricView
 from muster.protocol.hangs import StacksView
@@ -56,8 +57,8 @@ _T = TypeVar("_T")
 class AsyncClient:
     """As `Client`, to be awaited: `async with AsyncClient() as client: await client.job(42)`.
 
-    Connections are kept and shared by calls that run at once; `close` ends them. A call that is
-    cancelled is over at once.
+    Connections are kept and shared by calls that run at once in one event loop; `close` ends those
+    of the loop that runs. A call that is cancelled is over at once.
     """
 
     def __init__(
@@ -104,11 +105,13 @@ class AsyncClient:
 
     async def submit(self, job: Mapping[str, Any], key: str | None = None) -> JobSummary:
         """As `Client.submit`."""
-        return await self._call(calls.submit(job, key or os.urandom(16).hex()))
+        return await self._call(
+            calls.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
+        )
 
     async def validate(self, job: Mapping[str, Any]) -> Validation:
         """As `Client.validate`."""
-        return await self._call(calls.validate(job))
+        return await self._call(calls.validate(with_variables(job, os.environ)))
 
     async def job(self, job: int) -> JobView:
         """As `Client.job`."""

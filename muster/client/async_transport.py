@@ -5,10 +5,12 @@ Connections are kept, since a program with an event loop makes many calls.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import aiohttp
 import yarl
@@ -32,10 +34,15 @@ class AsyncTransport:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._session: aiohttp.ClientSession | None = None
+        # Connections belong to the event loop that made them, and a program may have several: one
+        # after the other, or one in each thread.
+        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            WeakKeyDictionary()
+        )
 
     async def close(self) -> None:
-        session, self._session = self._session, None
+        """Close the connections of the event loop that runs."""
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
 
@@ -46,9 +53,7 @@ class AsyncTransport:
         )
         with _explained(self._exchange):
             async with answer:
-                data = await answer.content.read(BODY_BYTES_MAX + 1)
-                while len(data) <= BODY_BYTES_MAX and not answer.content.at_eof():
-                    data += await answer.content.read(BODY_BYTES_MAX + 1 - len(data))
+                data = await _read(answer, BODY_BYTES_MAX + 1)
         if len(data) > BODY_BYTES_MAX:
             raise self._exchange.too_large()
         return data
@@ -77,32 +82,44 @@ class AsyncTransport:
     ) -> aiohttp.ClientResponse:
         exchange = self._exchange
         with _explained(exchange):
-            answer = await self._opened_session().request(
-                method,
-                yarl.URL(exchange.url + address, encoded=True),
-                data=body,
-                headers=exchange.headers(body, headers),
-                allow_redirects=False,  # the token goes to this coordinator and nowhere else
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
-                ),
-            )
+            # A stream begins at once, and may be silent then.
+            async with asyncio.timeout(READ_TIMEOUT_S if timeout_s is None else None):
+                answer = await self._opened_session().request(
+                    method,
+                    yarl.URL(exchange.url + address, encoded=True),
+                    data=body,
+                    headers=exchange.headers(body, headers),
+                    allow_redirects=False,  # the token goes to this coordinator and nowhere else
+                    timeout=aiohttp.ClientTimeout(
+                        total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s
+                    ),
+                )
             exchange.note(answer.headers.get("Date"), answer.headers.get("Server"))
             if not 200 <= answer.status < 300:
                 async with answer:
-                    text = await answer.content.read(PROBLEM_BYTES_MAX)
+                    text = await _read(answer, PROBLEM_BYTES_MAX)
                 raise exchange.refused(answer.status, answer.reason or "", text)
         return answer
 
     def _opened_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            session = self._sessions[loop] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, ssl=self._exchange.tls or True, socket_factory=_socket
                 ),
                 read_bufsize=_LINE_BUFFER_BYTES,
             )
-        return self._session
+        return session
+
+
+async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """At most so many bytes of the body, of which one read may bring a part."""
+    data = b""
+    while len(data) < most and not answer.content.at_eof():
+        data += await answer.content.read(most - len(data))
+    return data
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from muster.client.exchange import Exchange
 from muster.client.patience import OnTrouble, Patience
 from muster.client.settings import Settings, given_settings
 from muster.client.transport import Transport
+from muster.client.variables import with_variables
 from muster.protocol.http import (
     EnvironmentView,
     EventList,
@@ -97,14 +98,16 @@ class Client:
         """Submit a job file's mapping. Under the same `key` it is submitted once, however often
         this is called; without one, each call is a job. Raises ApiError (422 names the fields).
         """
-        return self._call(calls.submit(job, key or os.urandom(16).hex()))
+        return self._call(
+            calls.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
+        )
 
     def validate(self, job: Mapping[str, Any]) -> Validation:
         """What `submit` would make of it, without submitting: does it fit the nodes, and why not?
 
         Raises ApiError (422 names the fields).
         """
-        return self._call(calls.validate(job))
+        return self._call(calls.validate(with_variables(job, os.environ)))
 
     def job(self, job: int) -> JobView:
         """Everything about one job."""

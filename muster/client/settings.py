@@ -148,6 +148,7 @@ def check_url(text: str) -> SplitResult:
     try:
         url = urlsplit(text)
         port = url.port
+        (url.hostname or "").encode("idna")  # as the look-up of the name does
     except ValueError as error:
         raise SettingsError(f"the address {text!r} is no URL: {error}", _URL_HINT) from None
     strange = url.path not in {"", "/"} or url.query or url.fragment or url.username is not None

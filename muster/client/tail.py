@@ -6,7 +6,7 @@ says that more will come was let go (a restart): both go on at the cursor of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import msgspec
@@ -73,7 +73,12 @@ class Tail(Feed[Entry]):
         return self._cursor
 
     def query(self) -> Query:
-        return self._query.parameters(self._cursor)
+        wanted = self._query
+        if wanted.follow and wanted.tail is not None and self._cursor is None:
+            # The last lines by themselves: their trailer says where they end, so that what comes
+            # after them is not counted among them when the stream is cut.
+            wanted = replace(wanted, follow=wanted.cursor is not None)
+        return wanted.parameters(self._cursor)
 
     def take(self, line: bytes) -> Entry | None:
         entry = _entry(line)

@@ -38,7 +38,7 @@ class Transport:
         with self._answer(
             call.method, target(call.path, call.query), call.body, call.headers, call.timeout_s
         ) as answer:
-            data = answer.read(BODY_BYTES_MAX + 1)
+            data = self._read(answer, BODY_BYTES_MAX + 1)
         if len(data) > BODY_BYTES_MAX:
             raise self.exchange.too_large()
         return data
@@ -69,15 +69,19 @@ class Transport:
         sent = exchange.headers(body, headers) | {"Connection": "close"}
         try:
             connection.connect()
-            keep_alive(connection.sock)
-            connection.sock.settimeout(READ_TIMEOUT_S)
+            sock = connection.sock
+            keep_alive(sock)
+            sock.settimeout(READ_TIMEOUT_S)
             connection.request(method, address, body, sent)
-            if timeout_s is None or timeout_s > READ_TIMEOUT_S:
-                connection.sock.settimeout(timeout_s)
+            if timeout_s is not None and timeout_s > READ_TIMEOUT_S:
+                sock.settimeout(timeout_s)
             answer = connection.getresponse()
+            if timeout_s is None:
+                sock.settimeout(None)  # a stream begins at once, and may be silent then
             exchange.note(answer.headers["Date"], answer.headers["Server"])
             if not 200 <= answer.status < 300:
-                raise exchange.refused(answer.status, answer.reason, answer.read(PROBLEM_BYTES_MAX))
+                text = self._read(answer, PROBLEM_BYTES_MAX)
+                raise exchange.refused(answer.status, answer.reason, text)
             yield answer
         except ClientError:
             raise
@@ -89,6 +93,15 @@ class Transport:
             raise exchange.explain(error) from error
         finally:
             connection.close()
+
+    def _read(self, answer: http.client.HTTPResponse, most: int) -> bytes:
+        """At most so many bytes of the body. Raises UnreachableError where it was cut before, which
+        the standard library does not tell of a body whose length was said.
+        """
+        data = answer.read(most)
+        if answer.length and len(data) < most:
+            raise self.exchange.closed()
+        return data
 
     def _connection(self) -> http.client.HTTPConnection:
         parts, tls = self.exchange.parts, self.exchange.tls

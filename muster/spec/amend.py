@@ -37,6 +37,9 @@ def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
         key = _ALIASES.get(typed, typed)
         if key not in CHANGEABLE:
             problems.append(_not_changeable(key, job))
+        elif key in wanted:
+            said = f"is another name of `{key}`, which is given too"
+            problems.append(Problem(typed, None, said, f"keep `{key}`"))
         elif value is None and key != "time_limit":
             problems.append(Problem(key, None, "is empty", "give a value"))
         else:

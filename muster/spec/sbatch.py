@@ -15,8 +15,11 @@ from typing import Final
 
 import msgspec
 
-from muster.spec.command import python_words, sanitised_name, torchrun_words
+from muster.spec.command import sanitised_name
+from muster.spec.environment import check_name
+from muster.spec.gpu_rules import VISIBLE
 from muster.spec.problems import Problem, RefusedError, SpecError, printable
+from muster.spec.srun import Start, read_start
 from muster.spec.words import base_name, split_words
 
 _HEADER: Final = re.compile(r"#SBATCH\s+(.*)")
@@ -52,11 +55,12 @@ _INSTEAD: Final = {
     "--ntasks": "say how many per node: --ntasks-per-node",
     "--export": "nothing is inherited; name what is needed with -e",
 }
-_SRUN_SWITCHES: Final = frozenset(
-    {"-l", "--label", "-u", "--unbuffered", "-K", "--exclusive", "--overlap", "--exact", "-Q"}
-)
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]")
+# What follows such a word is done under a condition, often or later; what follows a `<<` is text.
+_CONTROL: Final = re.compile(r"(if|for|while|until|case|select|function|trap|exec)\b|[({]|.*<<")
+_SHELLS: Final = ("bash", "sh", "dash")
+# Slurm does not stop at the first error of a script, and `run` as a script does.
+_AS_UNDER_SLURM: Final = "set +euo pipefail"
 _WARN_S: Final = 60  # Slurm's default of --signal
 
 
@@ -69,20 +73,46 @@ class FromSbatch(msgspec.Struct, frozen=True):
 
 def from_sbatch(text: str) -> FromSbatch:
     """The job that a batch script stands for. Raises `SpecError` where it has no command at all."""
+    _refuse_interpreter(text)
     reader = _Reader()
-    lines = text.replace("\\\n", " ").splitlines()
     body: list[str] = []
-    for line in lines:
+    for line in _joined(text.splitlines()):
         header = _HEADER.match(line)
         # Slurm, too, stops looking for headers at the first command.
         if header is not None and not body:
-            reader.header(header[1])
+            reader.header(header[1].rstrip("\\ "))
         elif line.strip() and not line.lstrip().startswith("#"):
             body.append(line.strip())
     if not body:
         raise SpecError([Problem("run", None, "the batch script has no command", "add one")])
     reader.body(body, text)
     return FromSbatch(reader.mapping, tuple(reader.notes))
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Lines that go on in the next one are one; a comment never does."""
+    made: list[str] = []
+    begun = ""
+    for line in lines:
+        goes_on = line.endswith("\\") and (begun or not line.lstrip().startswith("#"))
+        begun += line[:-1] + " " if goes_on else line
+        if not goes_on:
+            made.append(begun)
+            begun = ""
+    return [*made, begun]
+
+
+def _refuse_interpreter(text: str) -> None:
+    """Raises SpecError for a script that is no shell's."""
+    first = text.partition("\n")[0]
+    words = first.removeprefix("#!").split() if first.startswith("#!") else []
+    if words and base_name(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    if words and base_name(words[0]) not in _SHELLS:
+        program = base_name(words[0])
+        said = f"is a script of {printable(program)}, and Muster runs scripts with bash"
+        hint = f"submit the program itself: muster submit --nodes 2 -- {printable(program)} FILE"
+        raise SpecError([Problem("run", None, said, hint)])
 
 
 class _Reader:
@@ -149,7 +179,9 @@ class _Reader:
         self._set("nodes", value.replace("-", "..") if re.fullmatch(r"\d+-\d+", value) else value)
 
     def _gpus(self, value: str) -> None:
-        self._set("resources", {"gpu": value})
+        value = value.partition("(")[0]  # `8(S:0-1)`: on which sockets they are
+        counted = value.isdecimal() or ":" in value
+        self._set("resources", {"gpu": value if counted else f"{value}:1"})
 
     def _gres(self, value: str) -> None:
         for resource in value.split(","):
@@ -160,14 +192,14 @@ class _Reader:
                 self._not_understood(f"--gres={resource}", "")
 
     def _time(self, value: str) -> None:
+        if value.upper() in ("UNLIMITED", "INFINITE") or not value.strip("0:-"):
+            return
         # Slurm counts a bare number in minutes, and M:SS is minutes and seconds.
         if value.isdecimal():
             value = f"{value}m"
         elif re.fullmatch(r"\d+:\d\d", value):
             minutes, seconds = value.split(":")
             value = f"{int(minutes)}m{int(seconds)}s"
-        if value in ("0m", "UNLIMITED", "INFINITE"):
-            return
         self._set("time_limit", value)
 
     def _output(self, value: str) -> None:
@@ -188,9 +220,9 @@ class _Reader:
 
     def body(self, lines: Sequence[str], text: str) -> None:
         """The commands: one that starts the training, or a script."""
-        env: dict[str, object] = {}
+        env: dict[str, str] = {}
         place: dict[str, object] = {}
-        starts: list[list[str]] = []
+        starts: list[Start] = []
         others: list[str] = []
         for line in lines:
             words = _words(line)
@@ -198,25 +230,25 @@ class _Reader:
                 continue
             variables = _variables(words)
             where = _place(words, str(place.get("workdir", self.mapping.get("workdir", ""))))
-            if where:
+            start = read_start(words, self._tasks) if words else None
+            if start is not None:
+                starts.append(start)
+            elif where and not starts:
                 place.update(where)
-            elif variables:
+            elif variables and not starts:
                 env.update(variables)
-            elif words and _starts_training(words):
-                starts.append(words)
             else:
                 others.append(line)
         plain = not any(_CONTROL.match(line) for line in others)
-        if len(starts) == 1 and plain and not _expands(_after_launcher(starts[0])[0]):
+        if len(starts) == 1 and plain and not _expands(starts[0].rest):
             self._training(starts[0])
             self.mapping.update(place)
-            if env:
-                self._set("env", env)
+            self._env(env)
             for line in others:
                 self.notes.append(f"this line of the script is not taken over: {printable(line)}")
             return
         self._set("launcher", "none")
-        self._set("run", text)
+        self._set("run", _whole(text))
         if self._tasks and self._tasks != "1":
             self._set("nproc_per_node", self._tasks)
         self.notes.append("the script runs once on every node (launcher: none), not on the first")
@@ -224,15 +256,39 @@ class _Reader:
             if any(word in line for line in lines):
                 self.notes.append(f"there is no {word} here: docs/from-slurm.md has what to write")
 
-    def _training(self, words: list[str]) -> None:
-        rest, launcher, nproc = _after_launcher(words)
-        self._set("run", rest)
-        if launcher == "processes":
-            self._set("launcher", launcher)
-            nproc = self._tasks or nproc
-        if nproc.isdecimal():
-            self._set("nproc_per_node", nproc)
-        self.notes.append(f"run: {printable(shlex.join(rest))} (launcher: {launcher})")
+    def _training(self, start: Start) -> None:
+        self._set("run", start.rest)
+        if start.launcher == "processes":
+            self._set("launcher", start.launcher)
+        if start.nproc.isdecimal():
+            self._set("nproc_per_node", start.nproc)
+        self.notes.append(f"run: {printable(shlex.join(start.rest))} (launcher: {start.launcher})")
+        self.notes += start.notes
+
+    def _env(self, given: dict[str, str]) -> None:
+        """The variables that a job may set."""
+        env = {}
+        for name, value in given.items():
+            try:
+                check_name(name)
+            except RefusedError as refused:
+                why = refused.message.removeprefix(f"`{name}` ")
+                self.notes.append(f"{name} is not taken over: it {why}")
+                continue
+            if name == VISIBLE and "resources" in self.mapping:
+                self.notes.append(f"{name} is not taken over: it is set to the job's GPUs")
+                continue
+            env[name] = value
+        if env:
+            self._set("env", env)
+
+
+def _whole(text: str) -> str:
+    """The script as one that goes on after an error, but where it says otherwise itself."""
+    first, newline, rest = text.partition("\n")
+    if not first.startswith("#!"):
+        first, newline, rest = "#!/bin/bash", "\n", text
+    return f"{first}{newline}{_AS_UNDER_SLURM}\n{rest}"
 
 
 def _place(words: Sequence[str], folder: str) -> dict[str, str]:
@@ -278,34 +334,3 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     if _expands(given):
         return {}
     return {pair[1]: pair[2] for pair in pairs if pair} if all(pairs) else {}
-
-
-def _without_srun(words: list[str]) -> list[str]:
-    if base_name(words[0]) != "srun":
-        return words
-    at = 1
-    while at < len(words) and words[at].startswith("-"):
-        alone = (
-            "=" in words[at] or words[at] in _SRUN_SWITCHES or re.match(r"-[a-zA-Z]\S", words[at])
-        )
-        at += 1 if alone else 2
-    return words[at:]
-
-
-def _starts_training(words: list[str]) -> bool:
-    """`torchrun ...` or `python -m torch.distributed...`, and `python x.py` under srun."""
-    rest = _without_srun(words)
-    if not rest:
-        return False
-    if torchrun_words(rest) is not None:
-        return True
-    return rest is not words and python_words(rest) is not None
-
-
-def _after_launcher(words: list[str]) -> tuple[list[str], str, str]:
-    """What a rank runs, who starts it, and how many on a node (empty: not said)."""
-    rest = _without_srun(words)
-    found = torchrun_words(rest)
-    if found is not None:
-        return found.rest, "torchrun", found.options.get("--nproc-per-node", "")
-    return python_words(rest) or rest, "processes", ""

@@ -93,7 +93,8 @@ def check_tree(tree: object) -> None:
         wrong = _wrong_with(value, depth)
         if wrong:
             message, hint = wrong
-            raise SpecError([Problem(path, None, message, hint, Kind.SYNTAX)])
+            where = printable(path, len(path))  # what is wrong may be in the path itself
+            raise SpecError([Problem(where, None, message, hint, Kind.SYNTAX)])
         if isinstance(value, dict):
             for key, item in value.items():
                 waiting.append((join(path, key), key, depth + 1))

@@ -79,7 +79,7 @@ def idempotency_key(request: web.Request) -> str:
     return key
 
 
-def request_digest(asked: msgspec.Struct, about: str = "") -> str:
+def request_digest(asked: object, about: str = "") -> str:
     """SHA-256 (hex) of what was asked for, and about what: it tells a request that comes again
     under its key from another.
 

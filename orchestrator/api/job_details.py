@@ -27,8 +27,8 @@ class JobDetailsApi:
         self._rules = rules
 
     async def validate(self, request: web.Request) -> web.Response:
-        spec, filled = await spec_body(request, self._rules)
-        return reply(validation(await self._coordinator.settled(), spec, filled))
+        read = await spec_body(request, self._rules)
+        return reply(validation(await self._coordinator.settled(), read.spec, read.filled))
 
     async def spec(self, request: web.Request) -> web.Response:
         job = await self._find(job_id(request))

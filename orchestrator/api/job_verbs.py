@@ -15,7 +15,12 @@ from muster.spec.problems import RefusedError, SpecError
 from muster.spec.render import to_mapping
 from muster.spec.units import signal_name
 from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import idempotency_key, job_etag, wanted_revisions
+from orchestrator.api.conditional import (
+    idempotency_key,
+    job_etag,
+    request_digest,
+    wanted_revisions,
+)
 from orchestrator.api.jobs import (
     JobsApi,
     declined,
@@ -156,7 +161,8 @@ class JobVerbsApi:
         for node in asked.exclude:
             if node not in state.nodes:
                 raise bad_field("exclude", f"{node!r} is no node; see: muster nodes")
-        return await self._jobs.take(request, key, spec, name)
+        digest = request_digest(spec, f"again {name}")
+        return await self._jobs.take(request, key, spec, digest, name)
 
 
 def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, object]:

@@ -71,7 +71,8 @@ class JobsApi:
     async def submit(self, request: web.Request) -> web.Response:
         self.check_rate(request)
         key = idempotency_key(request)
-        return await self.take(request, key, (await spec_body(request, self._rules)).spec)
+        read = await spec_body(request, self._rules)
+        return await self.take(request, key, read.spec, request_digest(read.asked))
 
     async def taken_before(
         self, request: web.Request, key: str, digest: str
@@ -87,11 +88,11 @@ class JobsApi:
         request: web.Request,
         key: str,
         spec: JobSpec,
+        digest: str,
         rerun_of: JobId | None = None,
-        digest: str = "",
     ) -> web.Response:
-        """Submit a job that has been read. `digest` is of what the caller has asked for, where that
-        does not alone make the job."""
+        """Submit a job that has been read. `digest` is of what the caller has asked for, which does
+        not always make the job alone."""
         self._rules.check(spec)
         user = request[TOKEN].user
         state = await self._coordinator.settled()
@@ -104,7 +105,6 @@ class JobsApi:
                 "wait until some have started",
                 headers={"Retry-After": "30"},
             )
-        digest = digest or request_digest(spec, "" if rerun_of is None else f"again {rerun_of}")
         result = await self._coordinator.submit(
             SubmitReceived(RequestId(0), spec, user, key, digest, rerun_of)
         )

@@ -77,7 +77,7 @@ class NodeCheckApi:
         chosen = [this, *(view for view in others if view.state.code == _FREE)]
         # The program of a check is read from files.
         spec = await asyncio.to_thread(self._job, chosen, asked)
-        return await self._jobs.take(request, key, spec, digest=digest)
+        return await self._jobs.take(request, key, spec, digest)
 
     def _job(self, nodes: list[NodeView], asked: CheckRequest) -> JobSpec:
         mapping = check_job(

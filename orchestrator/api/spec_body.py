@@ -9,7 +9,7 @@ from muster.protocol.http import FieldProblem
 from muster.spec.defaults import fill_in
 from muster.spec.parse import parse_document
 from muster.spec.problems import Kind, SpecError
-from muster.spec.scalars import read_json, read_yaml
+from muster.spec.scalars import Document, read_json, read_yaml
 from muster.spec.types import JobSpec
 from orchestrator.api.problems import ApiError
 from orchestrator.api.reading import read_body
@@ -22,10 +22,12 @@ YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "tex
 
 
 class Read(NamedTuple):
-    """A job, and the keys of it that its pool's defaults have filled in."""
+    """A job, the keys of it that its pool's defaults have filled in, and what was `asked`, which is
+    the same whatever these are."""
 
     spec: JobSpec
     filled: tuple[str, ...]
+    asked: object
 
 
 async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
@@ -50,8 +52,10 @@ async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
         ) from error
 
     def parse() -> Read:
-        document, filled = fill_in(read(text), rules.defaults)
-        return Read(parse_document(document), filled)
+        asked = read(text)
+        document, filled = fill_in(asked, rules.defaults)
+        spec = parse_document(document)
+        return Read(spec, filled, _alone(asked) if filled else spec)
 
     try:
         made = parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
@@ -59,6 +63,14 @@ async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
         raise spec_problem(error) from error
     rules.check(made.spec)
     return made
+
+
+def _alone(document: Document) -> object:
+    """The job without its pool's defaults; as it was written where it is none without them."""
+    try:
+        return parse_document(document)
+    except SpecError:
+        return document.tree
 
 
 def spec_problem(error: SpecError) -> ApiError:

@@ -6,13 +6,15 @@ from typing import Final
 
 from muster.protocol.gpus import problem as gpu_problem
 from muster.protocol.hosts import BadHost, breaks_line, check_address, check_name
-from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, check_node_name
+from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, TaskId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import problem
 from muster.protocol.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
+from muster.protocol.states import TaskState
 from muster.protocol.wording import count
 from orchestrator.core.node import LinkState
-from orchestrator.core.state import Node, State
+from orchestrator.core.state import Node, State, Task
+from orchestrator.core.task import OVER
 
 CLOCK_TOLERANCE_S: Final = 10.0
 _CLOCK_MOST_S: Final = 1e10  # whatever an agent says is to be shown
@@ -72,7 +74,7 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
         )
     node = state.nodes.get(hello.node)
     again = None if node is None else _refuse_second(node, hello, peer)
-    return again or _refuse_beside(state, hello, peer)
+    return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
 
 
 def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
@@ -97,6 +99,31 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
         text = f"the connection of {hello.node} is still held {both}"
         return Refused("duplicate_identity", text, soon=True)
     return None
+
+
+def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
+    """Under another name it would be told to stop what it runs: that is of the node that it was."""
+    for report in hello.tasks:
+        task = _task(state, report.task)
+        if task is None or task.node == hello.node or task.state in OVER:
+            continue
+        was = state.nodes[task.node]
+        same = was.session is None and was.agent_id == hello.agent_id
+        if same and was.boot_id == hello.boot_id and report.state is not TaskState.CLEANED:
+            return Refused(
+                "renamed",
+                f"this agent was {was.name} and still has task {task.id}, which it would lose as "
+                f"{hello.node}: set `node: {was.name}` in its configuration until its jobs have "
+                "ended; the end of its lease ends them, too",
+            )
+    return None
+
+
+def _task(state: State, name: TaskId) -> Task | None:
+    try:
+        return state.task(name)
+    except BadId:
+        return None
 
 
 def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:

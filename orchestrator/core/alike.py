@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from muster.spec.rdma_rules import named_plugin, rdma_off
 from muster.spec.types import JobSpec, Rdma, env_on_node
 from orchestrator.core.lack import Lack
+from orchestrator.core.spread import groups as near_groups
 from orchestrator.core.state import Node
 
 
@@ -39,7 +40,7 @@ def alike(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[l
         if len(nodes) >= spec.nodes and (kind or not required)
     ]
     found = [nodes for _, _, _, nodes in sorted(groups, key=lambda it: it[:3])]
-    if required and _would_do(spec, others):
+    if required and any(_would_do(spec, near) for near in near_groups(spec, others)):
         return found
     return [*found, list(free)]
 

@@ -258,7 +258,8 @@ def _may_have_run(task: Task, report: TaskReport) -> bool:
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
     """A coordinator that finds a job running knows from its nodes for how long it has."""
     attempt = state.jobs[task.job].attempts[task.attempt - 1]
-    if task.joined or attempt.started_at is None:
+    if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
+        # Of one that has ended it is how long that one ran.
         return []
     return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
 

@@ -131,12 +131,7 @@ def unknown_node(name: NodeName) -> a.Declined:
 
 def follow_service(
     state: State,
-    fact: sf.NodeDrained
-    | sf.DrainTimed
-    | sf.NodeRemoved
-    | sf.NodeResumed
-    | sf.NodeTrusted
-    | sf.QuarantineSpared,
+    fact: sf.NodeDrained | sf.DrainTimed | sf.NodeResumed | sf.NodeTrusted | sf.QuarantineSpared,
     now: Instant,
 ) -> Decision:
     """What comes of it for the jobs on the node."""
@@ -145,7 +140,7 @@ def follow_service(
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeRemoved() | sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
+        case sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
             return Decision()
         case _:
             assert_never(fact)
@@ -169,19 +164,26 @@ def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
 
 
 def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
-    """A gang has written a checkpoint: where one of its nodes waits for that, it may leave now."""
+    """A gang has written a checkpoint: those of its nodes that wait for that may leave now."""
     attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
     ends = attempt.tasks[fact.rank].state is not TaskState.STARTED
     if attempt.phase is not AttemptPhase.RUNNING or ends:
         # What comes of its end has been decided.
         return []
+    job = state.jobs[fact.job]
+    found: list[f.Fact] = []
+    staying = [t for t in attempt.present if reached(t.state, TaskState.STARTED)]
     for task in attempt.present:
         node = state.nodes[task.node]
-        if node.drain is not None and node.drain.after_checkpoint:
-            found = _end(state, task, drained_cause(node, node.drain), over=True, force=False)
-            if found:
-                return found
-    return []
+        if node.drain is None or not node.drain.after_checkpoint:
+            continue
+        cause = drained_cause(node, node.drain)
+        staying = [one for one in staying if one is not task]
+        gone = _end(state, task, cause, over=True, force=False)
+        if len(staying) < job.spec.nodes or any(type(it) is f.StopRequested for it in gone):
+            return [f.StopRequested(job.id, attempt.number, cause)]
+        found += gone
+    return found
 
 
 def drained_cause(node: Node, drain: Drain) -> Cause:

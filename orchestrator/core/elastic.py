@@ -21,6 +21,7 @@ from orchestrator.core.placement import busy, preference, unfit
 from orchestrator.core.scheduler import may_place
 from orchestrator.core.spread import same
 from orchestrator.core.state import Attempt, Job, Node, State, Task
+from orchestrator.core.suiting import is_short
 from orchestrator.core.task import reached
 
 COMES_BACK: Final = 2
@@ -102,5 +103,6 @@ def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
         and joined[node.name] < COMES_BACK
         and unfit(job.spec, node) is None
         and same(job.spec, node, launcher)
+        and (not is_short(job.spec, 1, node) or is_short(job.spec, 0, launcher))
     ]
     return sorted(found, key=lambda node: preference(state, job.spec, node))

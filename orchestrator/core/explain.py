@@ -56,7 +56,8 @@ def chance(state: State, job: Job) -> Chance:
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
-    starts = job.phase is JobPhase.QUEUED and not line and bool(found.gang)
+    first = job.phase is JobPhase.QUEUED and not line
+    starts = first and bool(found.gang) and not state.disk_full
     return Chance(line, found, starts)
 
 
@@ -180,6 +181,8 @@ def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
 def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:
     if it.starts_now:
         return "now", timestamp(now.wall)
+    if state.disk_full:
+        return f"unknown: nothing is started: {state.disk_full}", None
     found = forecast(state, job, it.line, now)
     if found.in_s is None:
         return found.text, None

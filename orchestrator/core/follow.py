@@ -64,7 +64,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.SurvivorsSeen()
             | f.TrafficMeasured()
             | f.LeaseExtended()
-            | f.NodeLeaseExpired()
             | f.JudgementPut()
             | f.BrakeSet()
             | f.SpaceChanged()
@@ -101,7 +100,6 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
-            | sf.NodeRemoved()
             | sf.NodeResumed()
             | sf.NodeTrusted()
             | sf.QuarantineSpared()
@@ -133,6 +131,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision(accused(state, task, now, limits))
         case f.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
+        case f.NodeLeaseExpired() | sf.NodeRemoved():
+            # Nobody waits for it any more: it may have been the last of those that were away.
+            return Decision(released(state, now, limits))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
         case f.BrakeReleased():

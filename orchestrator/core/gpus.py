@@ -62,8 +62,10 @@ def may_have_room(spec: JobSpec, node: Node) -> bool:
     shares = node.holders.values()
     if not spec.resources.gpu or any(share.whole for share in shares):
         return False
-    held = sum(len(share.gpus) for share in shares)
-    return len(node.inventory.devices) - held >= spec.resources.gpu
+    # One that a job was given may be gone from the node since.
+    held = {uuid for share in shares for uuid in share.gpus}
+    left = sum(device.uuid not in held for device in node.inventory.devices)
+    return left >= spec.resources.gpu
 
 
 def given(state: State, spec: JobSpec, name: NodeName) -> tuple[str, ...]:

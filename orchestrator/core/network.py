@@ -35,6 +35,9 @@ _WORDS: Final = {
 }
 _NODES_TOLD: Final = 4
 _ADDRESSES_TOLD: Final = 5
+_UNTOLD: Final = "unknown"
+_DOUBLED_MAX: Final = 16
+"""So many nodes of one network may say that they have others' addresses, and be passed over."""
 
 
 class Common(msgspec.Struct, frozen=True):
@@ -116,12 +119,35 @@ def reachable_gang(
     for node in nodes:
         for key in sorted(_keys(node, networks), key=str):
             groups.setdefault(key, []).append(node)
-    gangs = [one_a_machine(group)[:most] for group in groups.values()]
-    for group in sorted(gangs, key=len, reverse=True):
+    # Who does not tell its networks may be on any of them.
+    untold = groups.get(_UNTOLD, [])
+    whole = (group if group is untold else [*group, *untold] for group in groups.values())
+    alone = [one_a_machine(group) for group in whole]
+    for group in sorted(alone, key=lambda it: min(len(it), most), reverse=True):
         wanted = max(least, len(best) + 1)
-        if len(group) >= wanted:
-            best = _agreeing(group, wanted, networks) or best
+        best = _undoubled(group, wanted, most, networks) or best
+        if len(best) == most:
+            break
     return best or None
+
+
+def _undoubled(
+    nodes: Sequence[Node], least: int, most: int, networks: Sequence[str]
+) -> tuple[Node, ...]:
+    """From `least` to `most` of `nodes` that have a network in common; empty where no so many have.
+    One that says that it has the address of another one before it is left out."""
+    left = list(nodes)
+    found: tuple[Node, ...] = ()
+    for _ in range(_DOUBLED_MAX + 1):
+        if len(left) < least:
+            break
+        good = _agreeing(left[:most], 1, networks)
+        if len(good) >= max(least, len(found) + 1):
+            found = good
+        if len(good) == len(left[:most]) or not good:
+            break
+        del left[len(good)]
+    return found
 
 
 def _agreeing(nodes: Sequence[Node], least: int, networks: Sequence[str]) -> tuple[Node, ...]:
@@ -199,7 +225,7 @@ def agree(nodes: Sequence[Node], networks: Sequence[str] = ()) -> bool:
 def _keys(node: Node, networks: Sequence[str]) -> set[object]:
     """What a node can have in common with others."""
     if not node.inventory.interfaces:
-        return {"unknown"}
+        return {_UNTOLD}
     found: set[object] = {"pinned"} if _pinned(node) else set()
     for entry in networks or (None,):
         allowed = _allowed(node, entry)

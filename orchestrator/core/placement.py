@@ -10,7 +10,7 @@ import msgspec
 
 from muster.protocol.ids import NodeName
 from muster.protocol.wording import count
-from muster.spec.types import JobSpec, Placement, Rdma, Resources, nproc_wanted
+from muster.spec.types import JobSpec, Placement, Rdma, Resources
 from muster.spec.units import size_text
 from orchestrator.core.alike import alike, kind_of, without_rdma
 from orchestrator.core.gpus import (
@@ -30,6 +30,7 @@ from orchestrator.core.policy import blame
 from orchestrator.core.service import drained_by
 from orchestrator.core.spread import enough, groups, largest, value_of
 from orchestrator.core.state import Job, Node, State
+from orchestrator.core.suiting import is_short, lacks_gpus, suiting
 
 
 class Verdict(NamedTuple):
@@ -76,6 +77,9 @@ class Considered(msgspec.Struct, frozen=True):
 _APART: Final = Lack("network", "is free, and shares no network with enough of the others")
 _UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
 SPREAD: Final = "spread"
+LAUNCHERS_TRIED: Final = 16
+"""Of the nodes that suit the launcher so many are looked at for one with enough others on its
+network."""
 _SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
 _THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
@@ -252,8 +256,13 @@ def _first_gang(
     """The best of the nodes that are free, and whether some are enough alike."""
     ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
     kinds = alike(spec, ordered, there) if len(ordered) >= spec.nodes else []
-    gangs = (_best_gang(spec, kind, state.networks, faults) for kind in kinds)
-    return next((gang for gang in gangs if gang is not None), None), bool(kinds)
+    first: tuple[NodeName, ...] | None = None
+    for kind in kinds:
+        gang = _best_gang(spec, kind, state.networks, faults)
+        if gang is not None and not lacks_gpus(spec, gang, state.nodes):
+            return gang, True
+        first = first or gang
+    return first, bool(kinds)
 
 
 def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
@@ -369,12 +378,13 @@ def _best_gang(
 ) -> tuple[NodeName, ...] | None:
     """Of nodes that are near enough to each other: an elastic gang as large as can be, and else
     where the fewest are free, so that others find many together."""
-    found: list[tuple[tuple[int, int, int], tuple[NodeName, ...]]] = []
+    found: list[tuple[tuple[bool, int, int, int], tuple[NodeName, ...]]] = []
     for group in groups(spec, free):
         gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
         if gang is not None:
+            short = lacks_gpus(spec, gang, {node.name: node for node in group})
             blamed = sum(faults.get(name, 0) for name in gang)
-            found.append(((blamed, -len(gang), len(group)), gang))
+            found.append(((short, blamed, -len(gang), len(group)), gang))
     return min(found, key=lambda it: it[0], default=(None, None))[1]
 
 
@@ -384,29 +394,27 @@ def _gang(
     """Names in node-rank order, of enough free nodes, the better ones first; None where they share
     no network. An elastic gang takes as many as it may."""
     least, most = spec.nodes, spec.most_nodes
+    if spec.elastic:
+        # A node more is no gain where its ranks end for want of GPUs, and with them all others.
+        sound = [node for node in free if not is_short(spec, 1, node)]
+        if least <= len(sound) < len(free) and (found := _gang(spec, sound, networks)):
+            return found
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        gang = reachable_gang(free, least, networks, most)
-        return None if gang is None else tuple(sorted((n.name for n in gang), key=natural))
+        same = reachable_gang(suiting(spec, 0, free), least, networks, most)
+        return None if same is None else tuple(sorted((n.name for n in same), key=natural))
+    gang: tuple[Node, ...] = ()
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
-    launcher = _suiting(spec, 0, free)[0]
-    workers = _suiting(spec, 1, [node for node in free if node is not launcher])
-    gang = reachable_gang([launcher, *workers], least, networks, most)
-    if gang is None:
+    for launcher in suiting(spec, 0, free)[:LAUNCHERS_TRIED]:
+        workers = suiting(spec, 1, [node for node in free if node is not launcher])
+        gang = reachable_gang([launcher, *workers], least, networks, most) or ()
+        if launcher in gang or not gang:
+            break
+    if not gang:
         return None
     if launcher not in gang:
-        launcher = _suiting(spec, 0, list(gang))[0]
+        launcher = suiting(spec, 0, list(gang))[0]
     rest = (node.name for node in gang if node is not launcher)
     return (launcher.name, *sorted(rest, key=natural))
-
-
-def _suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
-    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
-
-    def short(node: Node) -> bool:
-        wanted = nproc_wanted(spec, node_rank, node.name) or 0
-        return node.inventory.gpus < wanted
-
-    return sorted(nodes, key=short)
 
 
 def natural(name: str) -> tuple[tuple[int, int | str], ...]:

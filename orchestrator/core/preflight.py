@@ -38,6 +38,12 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
     return [*refusals, StopRequested(attempt.job, attempt.number, cause)]
 
 
+def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:
+    """The same of a node that would join a gang which runs."""
+    text = "" if job.spec.preflight is None else wrong(state, job, task)
+    return _refused(task, text) if text else None
+
+
 def _refused(task: Task, text: str) -> TaskRefused:
     refusal = Refusal(RefusalCode.PREFLIGHT, text, node_fault=True)
     return TaskRefused(task.job, task.attempt, task.rank, refusal)

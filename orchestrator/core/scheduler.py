@@ -17,7 +17,7 @@ from orchestrator.core import service_facts as sf
 from orchestrator.core.facts import AttemptPlaced
 from orchestrator.core.gpus import given, may_have_room
 from orchestrator.core.node import LinkState
-from orchestrator.core.placement import Waiting, place, why_there
+from orchestrator.core.placement import Waiting, never_fits, place, why_there
 from orchestrator.core.state import Job, State
 
 
@@ -160,11 +160,21 @@ def why_waiting(state: State, job: Job) -> str:
     place_in_queue = queue.index((-job.spec.priority, job.id))
     if place_in_queue > 0:
         head = state.jobs[queue[0][1]]
-        found = place(state, head)
-        because = f", which {found.text}" if isinstance(found, Waiting) else ""
+        way_on = f"it is held (muster hold {head.id}), cancelled, or fits again"
+        why = _why_not(state, head, f"; the others wait until {way_on}")
+        because = f", which {why}" if why else ""
         return (
             f"{place_in_queue} ahead in pool {job.spec.pool}; first is job {head.id} "
             f"(priority {head.spec.priority}){because}"
         )
+    return _why_not(state, job) or "is being placed"
+
+
+def _why_not(state: State, job: Job, then: str = "") -> str:
+    """Why the first of its queue has no nodes; "" where it could have some. `then` follows where it
+    can never have any as they are."""
     found = place(state, job)
-    return found.text if isinstance(found, Waiting) else "is being placed"
+    if not isinstance(found, Waiting):
+        return ""
+    impossible = never_fits(state, job.spec)
+    return found.text if impossible is None else f"cannot start: {impossible}{then}"

@@ -65,7 +65,7 @@ def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list
 
 
 def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
-    """An agent is back: whether that is enough of them to go on judging the others."""
+    """An agent is back or given up: whether few enough are away to go on judging them."""
     if state.brake is None:
         return []
     away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]

@@ -27,7 +27,7 @@ from orchestrator.core.gang_fabric import misfit, plan_for, roll_back
 from orchestrator.core.limits import Limits
 from orchestrator.core.meeting import choose_meeting
 from orchestrator.core.notices import due
-from orchestrator.core.preflight import refused_nodes
+from orchestrator.core.preflight import refused_joiner, refused_nodes
 from orchestrator.core.refusals import BY_US, refusal_cause, refusal_of
 from orchestrator.core.state import Attempt, Job, State, Task
 from orchestrator.core.task import OVER, reached
@@ -52,7 +52,10 @@ def task_moved(
     task = attempt.tasks[fact.rank]
     if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
         # Its gang waits for nobody.
-        if isinstance(fact, f.TaskPrepared) and (refused := misfit(job, attempt, task)):
+        refused = None
+        if isinstance(fact, f.TaskPrepared):
+            refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
+        if refused is not None:
             return Decision([refused])
         return Decision([], tell(state, job, attempt, task, task.state, limits))
     match fact:

@@ -124,6 +124,9 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]
         attempt = job.current
         if attempt is not None:
             found += phase_timers(attempt, now, limits)
+            if _is_refused(attempt):
+                timer = a.Timer(a.TimerKind.REFUSED, job=job.id, attempt=attempt.number)
+                found.append(a.SetTimer(timer, now.mono + limits.refusal_wait_s))
             if _has_failed(attempt):
                 timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
                 found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
@@ -230,6 +233,11 @@ def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cau
     # Those of an earlier process of ours; what it had on disk no node says again.
     causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)
+
+
+def _is_refused(attempt: Attempt) -> bool:
+    starting = attempt.phase in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING)
+    return starting and any(t.refusal is not None for t in attempt.tasks)
 
 
 def _has_failed(attempt: Attempt) -> bool:

@@ -101,6 +101,7 @@ def test_set(muster: Muster, submit: Callable[..., str]) -> None:
     view = json.loads(muster("show", job, "--json").stdout)
     assert (view["priority"], "time_limit" in view["spec"]) == (80, False)
     assert "is so already" in muster("set", job, "priority=80").stderr
+    assert "is so already" in muster("set", job, "max_duration=none").stderr
     timeline = muster("show", job).stdout
     assert "changed by admin-user: priority 80, no time limit" in timeline
 
@@ -126,6 +127,8 @@ def test_changed_jobs_as_json(muster: Muster, submit: Callable[..., str]) -> Non
         (("JOB", "prioriti=4"), 2, "did you mean `priority`?"),
         (("JOB",), 2, "change what?"),
         (("priority=4",), 2, "which job?"),
+        (("JOB", "priority=4", "priority=5"), 2, "given twice"),
+        (("JOB", "time_limit=1h", "time=2h"), 2, "another name of `time_limit`"),
     ],
 )
 def test_what_cannot_be_set(

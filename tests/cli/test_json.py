@@ -14,6 +14,7 @@ from muster.cli.log_lines import record_bytes
 from muster.cli.verbs import VERBS, muster
 from muster.protocol import http as api
 from muster.protocol.states import JobState
+from muster.spec.parse import parse_job
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
@@ -80,6 +81,7 @@ def test_records_that_are_not_complete_are_no_success(run: Run, fake: FakeCoordi
         "state": "SUCCEEDED",
         "exit_code": 0,
         "reason": "c1 is away",
+        "cursor": "0",
     }
     assert done.returncode == 125
     assert b"not complete: c1 is away" in done.stderr
@@ -107,3 +109,28 @@ def test_what_init_wrote(run: Run, tmp_path: Path) -> None:
     for file in written["files"]:
         assert (tmp_path / file).is_file()
     assert "_join_" not in done.stdout.decode()
+
+
+ASCII_ONLY = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("verb", ["ps -a --json", "logs --json 42"])
+def test_json_is_json_whatever_the_locale(run: Run, fake: FakeCoordinator, verb: str) -> None:
+    said = "\u00fc \u4e2d \U0001f600"
+    fake.put(ended(job_view(), JobState.FAILED, 1, said))
+    fake.log(record(1, said))
+    done = run(*verb.split(), **ASCII_ONLY)
+    assert said in json.dumps([json.loads(t) for t in _documents(done.stdout)], ensure_ascii=False)
+
+
+def test_a_job_that_is_printed_is_the_job_whatever_the_locale(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text('{run: x.py, env: {A: "\u00fc"}}', encoding="utf-8")
+    done = run("submit", "-f", "job.yaml", "--dry-run", **ASCII_ONLY)
+    assert parse_job(done.stdout.decode()).env == {"A": "\u00fc"}
+
+
+def _documents(out: bytes) -> list[bytes]:
+    """One of several lines, or one a line."""
+    return [out] if out.startswith(b"{\n") else out.splitlines()

@@ -195,6 +195,20 @@ def test_a_download_is_one_file_for_each_stream(
     assert run("logs", "42", "--download", "x", "--tail", "3").returncode == 2
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_download_that_is_not_complete_is_no_success(
+    run: Run, fake: FakeCoordinator, options: tuple[str, ...]
+) -> None:
+    fake.put(ended(job_view(), JobState.FAILED, 3))
+    fake.log(record(1, "x\n"))
+    fake.script.undelivered = "not all logs were delivered by gpu-02"
+    done = run("logs", "42", "--download", "d", *options)
+    assert done.returncode == 125
+    assert b"rank-0.stdout" in done.stdout
+    assert b"the logs of job 42 are not complete: not all logs were delivered" in done.stderr
+    assert run("logs", "42", "--download", "d", "--exit-status").returncode == 3
+
+
 def test_a_download_goes_on_where_it_stopped(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, TREE, Run, Start
+from tests.cli.test_log_options import on_a_terminal
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
 BINARY = bytes(range(256)) * 3 + b"no end of line"
@@ -106,6 +107,48 @@ def test_following_goes_on_into_the_next_attempt(run: Run, fake: FakeCoordinator
     done = run("logs", "-f", "42")
     assert done.stdout == b"one\ntwo\n"
     assert b"muster: attempt 2 of job 42\n" in done.stderr
+
+
+def test_a_job_that_has_not_begun_is_followed_from_its_first_byte(
+    start: Start, fake: FakeCoordinator
+) -> None:
+    """Also where the coordinator is away as it begins."""
+    fake.put(job_view(state=JobState.QUEUED, attempt=0, started_at=None))
+    process = start("logs", "-f", "42")
+    assert process.stderr is not None
+    assert b"its logs begin when it starts" in process.stderr.readline()
+    fake.stop()
+    fake.log(*(record(number, f"{number}\n") for number in range(1, 31)))
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    fake.start()
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert out.split() == [b"%d" % number for number in range(1, 31)]
+
+
+def test_a_line_that_an_attempt_left_open_comes_before_the_next_attempt(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    fake.put(ended(job_view(attempt=2), JobState.SUCCEEDED, 0))
+    again = msgspec.structs.replace(record(2, "two\nthr"), attempt=2)
+    late = record(3, "late\n", rank=1)
+    rest = msgspec.structs.replace(record(4, "ee\n"), attempt=2)
+    fake.log(record(1, "no end"), again, late, rest)
+    done = run("logs", "-f", "42", "--rank", "all")
+    assert done.stdout.splitlines() == [
+        b"[gpu-01 r0] no end",
+        b"[gpu-01 r0] two",
+        b"[gpu-01 r1] late",
+        b"[gpu-01 r0] three",
+    ]
+
+
+def test_on_a_terminal_what_is_said_of_the_next_attempt_has_a_line_of_its_own(
+    environ: dict[str, str], fake: FakeCoordinator
+) -> None:
+    fake.put(ended(job_view(attempt=2), JobState.SUCCEEDED, 0))
+    fake.log(record(1, "10%"), msgspec.structs.replace(record(2, "two\n"), attempt=2))
+    shown = on_a_terminal(environ, "logs", "-f", "42")
+    assert b"10%\r\nmuster: attempt 2 of job 42\r\ntwo\r\n" in shown
 
 
 def test_streams_are_chosen(run: Run, fake: FakeCoordinator) -> None:

@@ -64,6 +64,31 @@ def test_a_submit_without_a_file_reads_no_yaml(
     assert not found & {"muster.cli.logs", "muster.client.tail", "muster.protocol.messages"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (b"ps", b"--user", b"\xff"),
+        (b"show", b"f\xfcr"),
+        (b"cancel", b"42", b"--reason", b"f\xfcr"),
+        (b"rerun", b"42", b"--set", b"env.A=\xff"),
+    ],
+)
+def test_what_is_typed_in_another_encoding_is_refused_in_words(
+    fake: FakeCoordinator, environ: dict[str, str], arguments: tuple[bytes, ...]
+) -> None:
+    fake.put(job_view())
+    done = subprocess.run(
+        [sys.executable, "-m", "muster.cli", *arguments],
+        env=environ,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"is not UTF-8" in done.stderr
+    assert b"mistake" not in done.stderr
+
+
 COLLECTED = """
 import atexit, gc, sys
 begun = gc.get_stats()[2]["collections"]

@@ -12,6 +12,15 @@ from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view
 
 
+def test_a_job_that_is_not_there_is_told_before_any_is_waited_for(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    fake.put(job_view())
+    done = run("wait", "42", "7")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"there is no job 7" in done.stderr
+
+
 def test_wait_returns_the_first_code_that_is_not_0_in_the_order_given(
     run: Run, fake: FakeCoordinator
 ) -> None:

@@ -99,6 +99,8 @@ class Script:
     restarts: list[int] = field(default_factory=list)
     # Answers given before anything else happens: (status, body, content type).
     first_answers: list[tuple[int, bytes, str]] = field(default_factory=list)
+    # How many answers are cut in the middle of their body, the next ones.
+    halves: int = 0
     submitted: dict[str, Any] = field(default_factory=dict)
     cancelled: list[tuple[int, verbs.CancelRequest]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -328,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/x-ndjson")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        cursor: str | None = None
+        cursor = self.query.get("cursor", "0")
         for sent, entry in enumerate(self._entries(number)):
             if cut == sent:
                 self._write_chunk(msgspec.json.encode(entry)[:7])  # half a line
@@ -339,12 +341,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._end(api.LogTrailer(end=False, reason="restarting", cursor=cursor))
                 return
             self._write_chunk(msgspec.json.encode(entry) + b"\n")
-            cursor = entry.cursor
+            cursor = entry.cursor or cursor
         job = script.jobs[number]
         over = job.state in ENDED_STATES
         if not self.server.gone:
             reason = script.undelivered or None
-            self._end(api.LogTrailer(over, job.state.value, job.exit_code, reason))
+            self._end(api.LogTrailer(over, job.state.value, job.exit_code, reason, cursor))
 
     def _follow_events(self, number: int) -> None:
         """Those that there are, then as they come, until the job has ended."""
@@ -376,6 +378,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Those that the query asks for; when it follows, as they come, until the job ends."""
         script = self.server.script
         after = int(self.query.get("cursor", 0))
+        if "tail" in self.query:
+            lines = int(self.query["tail"])
+            after = int(script.logs[-lines - 1].cursor or 0) if len(script.logs) > lines else 0
         while True:
             with script.changed:
                 fresh = [entry for entry in script.logs if int(entry.cursor) > after]
@@ -421,7 +426,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with self.server.script.changed:
+            whole = self.server.script.halves <= 0
+            self.server.script.halves -= 1
+        self.wfile.write(body if whole else body[: len(body) // 2])
+        self.close_connection = self.close_connection or not whole
 
 
 @contextlib.contextmanager

@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 import muster
-from muster.client import AsyncClient, Client, NoSuchJobError, NoSuchNodeError, SettingsError
+from muster.client import (
+    ApiError,
+    AsyncClient,
+    Client,
+    NoSuchJobError,
+    NoSuchNodeError,
+    SettingsError,
+)
 from muster.protocol import http as api
 from muster.protocol.states import JobState
 from tests.client.both import MakeClient, make
@@ -143,3 +150,54 @@ def test_a_reader_may_leave_early_and_a_call_may_be_cancelled() -> None:
 
     with running(Script(jobs={42: job_view()})) as fake:
         asyncio.run(main(fake))
+
+
+@pytest.mark.parametrize("job", [42, 43])
+def test_an_answer_that_is_cut_is_asked_for_again(make: MakeClient, job: int) -> None:
+    """A coordinator that was killed in the middle of it: also where it refuses."""
+    with running(Script(jobs={42: job_view()}, halves=1)) as fake:
+        client = make(fake.url, TOKEN)
+        if job == 42:
+            assert client.job(job).id == job
+        else:
+            with pytest.raises(ApiError, match="there is no job 43"):
+                client.job(job)
+        assert len(fake.script.requests) == 2
+
+
+def test_one_client_serves_several_event_loops() -> None:
+    with running(Script(jobs={42: job_view()})) as fake:
+        client = AsyncClient(fake.url, TOKEN)
+
+        async def ask() -> int:
+            return (await client.job(42)).id
+
+        async def ask_and_close() -> int:
+            async with client:
+                return await ask()
+
+        with asyncio.Runner() as first, asyncio.Runner() as second:
+            assert [first.run(ask()), second.run(ask()), first.run(ask())] == [42, 42, 42]
+            assert [first.run(ask_and_close()), second.run(ask_and_close())] == [42, 42]
+        assert asyncio.run(ask_and_close()) == 42
+
+
+def test_bare_names_of_variables_take_the_callers_values(
+    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job file: only those, and one that is not set is for the coordinator to refuse."""
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with running() as fake:
+        client = make(fake.url, TOKEN)
+        client.submit({"run": "x.py", "env": ["HF_HOME", "A=1", "NOT_SET"]}, key="list")
+        client.submit({"run": "x.py", "env": {"HF_HOME": None, "HOME": "/x"}}, key="map")
+        roles = {"worker": {"env": {"HF_HOME": None}}, "launcher": {"nproc_per_node": 1}}
+        client.submit({"run": "x.py", "roles": roles}, key="roles")
+        sent = {key: mapping for key, (_, mapping) in fake.script.submitted.items()}
+    assert sent["list"]["env"] == ["HF_HOME=/data/hf", "A=1", "NOT_SET"]
+    assert sent["map"]["env"] == {"HF_HOME": "/data/hf", "HOME": "/x"}
+    assert sent["roles"]["roles"] == {
+        "worker": {"env": {"HF_HOME": "/data/hf"}},
+        "launcher": {"nproc_per_node": 1},
+    }

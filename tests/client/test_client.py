@@ -1,9 +1,12 @@
 """Both clients against a real server that goes away, comes back, cuts streams and refuses."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from muster.client import (
@@ -103,6 +106,15 @@ def test_wait_gives_the_job_as_it_is_when_the_time_is_over(
     assert make(fake.url, TOKEN).wait(42, 0.01).state is JobState.RUNNING
 
 
+def test_wait_goes_on_where_a_coordinator_that_stops_answers_early(
+    make: MakeClient, fake: FakeCoordinator
+) -> None:
+    running = msgspec.json.encode(job_view())
+    fake.script.first_answers = [(200, running, "application/json")]
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    assert make(fake.url, TOKEN).wait(42, 20).state is JobState.SUCCEEDED
+
+
 def test_no_record_is_lost_or_repeated_when_the_stream_is_cut(
     make: MakeClient, fake: FakeCoordinator
 ) -> None:
@@ -148,6 +160,22 @@ def test_the_tail_is_asked_for_once(make: MakeClient, fake: FakeCoordinator) -> 
         (True, True),
         (False, True),
     ]
+
+
+def test_what_comes_after_the_tail_is_whole_however_often_the_stream_is_cut(
+    make: MakeClient, fake: FakeCoordinator
+) -> None:
+    """Also where it is cut before the first of it has come."""
+    entries = make(fake.url, TOKEN).logs(42, LogQuery(follow=True, tail=2))
+    with ThreadPoolExecutor(1) as reader:
+        first = reader.submit(next, entries)
+        fake.wait_for_request("follow=1")
+        fake.stop()
+        fake.script.logs += [record(number, f"{number}") for number in range(1, 6)]
+        fake.start()
+        assert data_of([first.result()]) == ["1"]
+    fake.put(ended(job_view(), JobState.SUCCEEDED, 0))
+    assert data_of(list(entries)) == ["2", "3", "4", "5"]
 
 
 def test_a_line_that_is_no_record_is_an_error_and_not_the_end(
@@ -202,6 +230,20 @@ def test_nobody_listening_is_said_with_what_to_do(make: MakeClient) -> None:
     assert "muster coordinator" in caught.value.hint
     assert caught.value.url == fake.url
     assert time.monotonic() - begin < 60, "it gives up"
+
+
+def test_a_stream_that_does_not_begin_is_not_waited_for_for_ever(
+    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that is stopped: the kernel still takes connections for it."""
+    for module in ("transport", "async_transport"):
+        monkeypatch.setattr(f"muster.client.{module}.READ_TIMEOUT_S", 0.1)
+    for module in ("client", "aio"):
+        monkeypatch.setattr(f"muster.client.{module}.CHANGE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        client = make(f"http://127.0.0.1:{stopped.getsockname()[1]}", TOKEN)
+        with pytest.raises(UnreachableError, match="does not answer in time"):
+            list(client.logs(42))
 
 
 def test_an_address_in_the_clear_is_refused_before_the_token_is_sent(make: MakeClient) -> None:

@@ -96,6 +96,8 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
         "http://127.0.0.1:x",
         "https://u@h",
         "https://h/p",
+        "https://a..b:7077",
+        f"https://{'x' * 64}.example:7077",
     ],
 )
 def test_a_url_of_another_form_is_refused(url: str) -> None:

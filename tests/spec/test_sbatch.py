@@ -1,5 +1,8 @@
 """Batch scripts of Slurm: headers become keys, bodies become commands, the rest is said."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from muster.spec.parse import parse_mapping
@@ -98,6 +101,11 @@ def test_python_under_srun_is_ranks_that_we_start() -> None:
         ("-t 30:05", {"time_limit": "30m5s"}),
         ("--time=02:00:00", {"time_limit": "02:00:00"}),
         ("--time=UNLIMITED", {}),
+        ("--time=infinite", {}),
+        ("--time=0:00", {}),
+        ("--gres=gpu:a100", {"resources": {"gpu": "a100:1"}}),
+        ("--gpus-per-node=v100", {"resources": {"gpu": "v100:1"}}),
+        ("--gres=gpu:8(S:0-1)", {"resources": {"gpu": "8"}}),
         ("--no-requeue", {"retry": {"infra": "0"}}),
         ("--signal=TERM", {"stop": {"warn": "TERM@60s"}}),
         ("--requeue   # again", {}),
@@ -151,6 +159,90 @@ def test_lines_beside_the_training_are_named() -> None:
     found = made(body="module load cuda\nsource /site/env.sh\nsrun python train.py")
     assert "this line of the script is not taken over: module load cuda" in found.notes
     assert "this line of the script is not taken over: source /site/env.sh" in found.notes
+
+
+def test_variables_that_muster_sets_are_named_and_left_out() -> None:
+    body = """export MASTER_ADDR=head MASTER_PORT=29500 WORLD_SIZE=16 OMP_NUM_THREADS=8
+export CUDA_VISIBLE_DEVICES=0,1
+srun torchrun --nnodes 2 train.py"""
+    found = made("--nodes=2", "--gpus-per-node=2", body=body)
+    assert found.mapping["env"] == {"OMP_NUM_THREADS": "8"}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
+        assert any(note.startswith(f"{name} is not taken over: it is ") for note in found.notes)
+    assert parse_mapping({**found.mapping, "workdir": "/x"}).nodes == 2
+    whole = made(body="export CUDA_VISIBLE_DEVICES=0,1\nsrun torchrun train.py")
+    assert whole.mapping["env"] == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--max-restarts=3", "--max-restarts=3"),
+        ("--log_dir /x", "--log-dir=/x"),
+        ("--nproc_per_node $NPROC", "--nproc-per-node=$NPROC"),
+    ],
+)
+def test_options_of_torchrun_that_are_not_taken_over_are_named(options: str, said: str) -> None:
+    ours = "--nnodes 2 --rdzv_backend c10d --rdzv-endpoint=$HEAD:1 --master_port 1 --node-rank 0"
+    found = made(body=f"srun torchrun {ours} {options} train.py")
+    assert found.mapping == {"run": ["train.py"]}
+    assert f"of torchrun, this is not taken over: {said}" in found.notes
+    assert made(body=f"torchrun {ours} --nproc-per-node=gpu a.py").notes == (
+        "run: a.py (launcher: torchrun)",
+    )
+
+
+def test_what_srun_says_of_ranks_and_nodes_is_taken_over_or_named() -> None:
+    found = made("--ntasks-per-node=8", body="srun --ntasks-per-node=4 --mpi=pmix python train.py")
+    assert found.mapping["nproc_per_node"] == "4"
+    assert len(found.notes) == 1
+    found = made(body="srun -N1 -n 8 --export=ALL,A=1 python train.py")
+    assert "of srun, this is not taken over: -N1 -n 8 --export=ALL,A=1" in found.notes
+
+
+@pytest.mark.parametrize("switch", ["--kill-on-bad-exit", "-v", "--pty", "--overcommit", "-K1"])
+def test_switches_of_srun_take_no_word_with_them(switch: str) -> None:
+    assert made(body=f"srun {switch} python train.py").mapping["run"] == ["train.py"]
+
+
+def test_a_comment_does_not_go_on_in_the_next_line() -> None:
+    found = from_sbatch("#SBATCH -N 2 \\\n#SBATCH -t 5\n# srun \\\nsrun python \\\n a.py\n")
+    assert (found.mapping["nodes"], found.mapping["time_limit"]) == ("2", "5m")
+    assert found.mapping["run"] == ["a.py"]
+
+
+def test_a_text_within_the_script_is_no_command_of_it() -> None:
+    found = made(body="cat > run.cfg <<EOF\nA=1\ncd /x\nEOF\nsrun python train.py")
+    assert found.mapping["launcher"] == "none"
+    assert not {"env", "workdir"} & found.mapping.keys()
+
+
+def test_what_is_done_after_the_training_is_named() -> None:
+    found = made(body="export A=1\nsrun python train.py\nexport B=2\ncd /x")
+    assert found.mapping["env"] == {"A": "1"}
+    assert "workdir" not in found.mapping
+    for line in ("export B=2", "cd /x"):
+        assert f"this line of the script is not taken over: {line}" in found.notes
+
+
+def test_a_script_goes_on_after_an_error_as_under_slurm(tmp_path: Path) -> None:
+    run = made(body='grep -q x /dev/null\necho "$UNSET_VARIABLE"done').mapping["run"]
+    assert isinstance(run, str)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", run], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"done\n")
+    run = made(body="set -e\nfalse\necho on").mapping["run"]
+    assert isinstance(run, str)
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", run], cwd=tmp_path, check=False)
+    assert done.returncode == 1
+
+
+def test_a_script_of_another_interpreter_is_refused_with_what_to_do() -> None:
+    with pytest.raises(SpecError, match="is a script of python3") as caught:
+        from_sbatch("#!/usr/bin/env -S python3 -u\n#SBATCH --nodes=4\nimport os\n")
+    assert "muster submit --nodes" in caught.value.problems[0].hint
+    assert from_sbatch("#! /usr/bin/env bash\nsrun python a.py\n").mapping["run"] == ["a.py"]
 
 
 def test_headers_behind_the_first_command_are_none() -> None:

@@ -25,7 +25,8 @@ from agent.core.shim import (
 )
 from agent.core.state import State
 from muster.protocol import messages as m
-from muster.protocol.codec import ReportFrame, encode
+from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
+from muster.protocol.fabric import NodeFabric
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
@@ -293,6 +294,34 @@ def test_a_node_full_of_failed_ranks_still_fits_a_frame() -> None:
     assert isinstance(hello.report, m.Hello)
     assert len(encode(ReportFrame(1, hello.report))) < 200_000
     assert [r.rank for r in hello.report.tasks[0].ranks if r.error] == [0, 1, 2, 17]
+
+
+def test_a_node_full_of_tasks_that_failed_still_says_hello() -> None:
+    """Their logs cannot be stored for long, say: each is kept until they are."""
+    agent = Agent()
+    agent.running()
+    agent.shim(ShimPhase.RUNNING, running_s=1.0, ranks=(ShimRank(0, 0, pid=7),))
+    rank = ShimRank(0, 0, exit=ShimExit(7), error="\x1b" * 4096, stderr_tail="x" * 4096)
+    for number in range(2, 1000):
+        task = TaskId(f"{number}.1.0")
+        ended = ShimStatus(
+            task, ShimPhase.CLEANED, exit=ShimExit(1), ranks=(rank,), launcher_said="x" * 4096
+        )
+        agent.turn(s.TaskFound(task, ended, PATHS, (20001,), NodeFabric(), ()))
+    agent.turn(s.LinkDown())
+    hello = agent.turn(s.LinkUp())[0]
+    assert isinstance(hello, a.SendReport)
+    assert isinstance(hello.report, m.Hello)
+    assert len(encode(ReportFrame(1, hello.report))) < FRAME_BYTES_MAX
+    running, *others = hello.report.tasks
+    assert (running.state, len(running.ranks)) == (TaskState.STARTED, 1)
+    assert running.prepared is not None
+    assert [said.task for said in others] == [f"{number}.1.0" for number in range(2, 1000)]
+    assert {said.state for said in others} == {TaskState.EXITED}
+    assert {said.exit for said in others} == {ExitStatus(1)}
+    # Of the last ones all is news, most likely.
+    assert others[-1].ranks[0].error == "\x1b" * 4096
+    assert others[0].ranks == ()
 
 
 def test_a_signal_goes_to_what_runs_and_not_to_what_is_to_end() -> None:

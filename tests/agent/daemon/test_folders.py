@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import subprocess
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -104,6 +107,74 @@ def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "tasks") == []
     assert (outside / "kept").read_text() == "kept"
     folders.remove(TASK)
+
+
+Mount = Callable[[Path, Path], None]
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Puts the first path over the second."""
+    done: list[Path] = []
+
+    def bind(source: Path, target: Path) -> None:
+        argv = ["mount", "--bind", str(source), str(target)]
+        if os.geteuid() != 0 or subprocess.run(argv, check=False, capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here")
+        done.append(target)
+
+    yield bind
+    for target in done:
+        subprocess.run(["umount", "--lazy", str(target)], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("where", ["scratch", "scratch/data", "scratch/deep/er", "scratch/file"])
+def test_what_a_job_mounted_goes_and_nothing_of_what_is_in_it(
+    tmp_path: Path, mount: Mount, where: str
+) -> None:
+    folders = Folders(tmp_path, None)
+    folders.create(prepare(), ())
+    outside, target = tmp_path / "outside", folders.path(TASK) / where
+    (outside / "below").mkdir(parents=True)
+    kept = [outside / "kept", outside / "below/kept"]
+    for path in kept:
+        path.write_text("kept")
+    if where == "scratch/file":
+        target.touch()
+        mount(outside / "kept", target)
+    else:
+        target.mkdir(parents=True, exist_ok=True)
+        # Twice, as one may be mounted over the other.
+        mount(outside, target)
+        mount(outside, target)
+    folders.remove(TASK)
+    assert os.listdir(tmp_path / "tasks") == []
+    assert [path.read_text() for path in kept] == ["kept", "kept"]
+    assert str(tmp_path / "tasks") not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_what_cannot_be_removed_keeps_no_agent_from_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = Folders(tmp_path, None)
+    folders.create(prepare(), ())
+    (tmp_path / "tasks/.gone-6.1.0").mkdir()
+
+    def refuse(name: str, above: int) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted", name)
+
+    monkeypatch.setattr("agent.folders.remove_tree", refuse)
+    assert folders.found() == [TASK]
+
+
+def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+    folders = Folders(tmp_path, None)
+    cut_off = tmp_path / "tasks/.gone-6.1.0"
+    for number in range(40):
+        for name in (f".removed-{number}", f"scratch/{number}"):
+            (cut_off / name / "deeper").mkdir(parents=True)
+    assert folders.found() == []
+    assert os.listdir(tmp_path / "tasks") == []
 
 
 def test_an_output_stays_unless_it_is_empty(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -76,7 +77,14 @@ def test_a_killed_agent_finds_its_task_again(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_an_end_while_there_is_no_agent_is_reported_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", ["whole", "empty"])
+def test_an_end_while_there_is_no_agent_is_reported_by_the_next(
+    tmp_path: Path, manifest: str
+) -> None:
+    """Also where a power failure has left nothing of the manifest, which is not synced."""
+
+    folder = tmp_path / "state/tasks" / TASK
+
     async def story() -> None:
         async with (
             Coordinator() as coordinator,
@@ -86,10 +94,16 @@ def test_an_end_while_there_is_no_agent_is_reported_by_the_next(tmp_path: Path) 
             await session.welcome()
             await begin(session, *waiting_job(tmp_path))
             started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            shim = parent_of(started.ranks[0].pid)
             assert await agent.end() == 0
             assert alive(started.ranks[0].pid)
             (tmp_path / "go").touch()
             await until(lambda: not alive(started.ranks[0].pid))
+            if manifest == "empty":
+                await until((folder / "exit.json").exists)
+                os.kill(shim, signal.SIGKILL)
+                await until(lambda: not alive(shim))
+                (folder / "task.json").write_bytes(b"")
             agent.start()
             session = await coordinator.session()
             again = await session.welcome(TASK)
@@ -100,6 +114,8 @@ def test_an_end_while_there_is_no_agent_is_reported_by_the_next(tmp_path: Path) 
             assert found.exit.code == 7
             await coordinator.logs.until(lambda store: TASK in store.tasks)
             assert coordinator.logs.data[STDOUT] == b"A\nB\n"
+            await session.send(ForgetTask(TASK))
+            await until_gone(folder)
 
     asyncio.run(story())
 
@@ -121,6 +137,38 @@ def test_a_killed_shim_is_never_still_running(tmp_path: Path) -> None:
             assert not alive(rank)
             await session.send(ForgetTask(TASK))
             await until_gone(tmp_path / "state/tasks" / TASK)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_task_whose_folder_was_taken_away_ends(tmp_path: Path, *, killed: bool) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            AgentProcess(write_config(tmp_path, coordinator.url)),
+        ):
+            session = await coordinator.session()
+            await session.welcome()
+            await begin(session, *waiting_job(tmp_path))
+            started = await session.expect(TaskReport, is_in(TaskState.STARTED))
+            rank = started.ranks[0].pid
+            shim = parent_of(rank)
+            shutil.rmtree(tmp_path / "state/tasks" / TASK)
+            if killed:
+                os.kill(shim, signal.SIGKILL)
+            else:
+                (tmp_path / "go").touch()
+            end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+            if killed:
+                assert end.stopped_by == "shim_lost"
+                assert not alive(rank)
+            else:
+                assert end.exit is not None
+                assert end.exit.code == 7
+            await session.send(ForgetTask(TASK))
+            # It is free for another.
+            await begin(session, "/bin/true", task=TaskId("8.1.0"))
 
     asyncio.run(story())
 

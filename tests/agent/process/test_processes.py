@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 
@@ -205,5 +206,46 @@ def test_many(any_stage: Stage) -> None:
         assert status.exit == ShimExit(code=0)
         said = b"".join(task.read(rank.stdout) for rank in status.ranks)
         assert said.split() == [b"%d" % rank for rank in range(100, 140)]
+
+    any_stage.play(story)
+
+
+LEASED = """
+import fcntl, os, signal, sys, time
+
+ready, told = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    log = os.open("/proc/self/fd/2", os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    while True:
+        try:
+            fcntl.fcntl(log, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            break
+        except BlockingIOError:
+            time.sleep(0.01)
+    os.write(told, b"1")
+    signal.pause()
+null = os.open(os.devnull, os.O_RDWR)
+os.dup2(null, 1)
+os.dup2(null, 2)
+os.read(ready, 1)
+os._exit(3)
+"""
+
+
+def test_a_job_that_keeps_its_log_for_itself_does_not_stop_its_shim(any_stage: Stage) -> None:
+    """The kernel makes whoever opens such a file wait for lease-break-time: 45 s."""
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared(launcher="processes")
+        await task.send(ShimStart(argv=[PYTHON, "-c", LEASED], ranks=[{"RANK": "0"}]))
+        async with asyncio.timeout(20.0):
+            status = await task.ended()
+        assert status.exit == ShimExit(code=3)
 
     any_stage.play(story)

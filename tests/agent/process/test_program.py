@@ -437,3 +437,23 @@ def test_start_twice_runs_once(any_stage: Stage) -> None:
         assert task.read("logs/rank-0.stdout") == b"once\n"
 
     any_stage.play(story)
+
+
+def test_half_a_character_in_what_a_rank_failed_of(any_stage: Stage) -> None:
+    """As Python has it in the name of a file that is no UTF-8."""
+    text = "{'message': 'No such file: caf\\udce9.bin'}"
+    code = (
+        "import json, os;"
+        f" json.dump({text}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); raise SystemExit(3)"
+    )
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.prepared(launcher="processes")
+        await task.send(ShimStart(argv=[PYTHON, "-c", code], ranks=[{"RANK": "0"}]))
+        status = await task.ended()
+        assert status.ranks[0].error == "No such file: caf?.bin"
+        assert status.first_failed == 0
+        assert msgspec.json.decode(task.read("exit.json"), type=ShimStatus) == status
+
+    any_stage.play(story)

@@ -15,10 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.shim import ShimExit, ShimPhase, ShimStop, StoppedBy
+from agent.core.shim import (
+    ShimExit,
+    ShimPhase,
+    ShimRelease,
+    ShimStatus,
+    ShimStop,
+    StoppedBy,
+)
 from agent.process import template
 from agent.process.adopt import Ownership, examine
-from agent.process.shim import ShimUnreachable, connect
+from agent.process.shim import ShimUnreachable, connect, speak
 from agent.process.shims import SpawnError
 from muster.daemon.errors import DaemonError
 from tests.agent.process.conftest import PATIENCE_S, Node, Stage, found_in
@@ -146,6 +153,31 @@ def test_a_torn_record_is_none(any_stage: Stage) -> None:
         (folder / "exit.json").write_bytes(b'{"v":1,"task"')
         found = await asyncio.to_thread(examine, folder)
         assert found.ownership is Ownership.LOST
+
+    any_stage.play(story)
+
+
+def test_half_a_character_that_an_earlier_release_has_written_is_read(any_stage: Stage) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sh", "-c", "echo because >&2; exit 3")
+        ended = await task.ended()
+        text = task.read("exit.json").decode().replace("because", "caf\\udce9")
+        await task.send(ShimRelease())
+        await task.gone()
+        (task.dir / "exit.json").write_text(text)
+        [found] = found_in(node.state_dir)
+        assert found.ownership is Ownership.ENDED
+        assert found.status is not None
+        assert found.status.exit == ended.exit
+        assert found.status.ranks[0].error == "caf?"
+        heard: list[ShimStatus] = []
+        ours, theirs = socket.socketpair()
+        with theirs:
+            connection = await speak(task.dir, ours, heard.append)
+            theirs.send(text.encode() + b"\n")
+        await connection.ended
+        assert heard == [found.status]
 
     any_stage.play(story)
 

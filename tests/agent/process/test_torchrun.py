@@ -441,3 +441,29 @@ def test_a_port_that_a_rank_wanted_is_the_ranks_own_affair(
         assert rank_exit(status, 0) is not None
 
     any_stage.play(story)
+
+
+NESTED = """
+import os, sys
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    file.write('{"message": ' + "[" * 100_000)
+print("the data are not there", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.mark.torch
+def test_an_error_file_that_nobody_can_read_hides_no_end(any_stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NESTED)
+
+    async def story(node: Node) -> None:
+        task = await behind_gate(node, tmp_path)
+        await task.send(torchrun(free_port(), "train.py", processes=1))
+        status = await task.ended()
+        failed = rank_exit(status, 0)
+        assert failed is not None
+        assert failed.code == 3
+        assert status.first_failed == 0
+        assert status.ranks[0].error == "the data are not there"
+
+    any_stage.play(story)

@@ -58,6 +58,8 @@ def ask(
         (b'{"run": "x.py"}', {**JSON, "Idempotency-Key": "\u00e9"}, 400, "bad_idempotency_key"),
         (b'{"run": "x.py"}', {**JSON, "Idempotency-Key": ""}, 400, "bad_idempotency_key"),
         (b'{"run": "x.py", "nodes": 9}', JSON, 422, "unsatisfiable"),
+        (b'{"\\ud800": 1}', JSON, 400, "bad_syntax"),
+        (b'{"run": "x.py", "env": {"a\\ud800": "x"}}', JSON, 400, "bad_syntax"),
     ],
 )
 def test_a_job_that_cannot_be_taken(

@@ -1,6 +1,7 @@
 """Revisions of a job, the header that asks for one, and the key that makes a request count once."""
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -158,3 +159,23 @@ def test_two_ways_to_run_are_two_requests() -> None:
     line = JobSpec(name="a", run=Shell("true"))
     assert request_digest(line) != request_digest(JobSpec(name="a", run=Argv(("true",))))
     assert request_digest(line, "again 1") != request_digest(line, "again 2")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"stop": {"warn": "USR1@5m"}}], ids=["whole", "whole with the defaults"]
+)
+def test_a_submit_is_known_again_though_the_pools_defaults_are_others_now(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    async def submitted(agent: str) -> int:
+        async with user_of(coordinator) as user, connect(coordinator, agent) as node:
+            await node.hello()
+            return await user.submit("key-1", **fields)
+
+    before: dict[str, object] = {"time_limit": "1h"}
+    with CoordinatorProcess(tmp_path, pool_defaults={"default": before}).start() as coordinator:
+        first = asyncio.run(submitted("n1"))
+        assert coordinator.terminate() == 0
+        coordinator.settings["pool_defaults"] = {"default": {**before, "priority": 41}}
+        coordinator.start()
+        assert asyncio.run(submitted("n1")) == first

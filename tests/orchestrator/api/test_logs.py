@@ -46,6 +46,18 @@ def test_history_is_in_the_order_of_time_and_can_be_chosen_from(
     with_scene(coordinator, main)
 
 
+def test_a_tail_of_nothing_says_where_what_follows_begins(coordinator: CoordinatorProcess) -> None:
+    async def main(scene: Scene) -> None:
+        (trailer,) = await scene.user.logs(scene.job, "tail=1&rank=1")
+        await scene.write(0, b"of another\n", 1.0)
+        await scene.write(1, b"first\nsecond\n", 2.0)
+        rest = await scene.user.logs(scene.job, f"rank=1&cursor={trailer['cursor']}")
+        assert texts(rest) == ["first\nsecond\n"]
+        await scene.finish()
+
+    with_scene(coordinator, main)
+
+
 def test_bytes_that_are_no_text_arrive_as_they_were(coordinator: CoordinatorProcess) -> None:
     async def main(scene: Scene) -> None:
         await scene.write(0, b"\xff\x00\xfe", 1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.messages import Heartbeat, Hello, Refused, TaskReport
+from muster.protocol.messages import Heartbeat, Hello, Refused, StopTask, TaskReport
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
@@ -128,6 +128,45 @@ def test_a_second_agent_of_one_machine_is_refused_and_both_are_named(
     assert NodeName("n1") not in cluster.state.nodes
     cluster.leave("n0")
     assert answer(cluster, second) is None, "the first has gone"
+
+
+def test_an_agent_that_was_given_another_name_does_not_end_what_it_runs() -> None:
+    cluster = running()
+    tasks = (TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared()),)
+    renamed = hello(cluster, node=NodeName("gpu-01"), tasks=tasks)
+    before = hello(cluster, tasks=tasks)
+    cluster.leave("n0")
+    refused = answer(cluster, renamed)
+    assert refused is not None
+    assert refused.code == "renamed"
+    assert "was n0 and still has task 1.1.0" in refused.text
+    assert "`node: n0`" in refused.text
+    assert NodeName("gpu-01") not in cluster.state.nodes
+    assert answer(cluster, before) is None
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.leave("n0")
+    cluster.pass_time(cluster.limits.lease_s + cluster.limits.lease_margin_s + 1)
+    assert answer(cluster, renamed) is None, "its lease is over, and the task is stopped"
+    assert cluster.commands("gpu-01", StopTask)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tasks": ()},
+        {"boot_id": "another"},
+        {"tasks": (TaskReport(task(1, 1, 0), TaskState.CLEANED),)},
+        {"agent_id": "another"},
+    ],
+)
+def test_an_agent_with_another_name_and_nothing_of_a_job_is_let_in(
+    changes: dict[str, object],
+) -> None:
+    cluster = running()
+    tasks = (TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared()),)
+    renamed = hello(cluster, **{"node": NodeName("gpu-01"), "tasks": tasks, **changes})
+    cluster.leave("n0")
+    assert answer(cluster, renamed) is None
 
 
 def test_agents_that_share_a_machine_are_let_in() -> None:

@@ -67,6 +67,15 @@ def test_a_gang_that_would_be_refused_is_not_tried() -> None:
     assert placed(cluster, 2) == ["a", "c"]
 
 
+def test_nodes_of_one_kind_on_other_switches_are_nothing_to_wait_for() -> None:
+    """Of those of one switch it can only be tried: the plan says what differs."""
+    cluster = Cluster()
+    for name, rdma, leaf in (("a", FAST, 1), ("b", SLOW, 1), ("c", FAST, 2), ("d", SLOW, 2)):
+        cluster.join(name, rdma=rdma, gpus=8, labels={"switch": f"leaf{leaf}"})
+    cluster.submit(gang(placement={"spread": "same-switch"}))
+    assert placed(cluster) == ["a", "b"]
+
+
 def test_one_that_may_do_without_does_not_wait() -> None:
     cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
     cluster.submit(spec(placement={"include": ["c"]}))

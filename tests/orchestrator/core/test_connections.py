@@ -188,6 +188,21 @@ def test_a_coordinator_that_starts_adopts_what_runs_and_extends_every_lease() ->
     assert after.shown(1) is JobState.STOPPING
 
 
+def test_a_node_that_is_done_does_not_say_for_how_long_the_others_run() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, time_limit_s=100.0))
+    _, name = cluster.run_gang(1)
+    cluster.leave("n1")
+    cluster.beat(90)
+    well = ExitStatus(0)
+    done = TaskReport(name, TaskState.CLEANED, prepared=prepared(), exit=well, running_s=5.0)
+    cluster.join("n1", tasks=(done,))
+    cluster.beat(11)
+    assert cluster.job(1).attempts[0].cause is not None
+    assert cluster.shown(1) is JobState.STOPPING
+
+
 def test_a_task_that_its_own_agent_no_longer_has_is_lost() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1")

@@ -10,6 +10,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.interfaces import Interface, InterfaceKind
 from muster.protocol.messages import (
     ArrangeTask,
+    Checkpoint,
     PrepareTask,
     RankReport,
     StartTask,
@@ -90,6 +91,34 @@ def test_a_node_that_becomes_free_joins() -> None:
     assert cluster.shown(1) is JobState.RUNNING
     assert check(cluster.state) == []
     assert "3 of 2..3 nodes" in job_view(cluster.state, cluster.job(1), cluster.now).reason.text
+
+
+@pytest.mark.parametrize(("ranks", "joins"), [(8, False), (2, True), (None, True)])
+def test_a_node_with_too_few_gpus_for_its_ranks_does_not_join(
+    ranks: int | None, joins: bool
+) -> None:
+    cluster = Cluster()
+    cluster.join("n0", gpus=8)
+    cluster.submit(spec(nodes=1, max_nodes=2, rendezvous="c10d", nproc_per_node=ranks))
+    cluster.run_gang(1)
+    cluster.join("n1", gpus=2)
+    assert [t.node for t in tasks(cluster)] == (["n0", "n1"] if joins else ["n0"])
+
+
+def test_it_starts_without_nodes_that_have_too_few_gpus_where_enough_have_more() -> None:
+    for least, gang in ((1, ["n2"]), (2, ["n0", "n1", "n2"])):
+        cluster = Cluster()
+        for name, gpus in (("n0", 2), ("n1", 2), ("n2", 8)):
+            cluster.join(name, gpus=gpus)
+        cluster.submit(spec(nodes=least, max_nodes=3, rendezvous="c10d", nproc_per_node=8))
+        assert [t.node for t in tasks(cluster)] == gang
+
+
+def test_ranks_without_gpus_join_wherever_there_is_room() -> None:
+    cluster = elastic(1, 1, 2, nproc_per_node=4)
+    cluster.run_gang(1)
+    cluster.join("n1")
+    assert [t.node for t in tasks(cluster)] == ["n0", "n1"]
 
 
 def test_nobody_joins_beyond_the_bound_or_before_the_start_or_before_who_waits() -> None:
@@ -384,4 +413,23 @@ def test_on_one_machine_only_its_own_nodes_join() -> None:
     assert len(tasks(cluster)) == 2
     cluster.join("n3", interfaces=lo, shared_host=True)
     assert [t.node for t in tasks(cluster)][2:] == ["n3"]
+    assert check(cluster.state) == []
+
+
+@pytest.mark.parametrize(("least", "left"), [(1, ["n2", "n3"]), (2, ["n2", "n3"]), (3, None)])
+def test_all_that_are_drained_after_a_checkpoint_leave_after_the_same_one(
+    least: int, left: list[str] | None
+) -> None:
+    cluster = elastic(4, least, 4, checkpoint_dir="/ckpt")
+    name, *_ = cluster.run_gang(1)
+    for node in ("n2", "n3"):
+        cluster.drain(node, after_checkpoint=True)
+    seen = Checkpoint(1, "step-1", 0.0)
+    cluster.report(name, TaskState.STARTED, prepared=prepared(), checkpoint=seen)
+    if left is None:
+        # It cannot do without both, and has to leave the second with its next checkpoint anyway.
+        assert cluster.shown(1) is JobState.STOPPING
+    else:
+        assert [t.node for t in tasks(cluster) if not t.present] == left
+        assert cluster.shown(1) is JobState.RUNNING
     assert check(cluster.state) == []

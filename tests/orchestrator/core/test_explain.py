@@ -11,18 +11,21 @@ from msgspec import structs
 
 from muster.protocol import http as h
 from muster.protocol.ids import JobId, NodeName
+from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import TaskState
 from muster.spec.types import JobSpec, Placement, Resources, Retry
 from orchestrator.core import facts as f
+from orchestrator.core import stimuli as s
 from orchestrator.core.evolve import apply
 from orchestrator.core.explain import chance, explain
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.placement import Waiting, place
-from orchestrator.core.scheduler import next_placement
+from orchestrator.core.scheduler import next_placement, why_waiting
 from orchestrator.core.state import State
 from orchestrator.core.suppose import supposed
-from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec
+from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
 from tests.orchestrator.core.test_meeting import eth
 
 
@@ -160,6 +163,23 @@ def test_a_held_job_says_what_a_release_would_do() -> None:
     assert found.hints == ("would start now if it were released: muster release 2",)
 
 
+def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    cluster.submit(spec())
+    cluster.turn(s.SpaceSeen("/var/lib/muster is full"))
+    (name,) = cluster.run_gang(1)
+    cluster.finish(name)
+    found = told(cluster, 2)
+    assert not found.starts_now
+    assert found.text == "nothing is started: /var/lib/muster is full"
+    assert found.forecast == "unknown: nothing is started: /var/lib/muster is full"
+    assert in_s(cluster, found) is None
+    cluster.turn(s.SpaceSeen(""))
+    assert cluster.job(2).attempts
+
+
 def test_one_that_fits_no_longer_says_never() -> None:
     cluster = Cluster()
     cluster.join("n0", "n1", gpus=8)
@@ -172,6 +192,25 @@ def test_one_that_fits_no_longer_says_never() -> None:
     found = told(cluster, 2)
     assert found.text.startswith("cannot start: it needs 2 nodes and 1 of the 2 known can run it")
     assert said(found)["n1"] == (False, "has 4 of the 8 GPUs wanted")
+
+
+def test_one_that_fits_no_longer_says_so_in_every_list_and_to_those_behind_it() -> None:
+    cluster = Cluster()
+    cluster.join("n0", gpus=8)
+    cluster.submit(spec())
+    cluster.submit(spec("second", resources=gpus(8)))
+    cluster.submit(spec("third"))
+    cluster.join("n0", gpus=7, tasks=(TaskReport(task(1, 1, 0), TaskState.ASSIGNED),))
+    cannot = (
+        "cannot start: it needs 1 node and 0 of the 1 known can run it: "
+        "n0 has 7 of the 8 GPUs wanted"
+    )
+    assert why_waiting(cluster.state, cluster.job(2)) == cannot
+    assert told(cluster, 2).text == cannot
+    assert why_waiting(cluster.state, cluster.job(3)) == (
+        f"1 ahead in pool default; first is job 2 (priority 50), which {cannot}; the others wait "
+        "until it is held (muster hold 2), cancelled, or fits again"
+    )
 
 
 def test_nodes_that_share_no_network() -> None:

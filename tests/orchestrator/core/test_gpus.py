@@ -531,3 +531,16 @@ def test_room_beside_a_job_whose_gpu_has_failed_is_seen() -> None:
     join(cluster, "a", devices=tuple(sick), tasks=(TaskReport(task(1, 1, 0), TaskState.ASSIGNED),))
     assert numbers(cluster, 3) == [2, 3]
     assert check(cluster.state) == []
+
+
+def test_room_beside_a_job_whose_gpu_is_not_there_any_more_is_seen() -> None:
+    cluster = Cluster()
+    join(cluster, "a", 4)
+    cluster.submit(part(1))
+    there = Heartbeat(cluster.mono, devices=tuple(gpu(at) for at in range(1, 4)))
+    session = cluster.node("a").session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, there))
+    cluster.submit(part(3))
+    assert numbers(cluster, 2) == [1, 2, 3]
+    assert check(cluster.state) == []

@@ -46,6 +46,35 @@ def test_the_launcher_is_the_node_that_suits(
     assert gang({"a": 2, "b": 2, "c": 4, "d": 8}, 2, launcher, worker) == wanted
 
 
+def test_the_launcher_is_of_the_network_and_the_switch_of_its_workers() -> None:
+    """Where one of the nodes that suit has too few beside it, another one is the launcher."""
+    roles = Roles(Role(nproc_per_node=4), Role(nproc_per_node=2))
+    apart = Cluster()
+    for number, (name, gpus) in enumerate((("a", 8), ("b", 8), ("c", 2), ("d", 2))):
+        subnet = 1 if name == "a" else 2
+        apart.join(name, gpus=gpus, interfaces=eth("e0", f"10.{subnet}.0.{number}/24"))
+    apart.submit(spec(nodes=2, roles=roles))
+    assert [t.node for t in apart.job(1).attempts[0].tasks] == ["b", "c"]
+    near = Cluster()
+    for name, gpus in (("a", 2), ("b", 2), ("c", 8), ("d", 2), ("e", 2)):
+        near.join(name, gpus=gpus, labels={"switch": "s1" if name in "ab" else "s2"})
+    near.submit(spec(nodes=2, roles=roles, placement={"spread": "same-switch"}))
+    assert [t.node for t in near.job(1).attempts[0].tasks] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpu", "wanted"), [(8, None, "c"), (2, None, "a"), (9, None, "a"), (4, 2, "a")]
+)
+def test_a_node_has_a_gpu_for_each_rank_where_there_is_one(
+    ranks: int, gpu: int | None, wanted: str
+) -> None:
+    cluster = Cluster()
+    for name, gpus in (("a", 2), ("b", 2), ("c", 8)):
+        cluster.join(name, gpus=gpus)
+    cluster.submit(spec(nproc_per_node=ranks, resources={"gpu": gpu}))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == [wanted]
+
+
 def test_a_gang_without_enough_gpus_starts_all_the_same() -> None:
     assert gang({"a": 0, "b": 0, "c": 0}, 3, 4, 2) == ["a", "b", "c"]
 
@@ -162,3 +191,23 @@ def test_what_two_nodes_say_of_one_address_leaves_an_elastic_gang_the_others() -
         cluster.join(f"n{number}", interfaces=eth("e0", f"10.0.0.{address}/24"))
     cluster.submit(spec(nodes=2, max_nodes=5, rendezvous="c10d"))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n2", "n3", "n4"]
+
+
+def test_two_nodes_of_one_address_are_no_reason_to_refuse_what_the_others_can_run() -> None:
+    cluster = Cluster()
+    for name, address in (("n1", 1), ("n2", 1), ("n3", 3)):
+        cluster.join(name, interfaces=eth("e0", f"10.0.0.{address}/24"))
+    cluster.submit(spec(nodes=2))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "n3"]
+    refused = cluster.submit(spec(nodes=3))
+    assert isinstance(refused, Declined)
+    assert "n1 and n2 both have 10.0.0.1" in refused.text
+
+
+def test_a_node_that_does_not_tell_its_networks_may_be_of_a_gang_on_any() -> None:
+    cluster = Cluster()
+    cluster.join("old", gpus=8)
+    for number in (1, 2):
+        cluster.join(f"n{number}", interfaces=eth("e0", f"10.{number}.0.1/24"))
+    cluster.submit(spec(nodes=2))
+    assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["n1", "old"]

@@ -10,7 +10,7 @@ import pytest
 
 from muster.protocol.fabric import MissingPort, NodeFabric
 from muster.protocol.gpus import GpuDevice
-from muster.protocol.messages import Heartbeat, PrepareTask
+from muster.protocol.messages import ArrangeTask, Heartbeat, PrepareTask
 from muster.protocol.outcome import Outcome
 from muster.protocol.proof import PortHealth
 from muster.protocol.states import JobState
@@ -81,6 +81,24 @@ def test_all_that_are_ill_are_left_out_at_once() -> None:
         cluster.clean(task(1, 1, rank))
     cluster.pass_time(2)
     assert nodes(cluster, 2) == ["c", "d"]
+
+
+def test_who_would_join_a_gang_that_runs_is_looked_at_too() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec(nodes=1, max_nodes=2, rendezvous="c10d", preflight="quick"))
+    cluster.run_gang(1)
+    cluster.join("b")
+    heartbeat(cluster, "b", ports=DOWN)
+    cluster.prepare(task(1, 1, 1))
+    left = cluster.job(1).attempts[0].tasks[1].left
+    assert left is not None
+    assert left.startswith("b refused: port mlx5_3:1 is down (DOWN, Polling)")
+    assert not cluster.commands("b", ArrangeTask)
+    assert cluster.shown(1) is JobState.RUNNING
+    cluster.clean(task(1, 1, 1))
+    assert len(cluster.job(1).attempts[0].tasks) == 2, "it is not asked again"
+    assert check(cluster.state) == []
 
 
 def test_a_gpu_with_a_fault_is_one_too_few_for_a_whole_node() -> None:

@@ -71,6 +71,21 @@ def test_the_others_are_heard_for_a_moment_and_no_longer() -> None:
     assert cluster.shown(1) is JobState.STOPPING
 
 
+@pytest.mark.parametrize("code", ["no_folder", "launcher_unreachable"])
+def test_what_was_refused_before_a_restart_is_the_reason_after_it(code: str) -> None:
+    """And not that the others are slow: they wait for the one that has refused."""
+    before = gang(3, 3)
+    if code == "no_folder":
+        before.refuse(task(1, 1, 0), code)
+    else:
+        refuse_plan(before, prepare_all(before, 3)[1], code)
+    cluster = Cluster(state=before.replayed(), mono=before.mono)
+    cluster.pass_time(cluster.limits.refusal_wait_s)
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert cause.refusal == code
+
+
 def test_a_launcher_that_no_worker_reaches_is_at_fault_itself() -> None:
     cluster = gang(4, 3)
     tasks = prepare_all(cluster, 3)

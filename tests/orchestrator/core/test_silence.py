@@ -226,6 +226,34 @@ def test_the_brake_does_not_hold_for_ever() -> None:
     assert cluster.state.brake is None
 
 
+def test_nodes_that_never_come_back_do_not_keep_the_brake_on() -> None:
+    """Nothing would be judged by the neighbours' word, and the next outage would have no brake."""
+    cluster = of(7)
+    for name in ("n0", "n1", "n2", "n3"):
+        cluster.leave(name)
+    cluster.beat(LEASE_S + LIMITS.brake_s + 2 * LIMITS.silence_s)
+    assert [cluster.node(f"n{at}").link for at in range(4)] == [LinkState.LOST] * 4
+    assert cluster.state.brake is None
+    assert brake_text(cluster.state) == ""
+    placed(cluster, "n5", "n6")
+    cluster.leave("n5")
+    cluster.leave("n6")
+    cluster.beat(LEASE_S + 60)
+    assert cluster.state.brake is not None
+    assert cluster.shown(1) is JobState.RUNNING
+
+
+def test_nodes_that_are_removed_do_not_keep_the_brake_on() -> None:
+    cluster = of(5)
+    for name in ("n0", "n1", "n2"):
+        cluster.leave(name)
+    cluster.beat(LEASE_S + 60)
+    assert cluster.state.brake is not None
+    for name in ("n0", "n1"):
+        cluster.remove(name)
+    assert cluster.state.brake is None
+
+
 def test_one_node_after_another_is_no_reason_to_brake() -> None:
     cluster = of(3)
     placed(cluster, "n0")
