@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import socket
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
@@ -21,18 +24,18 @@ class SecondAgentError(DaemonError):
     """Another agent serves this machine, and neither was told to share it."""
 
 
-def alone(config: AgentConfig) -> socket.socket:
+@contextlib.asynccontextmanager
+async def alone(config: AgentConfig) -> AsyncIterator[None]:
     """Hold this machine (this network namespace) alone, unless the configuration shares it.
 
     Raises SecondAgentError.
     """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     if config.shared_host:
-        return claim
+        yield
+        return
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         claim.bind(_CLAIM)
-        # Whoever asks is told our pid by the kernel; nobody is ever answered.
-        claim.listen(1)
     except OSError as error:
         claim.close()
         raise SecondAgentError(
@@ -40,7 +43,19 @@ def alone(config: AgentConfig) -> socket.socket:
             f"{os.getpid()}, node {config.node} in {config.state_dir}. Stop one of them, or set "
             "shared_host: true in the configuration of both to try things out"
         ) from error
-    return claim
+    server = await asyncio.get_running_loop().create_unix_server(_HangUp, sock=claim)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+class _HangUp(asyncio.Protocol):
+    """Whoever asks has been told our pid by the kernel. Left to wait, a few would keep out all who
+    ask later."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
 
 
 def _holder() -> str:

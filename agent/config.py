@@ -136,6 +136,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_node(self.node)
         _check_url(self.coordinator)
+        if not self.state_dir.is_absolute():
+            # What runs the jobs stands in other folders.
+            raise ValueError(f"state_dir {self.state_dir} is no absolute path")
         if self.address is not None:
             _check_address(self.address)
         if self.hosts.mode == "file" and self.shared_host:

@@ -7,14 +7,13 @@ its jobs running; the next one finds them by their folders.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import secrets
 from collections.abc import Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import Final, Never, assert_never
 
 import structlog
+from msgspec import structs
 
 from agent.checkpoints import Checkpoints
 from agent.claim import alone
@@ -49,6 +48,7 @@ from agent.hangs.looks import Looks
 from agent.hangs.watch import HangWatch
 from agent.hardware.watch import HardwareWatch
 from agent.hosts.hosts import Hosts, mode_of
+from agent.identity import identify, node_name, read_name
 from agent.idle import IdleWatch
 from agent.inbox import Inbox
 from agent.link import ControlLink
@@ -56,7 +56,6 @@ from agent.logs.shipper import LogShipper
 from agent.neighbours import Neighbours
 from agent.network import Network
 from agent.ports import check_range
-from agent.probe import host
 from agent.probe.changes import watch
 from agent.probe.fabric.gpus import use_of
 from agent.probe.fabric.tree import Tree
@@ -72,18 +71,15 @@ from agent.proof.proofs import Proofs
 from agent.tasks import Tasks
 from agent.traces import traces
 from muster.daemon.clock import Clock, SystemClock
-from muster.daemon.errors import FileError, TaskEndedError
+from muster.daemon.errors import TaskEndedError
 from muster.daemon.files import lock_directory, write_atomic
 from muster.daemon.network_folder import network_kind
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.gpus import usable
-from muster.protocol.ids import check_node_name
 from muster.protocol.messages import Refused, Welcome
 
-_AGENT_ID: Final = "agent_id"
 _CLUSTER: Final = "cluster"
-_DISTRIBUTION: Final = "muster-cluster"
 
 _log = structlog.get_logger("agent")
 
@@ -101,7 +97,7 @@ class Agent:
     ) -> None:
         """Needs a running loop. Raises DaemonError for what the configuration gets wrong."""
         self._clock = clock
-        self._state = State(identity, cluster=_read_name(config.state_dir / _CLUSTER))
+        self._state = State(identity, cluster=read_name(config.state_dir / _CLUSTER))
         self._inbox = Inbox()
         self._jobs_owner = owner
         self._timers: dict[Timer, float] = {}
@@ -318,62 +314,18 @@ async def serve(
     config: AgentConfig, stop: asyncio.Event, environ: Mapping[str, str] = os.environ
 ) -> None:
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
-    with lock_directory(config.state_dir), alone(config):
-        owner = owner_named(config.run_as)
-        _warn_of_root(config)
-        _warn_of_network(config)
-        _check_ports(config)
-        network = NetworkProbe(config.address, config.interface)
-        identity = await asyncio.to_thread(identify, config, network)
-        agent = Agent(config, identity, owner, SystemClock(), network)
-        await agent.run(stop, Notifier(environ))
-
-
-def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
-    """Who this agent is. May wait for a name server. Raises DaemonError."""
-    host.check_labels(config)
-    interfaces = host.interfaces(config, network)
-    return Identity(
-        node=check_node_name(config.node),
-        agent_id=agent_id(config.state_dir),
-        boot_id=host.boot_id(),
-        version=version(),
-        inventory=host.inventory(config, interfaces),
-        run_as=config.run_as or "",
-        allow_root_jobs=config.allow_root_jobs,
-        instance=secrets.token_hex(8),
-    )
-
-
-def agent_id(state_dir: Path) -> str:
-    """A name for this installation, made once: it tells a restart from a second node of that name.
-
-    Raises FileError.
-    """
-    path = state_dir / _AGENT_ID
-    text = _read_name(path)
-    if not text:
-        text = secrets.token_hex(16)
-        write_atomic(path, f"{text}\n".encode(), 0o600)
-    return text
-
-
-def _read_name(path: Path) -> str:
-    """What a file of one line says, "" where there is none. Raises FileError."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-
-
-def version() -> str:
-    """The version of Muster that is installed."""
-    try:
-        return metadata.version(_DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "0"
+    with lock_directory(config.state_dir):
+        config = structs.replace(config, node=node_name(config))
+        async with alone(config):
+            owner = owner_named(config.run_as)
+            _warn_of_root(config)
+            _warn_of_network(config)
+            _warn_of_token(config)
+            _check_ports(config)
+            network = NetworkProbe(config.address, config.interface)
+            identity = await asyncio.to_thread(identify, config, network)
+            agent = Agent(config, identity, owner, SystemClock(), network)
+            await agent.run(stop, Notifier(environ))
 
 
 def _shims(config: AgentConfig) -> Shims:
@@ -436,6 +388,16 @@ def _warn_of_network(config: AgentConfig) -> None:
             "nothing can be started or ended here, and two nodes may take it for their own; name a "
             "folder on a disk of this machine with state_dir",
         )
+
+
+def _warn_of_token(config: AgentConfig) -> None:
+    with contextlib.suppress(OSError):  # told where it is read
+        if config.token_file is not None and config.token_file.stat().st_mode & 0o077:
+            _log.warning(
+                "token_file_open",
+                why=f"other users can read {config.token_file}, jobs among them, and let in "
+                f"agents of their own by it; run: chmod 600 {config.token_file}",
+            )
 
 
 def _warn_of_root(config: AgentConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Never, Self
@@ -20,8 +21,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from muster.daemon.errors import ConfigError
-from muster.daemon.tls import client_context
+from muster.daemon.errors import ConfigError, TlsError
+from muster.daemon.lookup import Lookup
+from muster.daemon.tls import Version, client_context, version_of
+from muster.protocol.tokens import BadToken, parse
 
 # Full jitter, because all agents lose their coordinator at the same instant.
 _PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
@@ -72,13 +75,17 @@ class Dialer:
             )
         self._url = coordinator.rstrip("/")
         self._token_file = token_file
-        self._tls = client_context(tls_ca) if coordinator.startswith("https:") else None
+        self._tls_ca = tls_ca
+        self._version: Version | None = None
+        self._tls: ssl.SSLContext | None = None
+        if coordinator.startswith("https:"):
+            self._trust()
         self._session: aiohttp.ClientSession | None = None
         self._token()
 
     async def __aenter__(self) -> Self:
         # Names are looked up at each dial: a coordinator may move.
-        connector = aiohttp.TCPConnector(use_dns_cache=False, limit=0)
+        connector = aiohttp.TCPConnector(resolver=Lookup(), use_dns_cache=False, limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 
@@ -94,6 +101,8 @@ class Dialer:
         """
         assert self._session is not None, "the dialer is not open"
         try:
+            if self._tls is not None:
+                self._trust()
             async with asyncio.timeout(_HANDSHAKE_S):
                 websocket = await self._session.ws_connect(
                     self._url + path,
@@ -104,10 +113,17 @@ class Dialer:
                     # A ping after that time, and half of it again for what answers.
                     heartbeat=None if silence_s is None else silence_s / 1.5,
                 )
-        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
             raise _explain(self._url, error) from error
         _tune(websocket)
         return websocket
+
+    def _trust(self) -> None:
+        """Read anew where it has changed, so that a CA can be replaced under a running agent."""
+        version = None if self._tls_ca is None else version_of(self._tls_ca, "tls_ca")
+        if self._tls is None or version != self._version:
+            self._tls = client_context(self._tls_ca)
+            self._version = version
 
     def _token(self) -> str:
         """Read anew at each dial, so that a token can be replaced under a running agent."""
@@ -115,11 +131,23 @@ class Dialer:
             with self._token_file.open("rb") as file:
                 token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
+            if _is_token(str(self._token_file)):
+                raise ConfigError(
+                    "token_file: is a token itself; write it to a file of mode 0600, and name that"
+                ) from None
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
         if not token or not token.isprintable() or " " in token:
             raise ConfigError(f"token_file: {self._token_file} does not hold one token")
         return token
+
+
+def _is_token(text: str) -> bool:
+    try:
+        parse(text)
+    except BadToken:
+        return False
+    return True
 
 
 async def stay_connected(

@@ -113,7 +113,8 @@ class Disks:
                 self._found = self._coarse(self._look(self._folder))
             except OSError as error:
                 _log.warning("disk_not_examined", folder=str(self._folder), why=str(error))
-                self._found = DiskHealth(str(self._folder), hangs=True)
+                why = error.strerror or str(error)
+                self._found = DiskHealth(str(self._folder), hangs=True, error=why)
             try:
                 loop.call_soon_threadsafe(self._looked.set)
             except RuntimeError:

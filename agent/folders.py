@@ -56,6 +56,16 @@ def on_its_way(name: str) -> bool:
     return name.startswith((_NEW, _GONE))
 
 
+def has_tasks(state_dir: Path) -> bool:
+    """Whether tasks of an earlier life are in a state folder. Raises FileError."""
+    try:
+        return any(not on_its_way(name) for name in os.listdir(state_dir / TASKS))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileError(f"{state_dir / TASKS} cannot be read: {error.strerror}") from error
+
+
 class DiskFullError(FileError):
     """There is too little room on the disk of the state folder to begin a task."""
 

@@ -14,10 +14,10 @@ from aiohttp import web
 
 from muster.daemon.address import listeners
 from muster.daemon.clock import Clock, SystemClock
-from muster.daemon.errors import DaemonError
+from muster.daemon.errors import DaemonError, TlsError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
-from muster.daemon.tls import server_context
+from muster.daemon.tls import Renewed
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
 from orchestrator.api.origins import Origins
@@ -46,6 +46,7 @@ _SHUTDOWN_S: Final = 1.0
 # A node that was not heard for so many heartbeats is suspect, and its connection closed.
 _SILENT_BEATS: Final = 2
 _LAG_EVERY_S: Final = 1.0
+_RENEW_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -81,7 +82,7 @@ async def serve(config: CoordinatorConfig) -> None:
     """Run until SIGTERM or SIGINT. Raises DaemonError."""
     clock = SystemClock()
     tokens = TokenStore(config.tokens_path, clock)
-    context = None if config.tls is None else server_context(config.tls.cert, config.tls.key)
+    certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
     secret = webhook_secret(config)
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
@@ -96,7 +97,7 @@ async def serve(config: CoordinatorConfig) -> None:
     try:
         parts = _build(config, state, writer, tokens, clock, known, secret)
         async with parts.owner:
-            server = await _start(parts, config, epoch, context)
+            server = await _start(parts, config, epoch, certificate)
             await parts.owner.run_until(stop)
             await _stop(parts, server)
         await parts.coordinator.flush()
@@ -185,7 +186,7 @@ def _origins(config: CoordinatorConfig) -> Origins:
 
 
 async def _start(
-    parts: _Parts, config: CoordinatorConfig, epoch: int, context: ssl.SSLContext | None
+    parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
 ) -> asyncio.Server:
     """Take over the state, and only then let anybody in."""
     parts.store.prepare()
@@ -200,8 +201,11 @@ async def _start(
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
+    if certificate is not None:
+        parts.owner.spawn(_renew(certificate), name="certificate", eternal=True)
     await parts.runner.setup()
     try:
+        context = None if certificate is None else certificate.context
         server = await _listen(parts.runner, config, context)
     except BaseException:
         await parts.runner.cleanup()
@@ -226,6 +230,22 @@ async def _measure_lag(lag: Histogram) -> Never:
         due = loop.time() + _LAG_EVERY_S
         await asyncio.sleep(_LAG_EVERY_S)
         lag.add(max(0.0, loop.time() - due))
+
+
+async def _renew(certificate: Renewed) -> Never:
+    """Cert and key change one after the other, so that they may not fit for a moment."""
+    told = ""
+    while True:
+        await asyncio.sleep(_RENEW_EVERY_S)
+        problem = ""
+        try:
+            if certificate.look():
+                _log.info("certificate_read")
+        except TlsError as error:
+            problem = str(error)
+        if problem and problem != told:
+            _log.error("certificate_unreadable", why=problem, done="the one of before is shown")
+        told = problem
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:

@@ -477,16 +477,13 @@ class Task(Outcome, Course):
             record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
             if os.fstat(self._folder_fd).st_nlink == 0:
-                # Someone has removed the folder: no record, and nobody to come, but for those who
-                # are here.
+                # Someone has removed the folder: only those who are here can be told.
                 self.changed()
                 self.flush()
                 self._loop.stop()
                 return
             status.phase = before
-            self._complain(
-                f"The exit record cannot be written: {error.strerror}; free space on this node."
-            )
+            self._complain(f"The exit record cannot be written ({error.strerror}): see its disk.")
             self._loop.at("record", now() + RECORD_RETRY_S, self._sweep)
             return
         self.changed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 _PUBLIC: Final = 0o644
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 class Listen(NamedTuple):
@@ -73,7 +75,8 @@ class File(NamedTuple):
 def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> Listen:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    usable = colon and _HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536
+    if not usable:
         raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7077")
     return Listen(host, int(port))
 
@@ -125,7 +128,7 @@ def command(
         listen=listen,
         url=url or _url_of(listen, tls),
         tls=tls,
-        user=user or this_user(os.environ),
+        user=user_named(user or this_user(os.environ)),
         client_file=client_file.absolute(),
     )
     check_url(cluster.url)
@@ -244,6 +247,13 @@ def this_user(environ: Mapping[str, str]) -> str:
     if os.geteuid() == 0 and environ.get("SUDO_USER"):
         return environ["SUDO_USER"]
     return getpass.getuser()
+
+
+def user_named(text: str) -> str:
+    """The name of a user, if it can be one."""
+    if not text or not text.isprintable() or text != text.strip():
+        raise click.UsageError(f"{text!r} is no name of a user")
+    return text
 
 
 def _refuse_existing(files: list[File]) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from muster.cli.arguments import DURATION
 from muster.cli.complaints import RefusedError
-from muster.cli.init import default_folder, this_user
+from muster.cli.init import default_folder, this_user, user_named
 from muster.cli.json_output import json_option, print_json
 from muster.cli.table import Column, print_table
 from muster.cli.text import note, safe
@@ -88,9 +88,7 @@ def create(
     \b
     muster token create --user bob --expires 30d
     """
-    user = this_user(os.environ) if user is None else user
-    if not user or not user.isprintable() or user != user.strip():
-        raise click.UsageError(f"{user!r} is no name of a user")
+    user = user_named(this_user(os.environ) if user is None else user)
     ends = "" if expires is None else utc_text(SystemClock().now().wall + expires)
     text, record = new_token(TokenClass(role), user, ends)
     path = _path(file)

@@ -79,7 +79,8 @@ def _no_file(path: Path) -> ConfigError:
 @contextmanager
 def changing(path: Path) -> Iterator[list[TokenRecord]]:
     """The tokens of a file, written back as they are left; two who do so wait for each other. Its
-    owner stays. Raises ConfigError and FileError."""
+    owner stays, and a link to it. Raises ConfigError and FileError."""
+    path = _target(path)
     fd = _locked(path)
     try:
         records = list(read_tokens(path))
@@ -90,6 +91,14 @@ def changing(path: Path) -> Iterator[list[TokenRecord]]:
         )
     finally:
         os.close(fd)
+
+
+def _target(path: Path) -> Path:
+    """The file itself: in the place of a link another one would be made, and this one stay."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise ConfigError(f"{path}: is a link that leads nowhere") from error
 
 
 def _locked(path: Path) -> int:

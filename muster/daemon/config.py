@@ -6,7 +6,7 @@ reported with its path (`ports.first`), what it is and where it came from.
 
 import difflib
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import without_secrets
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -51,7 +52,7 @@ def load_config(
     """
     if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
         file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
-    tree: dict[str, Any] = {} if file is None else read_yaml(file)
+    tree: dict[str, Any] = {} if file is None else read_yaml(file, _untyped(kind))
     origin = {"": "the defaults" if file is None else str(file)}
     _refuse_unknown(kind, tree, file)
     known = {setting.path: setting for setting in settings(kind, prefix)}
@@ -87,8 +88,9 @@ def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterat
             yield Setting(path, hint, f"{prefix}_{path.replace('.', '_').upper()}")
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, empty for an empty file. Raises ConfigError."""
+def read_yaml(file: Path, untyped: Collection[str] = ()) -> dict[str, Any]:
+    """The mapping in a YAML file, empty for an empty file. What stands below the keys `untyped` is
+    text as it was written, whatever YAML takes it for. Raises ConfigError."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(_FILE_BYTES_MAX + 1)
@@ -99,7 +101,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if len(raw) > _FILE_BYTES_MAX:
         raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes, so no configuration file")
     try:
-        tree = yaml.load(raw.decode("utf-8"), _StrictLoader)  # noqa: S506, TID251 - it is a SafeLoader
+        tree = _load(raw.decode("utf-8"), untyped)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -109,6 +111,38 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: expected settings (`name: value` lines), got {_show(tree)}")
     return tree
+
+
+def _load(text: str, untyped: Collection[str]) -> object:
+    loader = _StrictLoader(text)
+    try:
+        root = loader.get_single_node()
+        if isinstance(root, yaml.MappingNode):
+            for key, value in root.value:
+                if key.value in untyped:
+                    _leave_untyped(value)
+        return None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _leave_untyped(top: yaml.Node) -> None:
+    """Make text of all values below a node that are not left empty."""
+    waiting, seen = [top], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        match node:
+            case yaml.ScalarNode() if node.value or node.style:
+                node.tag = "tag:yaml.org,2002:str"
+            case yaml.SequenceNode():
+                waiting.extend(node.value)
+            case yaml.MappingNode():
+                waiting.extend(value for _, value in node.value)
+            case _:
+                pass
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -251,21 +285,34 @@ def _explain(
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
         return f"{path}: is not set, and has no default (looked in {origin['']})"
-    value = tree
-    for part in path.split(".") if path else ():
-        value = value.get(part) if isinstance(value, dict) else None
-    came_from = origin.get(path)
+    setting = re.sub(r"\[\d+\]", "", path)
+    came_from = origin.get(setting)
     if came_from is None:
-        came_from = origin[""] if file is None or not path else _place(file, path)
+        came_from = origin[""] if file is None or not path else _place(file, setting)
+    value = tree
+    for part in re.findall(r"[^.\[\]]+", path):
+        value = _below(value, part)
     shown = f", the value is {_show(value)}" if path else ""
     quotes = (
         "; put quotes around it" if re.match(r"expected str.*, got (int|float|bool)", text) else ""
     )
-    return f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    told = f"{path}: {text}{shown}{quotes} (from {came_from})".removeprefix(": ")
+    return without_secrets(told)
+
+
+def _below(value: object, part: str) -> object:
+    match value:
+        case dict():
+            return value.get(part)
+        case list():
+            return value[int(part)]
+        case _:
+            return None
 
 
 def _show(value: object) -> str:
-    text = repr(value)
+    # A token may stand where something else is wanted, and what is told of that is logged.
+    text = without_secrets(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -277,6 +324,17 @@ def _decode(kind: type, value: object) -> object:
             raise ValueError("Expected a path, got an empty one")
         return Path(value)
     raise NotImplementedError(kind)
+
+
+def _untyped(kind: type[msgspec.Struct]) -> list[str]:
+    """The settings whose values somebody else gives their types."""
+    return [
+        name for name, hint in get_type_hints(kind, include_extras=True).items() if _has_any(hint)
+    ]
+
+
+def _has_any(hint: Any) -> bool:
+    return hint is Any or any(map(_has_any, get_args(hint)))
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:

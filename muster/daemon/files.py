@@ -61,6 +61,23 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
+def give_to_owner(path: Path) -> None:
+    """Hand a file that root made over to the owner of its folder, whose daemon could not open it
+    otherwise. Where that cannot be done it stays root's, and the daemon says so."""
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        folder = path.parent.stat()
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            # A second name may be that of a file which is nobody's to give away.
+            if found.st_nlink == 1 and found.st_uid != folder.st_uid:
+                os.fchown(fd, folder.st_uid, folder.st_gid)
+        finally:
+            os.close(fd)
+
+
 class DirectoryLock:
     """The hold on a folder, from `lock_directory` until `release`, or the end of the process.
 
@@ -104,6 +121,7 @@ def lock_directory(path: Path) -> DirectoryLock:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path / LOCK_NAME, flags, 0o600)
+        give_to_owner(path / LOCK_NAME)
     except OSError as error:
         raise FileError(
             f"{path} cannot be used as a state folder: {error.strerror or error}; "

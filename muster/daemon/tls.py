@@ -9,6 +9,7 @@ from muster.daemon.errors import TlsError
 
 BUFFER_BYTES: Final = 16 * 1024
 """What a connection reads at once: a record of TLS."""
+Version = tuple[int, int, int]
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
@@ -31,6 +32,45 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
     except ssl.SSLError as error:
         raise TlsError(_why_not(error, cert, key)) from error
     return context
+
+
+class Renewed:
+    """What a daemon listens with, by the certificate that its files hold now: whoever renews one
+    need not know of the daemon. Connections that are open keep the one that they began with."""
+
+    def __init__(self, cert: Path, key: Path) -> None:
+        """As `server_context`. Raises TlsError."""
+        self._cert = cert
+        self._key = key
+        self._version = self._versions()
+        self._now = self.context = server_context(cert, key)
+        # Called in every handshake, also where the client names nobody.
+        self.context.sni_callback = self._choose
+
+    def look(self) -> bool:
+        """Whether the files have changed; what is new is shown from now on. Raises TlsError, and
+        what was shown before stays."""
+        version = self._versions()
+        if version == self._version:
+            return False
+        self._now = server_context(self._cert, self._key)
+        self._version = version
+        return True
+
+    def _choose(self, connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
+        connection.context = self._now
+
+    def _versions(self) -> tuple[Version, Version]:
+        return version_of(self._cert, "tls.cert"), version_of(self._key, "tls.key")
+
+
+def version_of(path: Path, name: str) -> Version:
+    """Another one when the file has changed; `name` is its setting. Raises TlsError."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, name, error) from error
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:
@@ -57,7 +97,11 @@ def _readable(path: Path, name: str) -> None:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise TlsError(f"{name}: {path} cannot be read ({error.strerror})") from error
+        raise _unreadable(path, name, error) from error
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> TlsError:
+    return TlsError(f"{name}: {path} cannot be read ({error.strerror})")
 
 
 def _why_not(error: ssl.SSLError, cert: Path, key: Path) -> str:

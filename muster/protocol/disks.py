@@ -6,11 +6,13 @@ import msgspec
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_TEXT_MAX = 4096
 
 
 class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """The disk of `folder`. `full`: no task can begin there; without that it is nearly so. `hangs`:
-    it has not answered, or not in time; then its figures are of before."""
+    it has not answered, or not in time; then its figures are of before. `error`: what it answered
+    to a write, where that is why (`hangs` is set too, for coordinators that know no more)."""
 
     folder: str
     free_bytes: int = 0
@@ -18,10 +20,14 @@ class DiskHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     full: bool = False
     inodes: bool = False  # it is files that it has no room for
     hangs: bool = False
+    error: str = ""
 
     @property
     def text(self) -> str:
         """What a person is told."""
+        if self.error:
+            why = f"cannot be written ({self.error})"
+            return f"the disk of {self.folder} {why}: see dmesg on that node"
         if self.hangs:
             return f"the disk of {self.folder} does not answer: see dmesg on that node"
         what = "full" if self.full else "nearly full"
@@ -37,7 +43,8 @@ def room(disk: DiskHealth) -> str:
 
 def sound(disk: DiskHealth) -> bool:
     """Whether a coordinator can show it."""
-    return len(disk.folder) <= 4096 and disk.folder.isprintable()
+    texts = disk.folder, disk.error
+    return all(len(text) <= _TEXT_MAX and text.isprintable() for text in texts)
 
 
 def _size(count: int) -> str:

@@ -17,6 +17,8 @@ TOKEN_CHARS_MAX: Final = 256
 
 _TOKEN: Final = re.compile(r"muster_([a-z]{1,16})_([a-z0-9]{4,32})_([A-Za-z0-9_-]{32,128})")
 
+_IN_A_TEXT: Final = re.compile(r"(muster_[a-z]{1,16}_[a-z0-9]{4,32}_)[A-Za-z0-9_-]{8,}")
+
 
 class TokenClass(enum.Enum):
     """What a token opens. ADMIN: the API. JOIN: the agents' connections and nothing else."""
@@ -78,6 +80,11 @@ def parse(text: str) -> Token:
     except ValueError:
         raise BadToken(f"no token class is called {match[1]!r}") from None
     return Token(class_, match[2], match[3])
+
+
+def without_secrets(text: str) -> str:
+    """A text in which tokens have lost their secrets and kept their ids."""
+    return _IN_A_TEXT.sub(r"\1...", text)
 
 
 def digest(secret: str) -> str:

@@ -78,15 +78,18 @@ class TokenStore:
 
     def _look(self, *, now: bool = False) -> None:
         moment = self._clock.now().mono
-        if not now and moment - self._looked_at < _LOOK_EVERY_S:
+        # A file that could not be read is not tried again for each token that is not in it.
+        hurry = now and not self._complaint
+        if not hurry and moment - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = moment
         complaint = ""
         try:
             version = _version(self._path)
             if version != self._version:
-                self._version = version
+                # The version last: what hindered it may pass without another change of the file.
                 self._tokens = _read(self._path)
+                self._version = version
                 _log.info("tokens_read", count=len(self._tokens))
         except ConfigError as error:
             complaint = str(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.daemon.files import lock_directory, sync_directory, sync_file
+from muster.daemon.files import give_to_owner, lock_directory, sync_directory, sync_file
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError
 from orchestrator.journal.opening import (
@@ -155,6 +155,7 @@ def restore(state_dir: Path, copy: Path, next_job: int, logs: Path | None = None
                 epoch, last_job = _last(path)
                 last_job = max(next_job - 1, last_job, last_with_logs(path, logs))
                 _leave_out(database, epoch, last_job)
+            give_to_owner(temporary)
             sync_file(temporary)
             aside = _move_aside(path)
             unmark(path)

@@ -23,6 +23,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from muster.daemon.lookup import Lookup
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.ids import JobId
 from orchestrator.core.decide import VERSION
@@ -100,6 +101,7 @@ class Sender:
     def _session(self) -> aiohttp.ClientSession:
         """Without proxies and cookies: what is allowed is an address, and nothing else is asked."""
         return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=Lookup()),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

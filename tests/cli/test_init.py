@@ -97,3 +97,24 @@ def test_tls_is_passed_on_to_all_three(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("listen", ["7077", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:0", ":7077"])
 def test_what_is_no_address_is_refused(run: Run, listen: str) -> None:
     assert run("init", "--dir", "cluster", "--listen", listen).returncode == 2
+
+
+@pytest.mark.parametrize("listen", ["*:7077", "a b:7077", "a/b:7077"])
+def test_what_no_coordinator_could_listen_on_is_refused_under_tls_too(
+    run: Run, tmp_path: Path, listen: str
+) -> None:
+    (tmp_path / "pem").touch()
+    done = run(
+        *("init", "--dir", "cluster", "--listen", listen),
+        *("--tls-cert", "pem", "--tls-key", "pem"),
+    )
+    assert done.returncode == 2
+    assert b"is not HOST:PORT" in done.stderr
+
+
+@pytest.mark.parametrize("user", ["a\nb", " ann", "\x1b[1m"])
+def test_what_is_no_name_of_a_user_is_refused(run: Run, tmp_path: Path, user: str) -> None:
+    done = run("init", "--dir", "cluster", "--user", user)
+    assert done.returncode == 2
+    assert b"is no name of a user" in done.stderr
+    assert not (tmp_path / "cluster").exists()

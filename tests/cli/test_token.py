@@ -101,3 +101,15 @@ def test_its_owner_stays(run: Run, file: Path) -> None:
     os.chown(file, 12345, 12346)
     run("token", "create", "--file", str(file))
     assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
+
+
+def test_a_link_stays_one_to_the_file_that_the_coordinator_reads(
+    run: Run, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(file)
+    made = run("token", "create", "--file", str(tmp_path / "link"), "--json")
+    assert (tmp_path / "link").is_symlink()
+    name = json.loads(made.stdout)["id"]
+    assert name in file.read_text()
+    assert run("token", "revoke", name, "--file", str(tmp_path / "link")).returncode == 0
+    assert name not in file.read_text()

@@ -153,9 +153,9 @@ def say_the_unheard_of(daemon: str) -> None:
 
 def call_it(version: str, daemon: str) -> None:
     if daemon == "agent":
-        import agent.daemon
+        import agent.identity
 
-        agent.daemon.version = lambda: version
+        agent.identity.version = lambda: version
     else:
         import orchestrator.core.decide
 

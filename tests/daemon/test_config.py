@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.daemon.config import load_config, settings
 from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import TokenClass, make
 
 PREFIX = "MUSTER_OVEN"
 
@@ -32,6 +33,7 @@ class Oven(msgspec.Struct, frozen=True, kw_only=True):
     dirty: bool = False
     manual: Path | None = None
     tags: dict[str, str] = {}
+    menu: tuple[str, ...] = ()
 
 
 def load(
@@ -100,6 +102,15 @@ def test_flags_as_text_take_the_type_of_their_setting(tmp_path: Path) -> None:
     assert oven.trays == "auto"
 
 
+@pytest.mark.parametrize("text", ["{}", "- {}", "tags: {{a: [{}]}}", "heat_s: {}", "trays: {}"])
+def test_a_token_in_the_wrong_place_is_not_repeated(tmp_path: Path, text: str) -> None:
+    """`tokens_file` for `token_file`, say: what is refused goes to the log of the machine."""
+    secret = "0123456789abcdef" * 4
+    said = refused(tmp_path, text.format(make(TokenClass.JOIN, "abcd1234", secret)))
+    assert "muster_join_abcd1234_..." in said
+    assert secret[:4] not in said
+
+
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "named.yaml"
     file.write_text("heat_s: 9\n")
@@ -122,6 +133,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
         ("manual: ''", ["manual: expected a path"]),
         ("trays: many", ["trays:", "'many'"]),
         ("lamp: {}", ["lamp.watts: is not set", "oven.yaml"]),
+        ("menu: [a,\n 7]", ["menu[1]: expected str, got int", "the value is 7;", "line 1"]),
         ("tags: {a: 1}", ["tags", "expected str, got int"]),
         ("heat_s: 1\nheat_s: 2", ["line 2, column 1", "heat_s is set twice"]),
         ("door:\n  label: a\n  label: b", ["line 3", "label is set twice"]),

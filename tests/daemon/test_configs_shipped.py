@@ -12,6 +12,9 @@ import orchestrator.config
 from agent.config import AgentConfig
 from muster.daemon.config import read_yaml, settings
 from muster.daemon.errors import ConfigError, InsecureConfigError
+from muster.spec import scalars
+from muster.spec.defaults import fill_in
+from muster.spec.parse import parse_document
 from orchestrator.config import CoordinatorConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -147,6 +150,7 @@ def test_a_token_in_the_clear_is_refused() -> None:
         ({"ports.last": 70_000}, r"ports\.last"),
         ({"run_as": "root"}, "name another user"),
         ({"run_as": "a b"}, "run_as"),
+        ({"state_dir": "state"}, "state_dir state is no absolute path"),
     ],
 )
 def test_an_agent_that_cannot_work_is_refused(flags: dict[str, object], words: str) -> None:
@@ -182,3 +186,15 @@ def test_pool_defaults_that_no_job_could_have_are_refused(tmp_path: Path) -> Non
     file.write_text("pool_defaults: {big: {time_limt: 24h}}\n")
     with pytest.raises(ConfigError, match=r"pool_defaults.big.time_limt: .*did you mean"):
         orchestrator.config.load(file=file, environ={})
+
+
+def test_pool_defaults_are_as_written_as_in_a_job_file(tmp_path: Path) -> None:
+    """Of `1.10` and `010` a job would else get 1.1 and 8, and `off` would be no word at all."""
+    words = "{rdma: off, priority: 60, env: {A: 010, B: 1.10, C: yes, D: 12:30:00, E: 2026-01-31}}"
+    file = tmp_path / "coordinator.yaml"
+    file.write_text(f"pool_defaults: {{big: &all {words}, small: *all}}\n")
+    defaults = orchestrator.config.load(file=file, environ={}).pool_defaults
+    assert defaults["small"] == defaults["big"]
+    filled = fill_in(scalars.read_yaml("{run: x.py, pool: big}"), defaults).document
+    written = scalars.read_yaml(f"{words[:-1]}, run: x.py, pool: big}}")
+    assert parse_document(filled) == parse_document(written)

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import trustme
 
+from muster.daemon.files import write_atomic
 from muster.protocol.messages import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, run, token_file
@@ -169,27 +170,67 @@ def test_stopping_lets_everybody_go_and_leaves_the_job_alone(
         asyncio.run(after())
 
 
-def test_a_certificate_and_a_key_switch_tls_on(tmp_path: Path) -> None:
-    authority = trustme.CA()
+def write_certificate(folder: Path, authority: trustme.CA) -> dict[str, str]:
+    """As tools that renew do: one file after the other, each in the place of the old one."""
     issued = authority.issue_cert("127.0.0.1")
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    issued.private_key_pem.write_to_path(str(key))
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(str(cert), append=True)
-    key.chmod(0o600)
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    for name, text in (("cert.pem", chain), ("key.pem", issued.private_key_pem.bytes())):
+        write_atomic(folder / name, text, 0o600)
+    return {"cert": str(folder / "cert.pem"), "key": str(folder / "key.pem")}
+
+
+def trusting(authority: trustme.CA) -> ssl.SSLContext:
     context = ssl.create_default_context()
     authority.configure_trust(context)
+    return context
+
+
+def test_a_certificate_and_a_key_switch_tls_on(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    tls = write_certificate(tmp_path, authority)
 
     async def main(process: CoordinatorProcess) -> None:
         async with aiohttp.ClientSession(headers=process.headers()) as session:
             secure = f"https://127.0.0.1:{process.port}/v1/version"
-            async with session.get(secure, ssl=context) as answer:
+            async with session.get(secure, ssl=trusting(authority)) as answer:
                 assert answer.status == 200
             with pytest.raises(aiohttp.ClientError):
                 await session.get(f"http://127.0.0.1:{process.port}/healthz")
 
-    process = CoordinatorProcess(tmp_path, tls={"cert": str(cert), "key": str(key)}).start()
+    process = CoordinatorProcess(tmp_path, tls=tls).start()
     try:
         asyncio.run(main(process))
     finally:
         process.kill()
+
+
+def test_a_certificate_that_is_renewed_is_shown_from_then_on(tmp_path: Path) -> None:
+    before, after = trustme.CA(), trustme.CA()
+    tls = write_certificate(tmp_path, before)
+
+    async def heard(process: CoordinatorProcess, event: str) -> dict[str, Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            while not process.events(event):  # noqa: ASYNC110 - another process logs it
+                await asyncio.sleep(0.01)
+        return process.events(event)[0]
+
+    async def main(process: CoordinatorProcess) -> None:
+        secure = f"https://127.0.0.1:{process.port}/v1/version"
+        async with aiohttp.ClientSession(headers=process.headers()) as session:
+            good = (tmp_path / "key.pem").read_bytes()
+            write_atomic(tmp_path / "key.pem", b"no key", 0o600)
+            problem = await heard(process, "certificate_unreadable")
+            assert f"{tmp_path / 'key.pem'} cannot be used" in problem["why"]
+            async with session.get(secure, ssl=trusting(before)) as answer:
+                assert answer.status == 200, "the one of before stays good"
+            write_atomic(tmp_path / "key.pem", good, 0o600)
+            write_certificate(tmp_path, after)
+            await heard(process, "certificate_read")
+        async with aiohttp.ClientSession(headers=process.headers()) as session:
+            async with session.get(secure, ssl=trusting(after)) as answer:
+                assert answer.status == 200
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await session.get(secure, ssl=trusting(before))
+
+    with CoordinatorProcess(tmp_path, tls=tls).start() as process:
+        asyncio.run(main(process))

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import shlex
+import shutil
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -84,6 +86,24 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_told(tmp_path: Pat
         process.start()
         assert process.events("serving")[-1]["epoch"] > epoch, "agents take it for the newest"
         assert asyncio.run(submit(process))[0] > 2, "no number comes twice"
+
+
+@pytest.mark.root
+def test_a_restore_by_root_is_for_the_user_of_the_coordinator(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        asyncio.run(submit(process))
+        verb(process, "backup", str(tmp_path / "backup.sqlite"))
+        process.terminate()
+        # As a machine that the coordinator has just moved to: an empty folder of its user.
+        shutil.rmtree(process.state_dir)
+        process.state_dir.mkdir()
+        os.chown(process.state_dir, 12345, 12346)
+        code, said = verb(process, "restore", str(tmp_path / "backup.sqlite"))
+        assert code == 0, said
+    made = {
+        file.name: (file.stat().st_uid, file.stat().st_gid) for file in process.state_dir.iterdir()
+    }
+    assert made == dict.fromkeys(("journal.sqlite", "lock"), (12345, 12346))
 
 
 def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(

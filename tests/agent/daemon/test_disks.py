@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.core.stimuli import DisksSeen, Stimulus
 from agent.descriptors import RESERVE, NoDescriptorsError, check_descriptors
 from agent.disks import Disks, look
-from muster.protocol.disks import DiskHealth
+from muster.protocol.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
 PATIENCE_S = 30.0
@@ -83,10 +84,16 @@ def test_a_disk_that_hangs_is_told_of_and_holds_up_nothing(tmp_path: Path) -> No
 
 def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
     def look(_: Path) -> DiskHealth | None:
-        raise OSError(5, "Input/output error")
+        raise OSError(30, "Read-only file system", str(tmp_path / ".trial"))
 
     ((disk,),) = hear(tmp_path, look, 1)
     assert disk.hangs
+    why = (
+        f"the disk of {tmp_path} cannot be written (Read-only file system): see dmesg on that node"
+    )
+    assert disk.text == why
+    assert sound(disk)
+    assert not sound(msgspec.structs.replace(disk, error="two\nlines"))
 
 
 def test_one_that_is_well_is_not_told_of(tmp_path: Path) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tenacity import AsyncRetrying, Future, RetryCallState
 
+from agent import dial
 from agent.dial import ConnectionLostError, Dialer, _pause
 from examples.local_cluster import free_port
 
 AGENTS = 1000
+DEADLINE_S = 30.0
 
 
 def pause(attempt: int, after_s: float = 60.0, **how: bool) -> float:
@@ -63,10 +67,35 @@ def test_a_port_at_which_nobody_listens_is_told_from_a_machine_that_does_not_ans
     token = tmp_path / "token"
     token.write_text("t\n")
 
-    async def dial() -> bool:
+    async def try_it() -> bool:
         async with Dialer(f"http://127.0.0.1:{free_port()}", token, None) as dialer:
             with pytest.raises(ConnectionLostError) as lost:
                 await dialer.dial("/v1/agent", 1024)
         return lost.value.absent
 
-    assert asyncio.run(dial())
+    assert asyncio.run(try_it())
+
+
+def test_an_agent_ends_at_once_also_where_no_name_server_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("t\n")
+    end, ended = threading.Event(), threading.Event()
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        end.wait(DEADLINE_S)
+        ended.set()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(dial, "_HANDSHAKE_S", 0.05)
+
+    async def give_up() -> None:
+        async with Dialer("https://coordinator:7077", token, None) as dialer:
+            with pytest.raises(ConnectionLostError, match=r"did not answer within 0\.05 s"):
+                await dialer.dial("/v1/agent", 1024)
+
+    asyncio.run(give_up())
+    assert not ended.is_set(), "it waited for the lookup"
+    end.set()

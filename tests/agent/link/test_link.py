@@ -13,7 +13,7 @@ import trustme
 from structlog.testing import capture_logs
 
 from agent.core.stimuli import CommandReceived, LinkDown, LinkUp, Stimulus
-from agent.dial import Dialer
+from agent.dial import ConnectionLostError, Dialer
 from agent.inbox import Inbox
 from agent.link import ControlLink
 from muster.daemon.errors import ConfigError
@@ -261,6 +261,29 @@ def test_tls_with_a_ca_of_ones_own(tmp_path: Path) -> None:
             entry = await first_pause(tmp_path, coordinator)
             assert "its certificate is not trusted" in entry["why"]
             assert "tls_ca" in entry["why"]
+
+    asyncio.run(story())
+
+
+def test_a_ca_may_be_replaced_under_a_running_agent(tmp_path: Path) -> None:
+    trusted, ca, token = trustme.CA(), tmp_path / "ca.pem", tmp_path / "token"
+    trustme.CA().cert_pem.write_to_path(ca)
+    token.write_text(f"{TOKEN}\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trusted.issue_cert("127.0.0.1").configure_cert(context)
+
+    async def story() -> None:
+        async with (
+            Coordinator(tls=context) as coordinator,
+            Dialer(coordinator.url, token, ca) as it,
+        ):
+            with pytest.raises(ConnectionLostError, match="its certificate is not trusted"):
+                await it.dial("/v1/agent", 1024)
+            ca.write_bytes(b"half of i")
+            with pytest.raises(ConnectionLostError, match="no certificate in it can be read"):
+                await it.dial("/v1/agent", 1024)
+            trusted.cert_pem.write_to_path(ca)
+            await (await it.dial("/v1/agent", 1024)).close()
 
     asyncio.run(story())
 

@@ -13,6 +13,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.messages import Heartbeat, HeartbeatAck
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.token_file import TokenStore
+from tests.descriptors import descriptors_left
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, token_file
 from tests.orchestrator.user import user_of
@@ -75,6 +76,18 @@ def test_a_date_that_cannot_be_read_is_told(tmp_path: Path, expires: str) -> Non
     edit(tmp_path / "tokens", TokenClass.ADMIN, expires)
     with pytest.raises(ConfigError, match=r"token admin1: expires: .* 2027-01-31T12:00:00Z"):
         TokenStore(tmp_path / "tokens", HandClock(0.0))
+
+
+def test_a_change_that_could_not_be_read_is_read_once_it_can_be(tmp_path: Path) -> None:
+    tokens = token_file(tmp_path / "tokens")
+    store = TokenStore(tmp_path / "tokens", HandClock(0.0))
+    record = store.find(tokens[TokenClass.ADMIN])
+    assert record is not None
+    edit(tmp_path / "tokens", TokenClass.ADMIN, None)
+    # As with a file that is another user's until somebody gives it to the coordinator.
+    with descriptors_left(0):
+        assert store.why_not(record) == ""
+    assert "revoked" in store.why_not(record)
 
 
 def test_a_token_ends_for_requests_streams_and_agents(tmp_path: Path) -> None:

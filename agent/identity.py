@@ -1,0 +1,91 @@
+"""Who an agent is: its name, what tells it from another of that name, and what its node has."""
+
+from __future__ import annotations
+
+import secrets
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from agent.config import AgentConfig
+from agent.core.state import Identity
+from agent.folders import has_tasks
+from agent.probe import host
+from agent.probe.network import NetworkProbe
+from muster.daemon.errors import FileError
+from muster.daemon.files import write_atomic
+from muster.protocol.ids import check_node_name
+
+_AGENT_ID: Final = "agent_id"
+_NODE: Final = "node"
+_DISTRIBUTION: Final = "muster-cluster"
+
+_log = structlog.get_logger("agent")
+
+
+def identify(config: AgentConfig, network: NetworkProbe) -> Identity:
+    """Who this agent is. May wait for a name server. Raises DaemonError."""
+    host.check_labels(config)
+    interfaces = host.interfaces(config, network)
+    return Identity(
+        node=check_node_name(config.node),
+        agent_id=agent_id(config.state_dir),
+        boot_id=host.boot_id(),
+        version=version(),
+        inventory=host.inventory(config, interfaces),
+        run_as=config.run_as or "",
+        allow_root_jobs=config.allow_root_jobs,
+        instance=secrets.token_hex(8),
+    )
+
+
+def agent_id(state_dir: Path) -> str:
+    """A name for this installation, made once: it tells a restart from a second node of that name.
+
+    Raises FileError.
+    """
+    path = state_dir / _AGENT_ID
+    text = read_name(path)
+    if not text:
+        text = secrets.token_hex(16)
+        write_atomic(path, f"{text}\n".encode(), 0o600)
+    return text
+
+
+def node_name(config: AgentConfig) -> str:
+    """As what this agent joins: a node that was renamed while it had tasks keeps its name, or the
+    coordinator would take the tasks for those of a node that is gone, and have them ended here.
+    After a boot nothing of them runs. Raises FileError.
+    """
+    path, boot = config.state_dir / _NODE, host.boot_id()
+    before, _, booted = read_name(path).partition(" ")
+    if before in {"", config.node} or booted != boot or not has_tasks(config.state_dir):
+        if (before, booted) != (config.node, boot):
+            write_atomic(path, f"{config.node} {boot}\n".encode(), 0o600)
+        return config.node
+    _log.warning(
+        "renamed",
+        why=f"this node was {before} when it took the tasks that it has, and stays {before} until "
+        f"a start without tasks; then it is {config.node}",
+    )
+    return before
+
+
+def read_name(path: Path) -> str:
+    """What a file of one line says, "" where there is none. Raises FileError."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+
+
+def version() -> str:
+    """The version of Muster that is installed."""
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0"

@@ -1,0 +1,56 @@
+"""A machine that gets another name while it has tasks: a new lease of its address, an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from tests.agent.process_of_agent import AgentProcess, write_config
+from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
+from tests.orchestrator.user import user_of
+
+
+def config_of(folder: Path, coordinator: CoordinatorProcess, node: str) -> Path:
+    config = write_config(folder / "agent", coordinator.url, address="127.0.0.1", node=node)
+    (folder / "agent" / "token").write_text(f"{coordinator.join}\n")
+    return config
+
+
+async def welcomed(agent: AgentProcess) -> str:
+    """As which node; its log is a file."""
+    async with asyncio.timeout(DEADLINE_S):
+        while '"welcomed"' not in agent.log.read_text():  # noqa: ASYNC110 - a file sends no event
+            await asyncio.sleep(0.02)
+    lines = [json.loads(line) for line in agent.log.read_text().splitlines()]
+    return str(next(line["node"] for line in lines if line["event"] == "serving"))
+
+
+def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+
+    async def story(coordinator: CoordinatorProcess) -> None:
+        async with user_of(coordinator) as user:
+            async with AgentProcess(config_of(tmp_path, coordinator, "n1")) as agent:
+                assert await welcomed(agent) == "n1"
+                job = await user.submit(run=["/bin/sh", "-c", "echo it runs; exec sleep 1000"])
+                async with user.http.get(f"/v1/jobs/{job}/logs?follow=1") as stream:
+                    assert b"it runs" in await stream.content.readline()
+                assert await agent.end() == 0
+            config = config_of(tmp_path, coordinator, "n2")
+            async with AgentProcess(config) as agent:
+                assert await welcomed(agent) == "n1"
+                (told,) = [line for line in agent.log.read_text().splitlines() if "renamed" in line]
+                assert "stays n1 until a start without tasks; then it is n2" in told
+                assert (await user.get(f"/v1/jobs/{job}"))["attempt"] == 1
+                await user.cancel(job)
+                assert (await user.ended(job))[0] == "CANCELLED"
+                while any((tmp_path / "agent" / "state" / "tasks").iterdir()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                assert await agent.end() == 0
+            async with AgentProcess(config) as agent:
+                assert await welcomed(agent) == "n2"
+                assert "renamed" not in agent.log.read_text()
+
+    with CoordinatorProcess(tmp_path, heartbeat_s=1, lease_s=10).start() as coordinator:
+        asyncio.run(story(coordinator))
