@@ -69,7 +69,7 @@ WANTED = {
     "gate_died": LEAST,
     "spawn_failed": LEAST,
     "name_unresolved": LEAST,
-    "port_taken": LEAST,
+    "port_taken": 50,
     "launcher_unreachable": LEAST,
     "rewired": LEAST,
     "node_shared": LEAST,

@@ -6,6 +6,10 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
+
+from agent.config import AgentConfig
+from agent.identity import node_name
 from tests.agent.process_of_agent import AgentProcess, write_config
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
 from tests.orchestrator.user import user_of
@@ -54,3 +58,16 @@ def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
 
     with CoordinatorProcess(tmp_path, heartbeat_s=1, lease_s=10).start() as coordinator:
         asyncio.run(story(coordinator))
+
+
+def test_a_name_under_which_tasks_were_not_begun_is_not_kept(tmp_path: Path) -> None:
+    """Of tasks that an earlier release began nobody knows here under which name that was."""
+    task = tmp_path / "tasks" / "7.1.0"
+    task.mkdir(parents=True)
+    for name in ("n2", "n1"):
+        config = AgentConfig(node=name, coordinator="http://127.0.0.1:1", state_dir=tmp_path)
+        assert node_name(config) == name
+    task.rmdir()
+    assert node_name(config) == "n1"
+    task.mkdir()
+    assert node_name(msgspec.structs.replace(config, node="n2")) == "n1"
