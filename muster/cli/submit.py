@@ -211,6 +211,6 @@ def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(mapping)
         return
-    import yaml
+    from muster.cli.job_text import job_text
 
-    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=True), end="")
+    print(job_text(mapping), end="")

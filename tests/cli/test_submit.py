@@ -153,6 +153,17 @@ def test_a_dry_run_without_a_coordinator_is_checked_here(
     assert not fake.script.submitted
 
 
+def test_a_dry_run_prints_a_script_with_its_lines(run: Run, tmp_path: Path) -> None:
+    script = "#!/bin/bash\nif true; then\n  ./bench.sh \\\n    'a b'\nfi\n"
+    indented = script.replace("\n", "\n  ").rstrip()
+    (tmp_path / "job.yaml").write_text(f"launcher: none\nrun: |\n  {indented}\n")
+    done = run("submit", "-f", "job.yaml", "--dry-run")
+    assert f"\nrun: |\n  {indented}\n" in done.stdout.decode()
+    (tmp_path / "again.yaml").write_bytes(done.stdout)
+    again = run("submit", "-f", "again.yaml", "--dry-run", "--json")
+    assert json.loads(again.stdout)["run"] == script
+
+
 def test_a_dry_run_says_whether_the_job_fits(
     run: Run, fake: FakeCoordinator, tmp_path: Path
 ) -> None:
