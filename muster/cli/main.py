@@ -50,7 +50,9 @@ def _failed(error: Exception) -> int:
     import click
 
     if isinstance(error, click.ClickException):
-        error.show()
+        from muster.cli.text import show_usage
+
+        show_usage(error)
         return error.exit_code
 
     from muster.cli.complaints import Complaint, complain

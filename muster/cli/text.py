@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -29,19 +30,29 @@ def note(text: str) -> None:
 
     On a terminal lines are broken between words; what is indented stays so.
     """
-    text = f"muster: {text}"
-    if sys.stderr.isatty():
-        from muster.cli.layout import terminal_size, wrap
+    print(_wrapped(f"muster: {text}"), file=sys.stderr, flush=True)
 
-        width = terminal_size(sys.stderr)[0]
-        lines = []
-        for line in text.split("\n"):
-            words = line.lstrip(" ")
-            indent = line[: len(line) - len(words)]
-            room = None if width is None else max(width - len(indent), 1)
-            lines += [indent + part for part in wrap(words, room)]
-        text = "\n".join(lines)
-    print(text, file=sys.stderr, flush=True)
+
+def show_usage(error: click.ClickException) -> None:
+    """What click says of wrong usage, its lines broken as those of a note."""
+    text = io.StringIO()
+    error.show(text)
+    print(_wrapped(text.getvalue().rstrip("\n")), file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str) -> str:
+    if not sys.stderr.isatty():
+        return text
+    from muster.cli.layout import terminal_size, wrap
+
+    width = terminal_size(sys.stderr)[0]
+    lines = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        indent = line[: len(line) - len(words)]
+        room = None if width is None else max(width - len(indent), 1)
+        lines += [indent + part for part in wrap(words, room)]
+    return "\n".join(lines)
 
 
 def span(time: float | timedelta) -> str:

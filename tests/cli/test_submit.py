@@ -103,6 +103,21 @@ def test_what_only_the_coordinator_knows_is_refused_by_field(
     assert b"pool: `nowhere`: there is no such pool\n      try default" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--", "train.py", "--nodes", "2"),
+        # What a program is likely to have for itself stays its own.
+        ("train.py", "--config", "a.yaml", "--name", "b"),
+    ],
+)
+def test_options_of_the_command_are_the_commands(
+    run: Run, fake: FakeCoordinator, command: tuple[str, ...]
+) -> None:
+    assert run("submit", *command).returncode == 0
+    assert mapping_of(fake)["run"] == [word for word in command if word != "--"]
+
+
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
 def test_a_job_that_can_never_start_is_no_mistake_of_usage(
     run: Run, fake: FakeCoordinator, more: tuple[str, ...]
@@ -121,6 +136,11 @@ def test_a_job_that_can_never_start_is_no_mistake_of_usage(
         (("--", "echo a && exit 3"), "write it as: -- bash -c 'echo a && exit 3'"),
         (("-f", "job.yaml", "--", "a|b"), "write it as: -- bash -c 'a|b'"),
         (("--", "python train.py --lr 1"), "write it as: -- python train.py --lr 1"),
+        (
+            ("train.py", "--lr", "1", "--dry-run"),
+            "get it: write it before train.py, or, if that is",
+        ),
+        (("python", "train.py", "--nodes=2"), "--nodes is behind the command"),
         (("-f", "missing.yaml"), "cannot be read: No such file"),
         (("-f", "."), "cannot be read: Is a directory"),
         (("-f", "latin.yaml"), "is not UTF-8 (byte 5)"),
