@@ -118,6 +118,31 @@ def test_options_of_the_command_are_the_commands(
     assert mapping_of(fake)["run"] == [word for word in command if word != "--"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--", "python", "trian.py", "--lr", "1"), True),
+        (("--", "sub/trian.py"), True),
+        (("--", "train.py"), False),
+        (("--", "-m", "train"), False),
+        (("--", "/data/trian.py"), False),
+        # `setup` may bring it, and another folder is not looked at: its disk may hang.
+        (("--set", "setup=git clone x", "--", "trian.py"), False),
+        (("--set", "workdir=/data", "--", "trian.py"), False),
+        (("-f", "job.yaml"), False),
+        (("-f", "job.yaml", "--set", "workdir=HERE"), True),
+    ],
+)
+def test_a_script_that_is_not_in_this_folder_is_told_before_it_waits(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], told: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("run: trian.py\nworkdir: /data\n")
+    done = run("submit", *(word.replace("HERE", str(tmp_path)) for word in arguments))
+    assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
+    assert (b"trian.py is not in this folder" in done.stderr) is told
+
+
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
 def test_a_job_that_can_never_start_is_no_mistake_of_usage(
     run: Run, fake: FakeCoordinator, more: tuple[str, ...]
