@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import ssl
@@ -24,6 +25,7 @@ from tenacity import (
 from muster.daemon.errors import ConfigError, TlsError
 from muster.daemon.lookup import Lookup
 from muster.daemon.tls import Version, client_context, version_of
+from muster.protocol.certificates import certificate_hint
 from muster.protocol.tokens import BadToken, parse
 
 # Full jitter, because all agents lose their coordinator at the same instant.
@@ -252,16 +254,32 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
                 f"{url} answered {status} instead of opening a websocket: is it a coordinator?"
             )
         case aiohttp.ClientConnectorCertificateError():
-            return ConnectionLostError(
-                f"{url}: its certificate is not trusted ({error.certificate_error}); "
-                "tls_ca names a CA of your own"
-            )
+            return ConnectionLostError(_why_not_trusted(url, error.certificate_error))
         case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
-            return ConnectionLostError(f"{url} cannot be reached: {error}", absent=True)
+            return ConnectionLostError(
+                f"{url} cannot be reached: nothing listens there", absent=True
+            )
         case TimeoutError():
             return ConnectionLostError(f"{url} did not answer within {_HANDSHAKE_S:g} s")
+        case aiohttp.ClientConnectorError():
+            return ConnectionLostError(f"{url} cannot be reached: {_in_words(error.os_error)}")
         case _:
             return ConnectionLostError(f"{url} cannot be reached: {error}")
+
+
+def _why_not_trusted(url: str, error: Exception) -> str:
+    hint = "tls_ca names a CA of your own"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = certificate_hint(error.verify_code, hint)
+        return f"{url}: its certificate is not trusted ({error.verify_message}); {hint}"
+    return f"{url}: its certificate is not trusted ({error}); {hint}"
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says; asyncio's own words name the call and the address."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _tune(websocket: Websocket) -> None:

@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from agent.config import AgentConfig
 from agent.core.stimuli import GpusSeen, Stimulus
 from agent.probe import host
-from agent.probe.fabric.gpus import MemoryUse, hold_nvml, memory_of
+from agent.probe.fabric.gpus import (
+    INSTALL_NVML,
+    NO_NVML,
+    MemoryUse,
+    hold_nvml,
+    lacks_nvml,
+    memory_of,
+)
+from agent.probe.fabric.pci import functions
 from agent.probe.fabric.tree import Tree
 from muster.daemon.errors import DaemonError
 from muster.protocol.gpus import GpuDevice, usable
@@ -108,6 +116,9 @@ class Gpus:
         """Post what changes while no task asks, until cancelled."""
         # Without persistence mode NVML takes a second to begin: not at a launch.
         self._nvml = await asyncio.to_thread(hold_nvml)
+        tree = Tree(self._config.fabric.root)
+        if not self._nvml and await asyncio.to_thread(lambda: lacks_nvml(tree, functions(tree))):
+            _log.warning("gpus_not_watched", why=f"{NO_NVML}: {INSTALL_NVML}")
         while True:
             busy = any(gpu.busy for gpu in self._seen or ())
             with contextlib.suppress(TimeoutError):

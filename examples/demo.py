@@ -187,6 +187,9 @@ def main() -> int:
             kept = True
             leave_running(cluster)
             return code
+    except KeyboardInterrupt:
+        say("\nstopping")
+        code = 130
     except (ClusterError, RigError, ClientError) as error:
         say(f"demo: {error}")
         return 1
@@ -194,7 +197,7 @@ def main() -> int:
         if cluster is not None and not kept:
             cluster.stop()
             cluster.remove()
-    left = check_nothing_left(cluster)
+    left = check_nothing_left(cluster) if cluster is not None else []
     for line in left:
         say(f"left behind: {line}")
     if not left:

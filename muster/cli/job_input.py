@@ -16,7 +16,8 @@ from muster.spec.from_command import from_command
 from muster.spec.overrides import override_document
 from muster.spec.parse import parse_document
 from muster.spec.scalars import MAX_BYTES, Document, read_yaml
-from muster.spec.types import JobSpec
+from muster.spec.types import Argv, JobSpec, Launcher
+from muster.spec.words import suffix
 
 STDIN: Final = "-"
 _OF_A_SHELL: Final = ";&|<>$`\"'\n"
@@ -65,7 +66,26 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
         env = [f"{_NCCL_DEBUG}={_NCCL_TALKATIVE[0]}"] if silent else []
         tree, document = override_document(document, ["nccl_debug=true"], env)
         spec = parse_document(document, environ)
+    notes += _script_not_here(spec)
     return Job(spec, _filled(tree, spec), tuple(notes))
+
+
+def _script_not_here(spec: JobSpec) -> list[str]:
+    """A word on a script that the job's folder lacks, where that is the one we are in: a typing
+    mistake is told before the job has waited for its nodes. What `setup` brings nobody knows."""
+    if spec.setup is not None or spec.workdir is None or not isinstance(spec.run, Argv):
+        return []
+    script = spec.run.argv[0]
+    # Without a launcher it may be a program on the nodes' PATH.
+    if spec.launcher is Launcher.NONE or suffix(script) != ".py" or script.startswith("/"):
+        return []
+    try:
+        here = str(Path.cwd())
+    except OSError:  # it was removed under us
+        return []
+    if here != spec.workdir or os.path.exists(script):
+        return []
+    return [f"{safe(script)} is not in this folder; the nodes need it in theirs"]
 
 
 def with_variables(

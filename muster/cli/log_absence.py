@@ -22,6 +22,17 @@ def refuse_rank(view: JobView, rank: int | None) -> None:
         raise _no_rank(view, rank, world - 1)
 
 
+def has_more_ranks(view: JobView) -> bool:
+    """Whether others than rank 0 may have written. False where only the one node's GPUs say how
+    many there are, and the job has not ended."""
+    if view.state in ENDED_STATES and view.started_at is None:
+        return False
+    if (view.max_nodes or view.nodes) > 1 or (_ranks_each(view) or 1) > 1:
+        return True
+    tasks = [task for attempt in view.attempts for task in attempt.tasks]
+    return any(rank.rank > 0 for task in tasks for rank in task.ranks)
+
+
 def refuse_unknown(view: JobView, query: LogQuery) -> None:
     """Raises RefusedError for an attempt, a rank or a node that the job does not have, and for a
     rank that was on another node."""

@@ -16,7 +16,7 @@ from muster.cli.arguments import All, CountOrAll, number_of
 from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options, detaching
 from muster.cli.json_output import json_option, print_json
-from muster.cli.log_absence import nothing_written, refuse_rank, refuse_unknown
+from muster.cli.log_absence import has_more_ranks, nothing_written, refuse_rank, refuse_unknown
 from muster.cli.log_lines import LogPrinter, Look
 from muster.cli.log_records import print_records
 from muster.cli.reference import JOB, find_job
@@ -256,7 +256,7 @@ def show_logs(
     if query.follow and not view.attempt:
         # All of it comes from now on, be the coordinator away when it begins.
         query = replace(query, tail=None)
-    if others and query.rank == 0 and (view.max_nodes or view.nodes) > 1 and sys.stderr.isatty():
+    if others and query.rank == 0 and sys.stderr.isatty() and has_more_ranks(view):
         note(f"rank 0 only; every rank: muster logs --rank all {job}")
     if query.since is not None and client.server_time is not None:
         # Fixed now: a span would be another time after each reconnect.

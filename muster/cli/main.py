@@ -5,7 +5,6 @@ Imports almost nothing at the top, so that even an interrupt during the start en
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import sys
@@ -50,8 +49,9 @@ def _failed(error: Exception) -> int:
     import click
 
     if isinstance(error, click.ClickException):
-        with contextlib.suppress(OSError):
-            error.show()
+        from muster.cli.text import show_usage
+
+        show_usage(error)
         return error.exit_code
 
     from muster.cli.complaints import Complaint, complain

@@ -26,7 +26,47 @@ from muster.spec.render import to_mapping
 _REFUSED: Final = frozenset({400, 413, 422})
 
 
-@click.command("submit", context_settings={"allow_interspersed_args": False})
+# Options of ours that a program has seldom: `--config` and `--name` many have.
+_OURS: Final = frozenset(
+    {
+        "--dry-run",
+        "--follow",
+        "--from-sbatch",
+        "--idempotency-key",
+        "--nccl-debug",
+        "--nodes",
+        "--nproc-per-node",
+        "--pool",
+        "--priority",
+        "--set",
+        "--time-limit",
+        "--wait",
+    }
+)
+
+
+class _Submit(click.Command):
+    """Refuses options of ours behind a command without `--`: they would be the command's, and a
+    `--dry-run` among them would start it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        rest = super().parse_args(ctx, args)
+        command: tuple[str, ...] = ctx.params.get("command") or ()
+        behind = len(typed) - len(command)
+        if not ctx.resilient_parsing and typed[behind - 1 : behind] != ["--"]:
+            for word in command:
+                if (name := word.partition("=")[0]) in _OURS:
+                    first = safe(command[0])
+                    raise click.UsageError(
+                        f"{name} is behind the command, which would get it: write it before "
+                        f"{first}, or, if that is meant, -- before {first}",
+                        ctx,
+                    )
+        return rest
+
+
+@click.command("submit", cls=_Submit, context_settings={"allow_interspersed_args": False})
 @click.option("-f", "--file", metavar="FILE", help="The job file; - reads standard input.")
 @click.option(
     "--from-sbatch",
@@ -217,8 +257,6 @@ def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(mapping)
         return
-    import yaml
+    from muster.cli.job_text import job_text
 
-    # Where the locale has not all characters, YAML's own escapes mean the same job.
-    plain = sys.stdout.encoding.lower() == "utf-8"
-    print(yaml.safe_dump(dict(mapping), sort_keys=False, allow_unicode=plain), end="")
+    print(job_text(mapping, sys.stdout.encoding), end="")

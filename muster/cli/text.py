@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -32,20 +33,19 @@ def note(text: str) -> None:
     On a terminal lines are broken between words; what is indented stays so. Where nobody reads it,
     or it finds no room, that changes nothing of what is done.
     """
-    text = f"muster: {text}"
-    if sys.stderr.isatty():
-        from muster.cli.layout import terminal_size, wrap
+    _print(f"muster: {text}")
 
-        width = terminal_size(sys.stderr)[0]
-        lines = []
-        for line in text.split("\n"):
-            words = line.lstrip(" ")
-            indent = line[: len(line) - len(words)]
-            room = None if width is None else max(width - len(indent), 1)
-            lines += [indent + part for part in wrap(words, room)]
-        text = "\n".join(lines)
+
+def show_usage(error: click.ClickException) -> None:
+    """What click says of wrong usage, its lines broken as those of a note."""
+    text = io.StringIO()
+    error.show(text)
+    _print(text.getvalue().rstrip("\n"))
+
+
+def _print(text: str) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(_wrapped(text), file=sys.stderr, flush=True)
     except OSError:
         give_up(sys.stderr)
 
@@ -55,6 +55,21 @@ def give_up(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _wrapped(text: str) -> str:
+    if not sys.stderr.isatty():
+        return text
+    from muster.cli.layout import terminal_size, wrap
+
+    width = terminal_size(sys.stderr)[0]
+    lines = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ")
+        indent = line[: len(line) - len(words)]
+        room = None if width is None else max(width - len(indent), 1)
+        lines += [indent + part for part in wrap(words, room)]
+    return "\n".join(lines)
 
 
 def span(time: float | timedelta) -> str:

@@ -24,6 +24,7 @@ from muster.client.errors import (
     UnreachableError,
 )
 from muster.client.settings import Settings, check_url
+from muster.protocol.certificates import certificate_hint
 from muster.protocol.http import Problem
 
 _T = TypeVar("_T")
@@ -153,7 +154,10 @@ class Exchange:
                 return UnreachableError(
                     self.url,
                     f"{said} shows a certificate that is not trusted: {error.verify_message}",
-                    "name the CA that signed it: `ca` in the client's file, or MUSTER_CA",
+                    certificate_hint(
+                        error.verify_code,
+                        "name the CA that signed it: `ca` in the client's file, or MUSTER_CA",
+                    ),
                     passing=False,
                 )
             case ssl.SSLError() if not isinstance(error, ssl.SSLEOFError):

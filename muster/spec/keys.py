@@ -118,7 +118,8 @@ KEYS: Final[dict[str, About]] = {
         "the agent's configuration",
     ),
     "setup": About(
-        "Run on every node before the start, once for each attempt; a string is a bash script.",
+        "Run on every node before the start, once for each attempt; a string is a bash script. "
+        "Variables that it sets do not reach the ranks.",
         "setup: uv sync --frozen",
         _COMMAND,
         "none",

@@ -245,13 +245,21 @@ class _Reader:
             self.mapping.update(place)
             self._env(env)
             for line in others:
-                self.notes.append(f"this line of the script is not taken over: {printable(line)}")
+                self.notes.append(
+                    f"this line of the script is not taken over: {printable(line)}{_key_for(line)}"
+                )
             return
         self._set("launcher", "none")
         self._set("run", _whole(text))
         if self._tasks and self._tasks != "1":
             self._set("nproc_per_node", self._tasks)
         self.notes.append("the script runs once on every node (launcher: none), not on the first")
+        if len(starts) == 1 and plain:
+            words = [word for word in starts[0].rest if _expands([word])]
+            self.notes.append(
+                f"{printable(', '.join(words))} is for a shell to fill in: write values there, or "
+                "let the program read its environment, and the line that starts it becomes `run`"
+            )
         for word in ("srun", "scontrol", "SLURM_"):
             if any(word in line for line in lines):
                 self.notes.append(f"there is no {word} here: docs/from-slurm.md has what to write")
@@ -292,16 +300,29 @@ def _whole(text: str) -> str:
 
 
 def _place(words: Sequence[str], folder: str) -> dict[str, str]:
-    """The key of a job that `cd /abs` or, in a folder, `source venv/bin/activate` is; none if it is
-    something else."""
+    """The key of a job that `cd /abs`, `conda activate /abs` or, in a folder,
+    `source venv/bin/activate` is; none if it is something else."""
     match words:
         case ["cd", there] if there.startswith("/") and not _expands(words):
             return {"workdir": there}
+        case ["conda" | "mamba" | "micromamba", "activate", there] if there.startswith("/"):
+            return {} if _expands(words) else {"python": there}
         case ["source" | ".", script] if not _expands(words):
             prefix = _prefix(script, folder)
             return {"python": prefix} if prefix else {}
         case _:
             return {}
+
+
+def _key_for(line: str) -> str:
+    """What to write for a line that changes the environment of those after it; "" for others."""
+    match line.split():
+        case ["conda" | "mamba" | "micromamba", "activate", *_]:
+            return "; name the folder of the environment with `python`"
+        case ["module" | "ml", *_]:
+            return "; name what it sets in `env`"
+        case _:
+            return ""
 
 
 def _prefix(script: str, folder: str) -> str:

@@ -26,6 +26,11 @@ _SIZE_POWER: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 _GPU: Final = re.compile(r"(?:([A-Za-z][A-Za-z0-9_.-]{0,63}):)?([0-9]{1,4})")
 _GPU_WITH_MEMORY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*:[0-9]+[KMGT]i?B(:[0-9]+)?")
+# `H100x8` and `8xH100`, as people write them. Two digits: an RTX4090 in small letters is no `rt`.
+_GPU_TIMES: Final = re.compile(
+    r"(?P<model>[A-Za-z][A-Za-z0-9_.-]{0,60})[x*](?P<count>[1-9][0-9]?)"
+    r"|(?P<before>[1-9][0-9]?)[x*](?P<after>[A-Za-z][A-Za-z0-9_.-]{0,60})"
+)
 MAX_GPUS_PER_NODE: Final = 1024
 
 # Linux numbers on x86 and arm; spelled out because the host that reads a job need not be Linux.
@@ -191,6 +196,9 @@ def _gpu_advice(typed: str) -> RefusedError:
             f"write `{parts[0]}:{count}`",
             Kind.LATER,
         )
+    if times := _GPU_TIMES.fullmatch(typed):
+        model, count = times["model"] or times["after"], times["count"] or times["before"]
+        return RefusedError("is no model and count", f"write `{model}:{count}`")
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", typed):
         return RefusedError(
             "says which GPU and not how many", f"write `{typed}:8`, a count per node"

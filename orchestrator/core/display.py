@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -274,14 +275,13 @@ def _why_held(job: Job) -> str:
 
 
 def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
+    if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED):
+        return _stopping_reason(state, attempt, now)
     away = [t for t in attempt.present if state.nodes[t.node].link is not LinkState.CONNECTED]
     if away:
-        node = state.nodes[away[0].node]
-        since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
-        more = f" and {len(away) - 1} more" if len(away) > 1 else ""
         presumed = ", job presumed running" if attempt.phase is AttemptPhase.RUNNING else ""
-        brake = _and(brake_text(state))
-        return h.Reason("unreachable", f"{node.name}{more} unreachable{since}{presumed}{brake}")
+        text = f"{_away(state, away, now)}{presumed}{_and(brake_text(state))}"
+        return h.Reason("unreachable", text)
     match attempt.phase:
         case AttemptPhase.PREPARING:
             if any(t.refusal is not None for t in attempt.tasks):
@@ -296,13 +296,35 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
             progress += _and(_hang_text(attempt)) + _and(attempt.idle)
             where = named([task.node for task in attempt.present])
             return h.Reason("running", f"on {where}{_size(state, attempt)}{progress}")
-        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
-            cause = attempt.cause.text if attempt.cause is not None else "stopping"
-            return h.Reason(
-                "stopping", f"{cause}; {_progress(attempt, TaskState.CLEANED, 'clean')}"
-            )
         case _:
             assert_never(attempt.phase)
+
+
+def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
+    """Why, how far it is, and for whom it waits: also for one that an elastic gang goes on
+    without, as what runs there may still do so."""
+    cause = attempt.cause.text if attempt.cause is not None else "stopping"
+    text = f"{cause}; {_progress(attempt, TaskState.CLEANED, 'clean')}"
+    away = [
+        task
+        for task in attempt.tasks
+        if task.state is not TaskState.LOST
+        and not reached(task.state, TaskState.CLEANED)
+        and (node := state.nodes.get(task.node)) is not None
+        and node.link is not LinkState.CONNECTED
+    ]
+    if not away:
+        return h.Reason("stopping", text)
+    waits = f"{_away(state, away, now)}, waited for until its lease is over"
+    return h.Reason("unreachable", f"{text}; {waits}{_and(brake_text(state))}")
+
+
+def _away(state: State, tasks: Sequence[Task], now: Instant) -> str:
+    """Who cannot be reached, and for how long."""
+    node = state.nodes[tasks[0].node]
+    since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
+    more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+    return f"{node.name}{more} unreachable{since}"
 
 
 def _progress(attempt: Attempt, wanted: TaskState, word: str) -> str:
@@ -425,7 +447,7 @@ def _link_state(node: Node, now: Instant, brake: str, keeps_until: float | None)
             return h.Reason("offline", "not heard of since the coordinator started")
         case LinkState.SUSPECT:
             left = "" if keeps_until is None else f" for {max(0.0, keeps_until - now.mono):.0f} s"
-            what = f"; what it runs keeps it{left}" if node.holders else ""
+            what = f"; what it runs may go on{left}" if node.holders else ""
             return h.Reason("unreachable", f"unreachable{what}{_and(brake)}")
         case LinkState.LOST:
             return h.Reason("lost", "silent beyond its lease")

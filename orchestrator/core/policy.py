@@ -11,7 +11,7 @@ from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
-from muster.protocol.wording import listed
+from muster.protocol.wording import listed, named
 from muster.spec.types import Retry
 from orchestrator.core.checkpoints import TRIES, without_progress
 from orchestrator.core.facts import JobEnded, RetryScheduled
@@ -100,11 +100,15 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
         for task in attempt.tasks
         if task.refusal is not None and task.node != cause.node
     }
-    told = [f"{node}: {_short(text)}" for node, text in said.items()]
-    if not told:
-        return cause
-    others = listed(told, TOLD_MAX)
-    return replace(cause, text=f"{cause.text} | refused by others too: {others}")
+    own = cause.text.partition("\n")[0]
+    alike = [node for node, text in said.items() if own.endswith(text)]
+    other = [f"{node}: {_short(text)}" for node, text in said.items() if not own.endswith(text)]
+    text = cause.text
+    if alike:
+        text += f" | so did {named(alike)}"
+    if other:
+        text += f" | refused by others too: {listed(other, TOLD_MAX)}"
+    return replace(cause, text=text)
 
 
 def _short(text: str) -> str:

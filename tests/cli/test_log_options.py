@@ -321,3 +321,22 @@ def test_a_job_that_wrote_nothing_is_said_to_have(
     assert run("logs", "42").stderr == b""
     if view.started_at is not None:
         assert b"nothing of what the options choose" in run("logs", "42", "--stderr").stderr
+
+
+@pytest.mark.parametrize(
+    ("view", "told"),
+    [
+        (job_view(), True),
+        (job_view(nodes=1, spec={"run": ["train.py"], "nproc_per_node": 8}), True),
+        (job_view(nodes=1, spec={"run": ["train.py"], "nproc_per_node": 1}), False),
+        (job_view(nodes=1, spec={"run": "nvidia-smi", "launcher": "none"}), False),
+        # What ended before it began has no other rank, either.
+        (ended(job_view(started_at=None), JobState.FAILED, 123), False),
+    ],
+)
+def test_a_terminal_is_told_of_the_ranks_that_are_not_shown(
+    environ: dict[str, str], fake: FakeCoordinator, view: api.JobView, told: bool
+) -> None:
+    fake.script.jobs[42] = view
+    shown = on_a_terminal(environ, "logs", "42")
+    assert (b"rank 0 only; every rank: muster logs --rank all 42" in shown) is told

@@ -433,6 +433,20 @@ def test_on_a_terminal_what_is_said_is_broken_between_words(
     ]
 
 
+def test_what_is_said_of_wrong_usage_breaks_between_words(environ: dict[str, str]) -> None:
+    terminal = Terminal(environ, "submit", "--", "python train.py --lr 1e-5", width=40)
+    assert terminal.end() == 2
+    assert terminal.lines == [
+        "Usage: muster submit [OPTIONS] [--",
+        "COMMAND...]",
+        "Try 'muster submit --help' for help.",
+        "",
+        "Error: the command is one word, and no",
+        "file of that name is here; write it as:",
+        "-- python train.py --lr 1e-5",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

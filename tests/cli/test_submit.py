@@ -103,6 +103,46 @@ def test_what_only_the_coordinator_knows_is_refused_by_field(
     assert b"pool: `nowhere`: there is no such pool\n      try default" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("--", "train.py", "--nodes", "2"),
+        # What a program is likely to have for itself stays its own.
+        ("train.py", "--config", "a.yaml", "--name", "b"),
+    ],
+)
+def test_options_of_the_command_are_the_commands(
+    run: Run, fake: FakeCoordinator, command: tuple[str, ...]
+) -> None:
+    assert run("submit", *command).returncode == 0
+    assert mapping_of(fake)["run"] == [word for word in command if word != "--"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--", "python", "trian.py", "--lr", "1"), True),
+        (("--", "sub/trian.py"), True),
+        (("--", "train.py"), False),
+        (("--", "-m", "train"), False),
+        (("--", "/data/trian.py"), False),
+        # `setup` may bring it, and another folder is not looked at: its disk may hang.
+        (("--set", "setup=git clone x", "--", "trian.py"), False),
+        (("--set", "workdir=/data", "--", "trian.py"), False),
+        (("-f", "job.yaml"), False),
+        (("-f", "job.yaml", "--set", "workdir=HERE"), True),
+    ],
+)
+def test_a_script_that_is_not_in_this_folder_is_told_before_it_waits(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, arguments: tuple[str, ...], told: bool
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text("run: trian.py\nworkdir: /data\n")
+    done = run("submit", *(word.replace("HERE", str(tmp_path)) for word in arguments))
+    assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
+    assert (b"trian.py is not in this folder" in done.stderr) is told
+
+
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
 def test_a_job_that_can_never_start_is_no_mistake_of_usage(
     run: Run, fake: FakeCoordinator, more: tuple[str, ...]
@@ -121,6 +161,11 @@ def test_a_job_that_can_never_start_is_no_mistake_of_usage(
         (("--", "echo a && exit 3"), "write it as: -- bash -c 'echo a && exit 3'"),
         (("-f", "job.yaml", "--", "a|b"), "write it as: -- bash -c 'a|b'"),
         (("--", "python train.py --lr 1"), "write it as: -- python train.py --lr 1"),
+        (
+            ("train.py", "--lr", "1", "--dry-run"),
+            "get it: write it before train.py, or, if that is",
+        ),
+        (("python", "train.py", "--nodes=2"), "--nodes is behind the command"),
         (("-f", "missing.yaml"), "cannot be read: No such file"),
         (("-f", "."), "cannot be read: Is a directory"),
         (("-f", "latin.yaml"), "is not UTF-8 (byte 5)"),
@@ -151,6 +196,17 @@ def test_a_dry_run_without_a_coordinator_is_checked_here(
     assert (older.returncode, b"priority: 50\n" in older.stdout) == (0, True)
     assert b"checked here only" in older.stderr
     assert not fake.script.submitted
+
+
+def test_a_dry_run_prints_a_script_with_its_lines(run: Run, tmp_path: Path) -> None:
+    script = "#!/bin/bash\nif true; then\n  ./bench.sh \\\n    'a b'\nfi\n"
+    indented = script.replace("\n", "\n  ").rstrip()
+    (tmp_path / "job.yaml").write_text(f"launcher: none\nrun: |\n  {indented}\n")
+    done = run("submit", "-f", "job.yaml", "--dry-run")
+    assert f"\nrun: |\n  {indented}\n" in done.stdout.decode()
+    (tmp_path / "again.yaml").write_bytes(done.stdout)
+    again = run("submit", "-f", "again.yaml", "--dry-run", "--json")
+    assert json.loads(again.stdout)["run"] == script
 
 
 def test_a_dry_run_says_whether_the_job_fits(

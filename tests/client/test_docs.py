@@ -17,7 +17,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = (
     "42 QUEUED\n",
     "FAILED: rank 0 exited with 3\n",
-    "gpu-01 0 loss 0.5\n\nended: FAILED\n",
+    "loss 0.5\nended: FAILED\n",
     "[3, 3, 3]\n",
     "",
 )

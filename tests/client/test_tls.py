@@ -1,6 +1,7 @@
 """TLS as the client sees it: trusted, not trusted, and not spoken at all."""
 
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,28 @@ def test_a_certificate_of_another_host_is_refused(
     authority.cert_pem.write_to_path(str(ca))
     with (
         running(Script(), server_side(authority, "elsewhere.test")) as fake,
-        pytest.raises(UnreachableError, match="not trusted"),
+        pytest.raises(UnreachableError, match="not trusted") as caught,
     ):
         make(fake.url, TOKEN, ca).nodes()
+    assert "subjectAltName" in caught.value.hint
+    assert "CA" not in caught.value.hint
+
+
+def test_a_certificate_that_has_expired_is_no_matter_of_its_ca(
+    make: MakeClient, tmp_path: Path, authority: trustme.CA
+) -> None:
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    authority.issue_cert("127.0.0.1", not_after=yesterday).configure_cert(context)
+    with (
+        running(Script(), context) as fake,
+        pytest.raises(UnreachableError, match="expired") as caught,
+    ):
+        make(fake.url, TOKEN, ca).nodes()
+    assert "clock" in caught.value.hint
+    assert "CA" not in caught.value.hint
 
 
 def test_a_server_without_tls_is_named(make: MakeClient) -> None:

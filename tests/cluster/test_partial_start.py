@@ -326,5 +326,5 @@ def test_when_no_node_is_left_the_end_says_what_each_has_said(ground: Ground) ->
         ended = cluster.muster("wait", "--timeout", "60s", number, check=False)
     assert ended.returncode == 123
     assert "node-2 refused: " in ended.stderr
-    assert "refused by others too: node-1: " in ended.stderr
+    assert "| so did node-1" in ended.stderr
     assert cluster.client().job(int(number)).state is JobState.FAILED

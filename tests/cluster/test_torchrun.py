@@ -90,6 +90,23 @@ def test_the_demo() -> None:
     assert "nothing is left" in demo.stdout
 
 
+def test_a_demo_that_is_interrupted_as_it_starts_says_so_in_words() -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "examples.demo"],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert demo.stdout is not None
+    said = demo.stdout.readline()
+    demo.send_signal(signal.SIGINT)
+    said += demo.communicate(timeout=60)[0]
+    assert demo.returncode == 130, said
+    assert "nothing is left" in said
+    assert "Traceback" not in said
+
+
 @pytest.mark.root
 @pytest.mark.long
 def test_the_demo_on_machines_of_their_own() -> None:

@@ -157,7 +157,7 @@ def test_any_other_body_is_a_script_on_every_node(body: str) -> None:
 
 def test_lines_beside_the_training_are_named() -> None:
     found = made(body="module load cuda\nsource /site/env.sh\nsrun python train.py")
-    assert "this line of the script is not taken over: module load cuda" in found.notes
+    assert any("is not taken over: module load cuda" in note for note in found.notes)
     assert "this line of the script is not taken over: source /site/env.sh" in found.notes
 
 
@@ -243,6 +243,35 @@ def test_a_script_of_another_interpreter_is_refused_with_what_to_do() -> None:
         from_sbatch("#!/usr/bin/env -S python3 -u\n#SBATCH --nodes=4\nimport os\n")
     assert "muster submit --nodes" in caught.value.problems[0].hint
     assert from_sbatch("#! /usr/bin/env bash\nsrun python a.py\n").mapping["run"] == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("conda activate train", "`python`"),
+        ("micromamba activate train", "`python`"),
+        ("module load cuda/12.4", "`env`"),
+        ("ml cuda", "`env`"),
+    ],
+)
+def test_lines_that_change_the_environment_say_which_key_does(line: str, hint: str) -> None:
+    found = made(body=f"{line}\nsrun python train.py")
+    (note,) = [note for note in found.notes if f"not taken over: {line}" in note]
+    assert hint in note
+
+
+def test_a_conda_environment_that_is_named_by_its_folder_is_the_jobs_python() -> None:
+    found = made(body="conda activate /shared/envs/train\nsrun python train.py")
+    assert found.mapping["python"] == "/shared/envs/train"
+    assert not [note for note in found.notes if "not taken over" in note]
+
+
+def test_what_only_a_shell_can_fill_in_is_named() -> None:
+    found = made(body="srun torchrun train.py --out ckpt/$SLURM_JOB_ID --lr 1")
+    assert found.mapping["launcher"] == "none"
+    assert any("ckpt/$SLURM_JOB_ID" in note and "`run`" in note for note in found.notes)
+    other = made(body="srun python a.py\nsrun python b.py $HOME")
+    assert not any("$HOME" in note for note in other.notes)
 
 
 def test_headers_behind_the_first_command_are_none() -> None:

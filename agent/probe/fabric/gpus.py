@@ -30,6 +30,14 @@ EXCLUDED: Final = "is excluded by the NVIDIA driver"
 NO_DRIVER: Final = "is served by no NVIDIA driver"
 UNSEEN: Final = "is not shown by NVML: it has failed, or this agent may not use it"
 REMAP_FAILED: Final = "has a row of its memory that could not be remapped: have it replaced"
+NO_NVML: Final = (
+    "nvidia-ml-py is not installed for the agent: memory that is in use, GPUs that nobody uses and "
+    "what they count of their own errors go unseen"
+)
+INSTALL_NVML: Final = (
+    "install nvidia-ml-py beside the agent's interpreter (the extra `gpu` of muster-cluster), and "
+    "restart the agent"
+)
 _FIELD: Final = re.compile(r"^([A-Za-z ]+):[ \t]*(\S.*?)\s*$", re.MULTILINE)
 
 _Value = TypeVar("_Value")
@@ -90,6 +98,19 @@ def devices_of(tree: Tree) -> tuple[GpuDevice, ...]:
             )
         )
     return tuple(found)
+
+
+def lacks_nvml(tree: Tree, functions: Sequence[Function]) -> bool:
+    """Whether this machine has NVIDIA's GPUs and we no module to ask its driver with. A driver that
+    does not answer is told of its GPUs."""
+    cards = (one for one in functions if one.vendor == NVIDIA and is_accelerator(one))
+    if not tree.live or not any(cards):
+        return False
+    try:
+        importlib.import_module("pynvml")
+    except ImportError:
+        return True
+    return False
 
 
 def hold_nvml() -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.hangs import py_spy
 from agent.probe.fabric import problems, surroundings
-from agent.probe.fabric.gpus import gpus_of
+from agent.probe.fabric.gpus import INSTALL_NVML, NO_NVML, gpus_of, lacks_nvml
 from agent.probe.fabric.ib import Devices
 from agent.probe.fabric.limits import limits_of
 from agent.probe.fabric.netdevs import networks_of, sockets, with_addresses
@@ -116,6 +116,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         bridges_unread=unread,
     )
     found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    if lacks_nvml(tree, pci):
+        found.append(problems.warning(NO_NVML, INSTALL_NVML))
     if tree.live and py_spy.find() is None:
         found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
     # An agent has ended what it found when it began.

@@ -62,12 +62,12 @@ def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
 
 def test_a_name_under_which_tasks_were_not_begun_is_not_kept(tmp_path: Path) -> None:
     """Of tasks that an earlier release began nobody knows here under which name that was."""
+    n1 = AgentConfig(node="n1", coordinator="http://127.0.0.1:1", state_dir=tmp_path)
+    n2 = msgspec.structs.replace(n1, node="n2")
     task = tmp_path / "tasks" / "7.1.0"
     task.mkdir(parents=True)
-    for name in ("n2", "n1"):
-        config = AgentConfig(node=name, coordinator="http://127.0.0.1:1", state_dir=tmp_path)
-        assert node_name(config) == name
+    assert [node_name(n2), node_name(n1)] == ["n2", "n1"]
     task.rmdir()
-    assert node_name(config) == "n1"
+    assert node_name(n1) == "n1"
     task.mkdir()
-    assert node_name(msgspec.structs.replace(config, node="n2")) == "n1"
+    assert node_name(n2) == "n1"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import socket
 import threading
@@ -67,13 +69,31 @@ def test_a_port_at_which_nobody_listens_is_told_from_a_machine_that_does_not_ans
     token = tmp_path / "token"
     token.write_text("t\n")
 
-    async def try_it() -> bool:
+    async def dial() -> ConnectionLostError:
         async with Dialer(f"http://127.0.0.1:{free_port()}", token, None) as dialer:
             with pytest.raises(ConnectionLostError) as lost:
                 await dialer.dial("/v1/agent", 1024)
-        return lost.value.absent
+        return lost.value
 
-    assert asyncio.run(try_it())
+    error = asyncio.run(dial())
+    assert error.absent
+    assert str(error).endswith(" cannot be reached: nothing listens there")
+
+
+def test_a_network_without_a_way_is_told_in_the_words_of_the_system(tmp_path: Path) -> None:
+    """And not with what the library holds: its TLS context, and the call that failed."""
+    token = tmp_path / "token"
+    token.write_text("t\n")
+
+    async def dial() -> str:
+        # A broadcast address: no connection is made to it.
+        async with Dialer("https://127.255.255.255:7077", token, None) as dialer:
+            with pytest.raises(ConnectionLostError) as lost:
+                await dialer.dial("/v1/agent", 1024)
+        return str(lost.value)
+
+    said = asyncio.run(dial()).partition(" cannot be reached: ")[2]
+    assert said in {os.strerror(code) for code in (errno.ENETUNREACH, errno.EACCES)}
 
 
 def test_an_agent_ends_at_once_also_where_no_name_server_answers(

@@ -211,10 +211,12 @@ def test_no_link_is_made_before_the_owner_has_heard_of_the_end_of_the_last(tmp_p
     play(tmp_path, story)
 
 
-async def first_pause(folder: Path, coordinator: Coordinator, token: str = TOKEN) -> dict[str, str]:
+async def first_pause(
+    folder: Path, coordinator: Coordinator, token: str = TOKEN, ca: Path | None = None
+) -> dict[str, str]:
     """What is logged when a connection does no good."""
     with capture_logs() as logs:
-        async with node(folder, coordinator, token) as it:
+        async with node(folder, coordinator, token, ca=ca) as it:
             async with asyncio.timeout(DEADLINE_S):
                 while not any(entry["event"] == "not_connected" for entry in logs):
                     if not it.heard.empty() and it.heard.get_nowait() == LinkUp():
@@ -284,6 +286,22 @@ def test_a_ca_may_be_replaced_under_a_running_agent(tmp_path: Path) -> None:
                 await it.dial("/v1/agent", 1024)
             trusted.cert_pem.write_to_path(ca)
             await (await it.dial("/v1/agent", 1024)).close()
+
+    asyncio.run(story())
+
+
+def test_a_certificate_of_another_name_is_not_taken_for_one_of_another_ca(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("elsewhere.test").configure_cert(context)
+
+    async def story() -> None:
+        async with Coordinator(tls=context) as coordinator:
+            entry = await first_pause(tmp_path, coordinator, ca=tmp_path / "ca.pem")
+            assert "certificate is not valid for '127.0.0.1'" in entry["why"]
+            assert "subjectAltName" in entry["why"]
+            assert "tls_ca" not in entry["why"]
 
     asyncio.run(story())
 

@@ -137,7 +137,7 @@ def test_one_node_alone_that_refuses_is_not_yet_the_job_s_fault() -> None:
     cause = cluster.cause(1)
     assert cause.outcome is Outcome.NEVER_STARTED
     assert cause.exit_code == 123
-    assert cause.text == "n1 refused: no_python here | refused by others too: n0: no_python here"
+    assert cause.text == "n1 refused: no_python here | so did n0"
 
 
 def test_a_setup_that_fails_is_the_job_s_own() -> None:
@@ -175,9 +175,19 @@ def test_when_no_other_node_is_left_the_end_says_what_each_has_said() -> None:
         cluster.beat(2)
     cause = cluster.cause(1)
     assert (cause.outcome, cause.exit_code) == (Outcome.INFRA, 122)
-    assert cause.text.startswith("n2 refused: no_space here | refused by others too: ")
-    assert "n0: no_space here" in cause.text
-    assert "n1: no_space here" in cause.text
+    assert cause.text == "n2 refused: no_space here | so did n0, n1"
+
+
+def test_who_has_said_something_else_is_told_with_what() -> None:
+    cluster = gang(3, 1, retry=Retry(infra=2, backoff_s=30.0))
+    for attempt, said in ((1, "the disk is full"), (2, "no torch"), (3, "no torch")):
+        refusal = Refusal("no_space", said, node_fault=True)
+        cluster.report(task(1, attempt, 0), TaskState.ASSIGNED, refusal=refusal)
+        cluster.clean(task(1, attempt, 0))
+        cluster.beat(2)
+    assert cluster.cause(1).text == (
+        "n2 refused: no torch | so did n1 | refused by others too: n0: the disk is full"
+    )
 
 
 def test_the_same_nodes_again_get_their_time() -> None:

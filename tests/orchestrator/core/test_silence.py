@@ -78,8 +78,8 @@ def test_a_job_says_how_long_it_goes_on_where_nobody_hears_it() -> None:
         for name in ("n0", "n1")
     }
     assert seen == {
-        "n0": "unreachable; what it runs keeps it for 1 s",
-        "n1": "unreachable; what it runs keeps it for 3541 s",
+        "n0": "unreachable; what it runs may go on for 1 s",
+        "n1": "unreachable; what it runs may go on for 3541 s",
     }
     cluster.beat(2)
     assert cluster.shown(1) is JobState.LOST

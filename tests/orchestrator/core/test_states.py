@@ -64,6 +64,24 @@ def test_a_node_that_cannot_be_reached_is_presumed_to_run_until_its_lease_is_ove
     assert shown.reason.text == "n1 unreachable for 40 s, job presumed running"
 
 
+def test_a_job_that_stops_says_for_which_node_it_waits_and_still_why_it_stops() -> None:
+    cluster = running()
+    cluster.leave("n1")
+    cluster.beat(40)
+    cluster.cancel(1)
+    cluster.end(task(1, 1, 0), ExitStatus(None, 15), "cancel")
+    cluster.clean(task(1, 1, 0))
+    shown = job_summary(cluster.state, cluster.job(1), cluster.now)
+    assert shown.state is JobState.STOPPING
+    assert shown.reason.code == "unreachable"
+    assert shown.reason.text == (
+        "cancelled by ada; 1 of 2 nodes clean; n1 unreachable for 40 s, waited for until its lease "
+        "is over"
+    )
+    cluster.beat(1000)
+    assert cluster.shown(1) is JobState.CANCELLED
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "state", "exit_code"),
     [

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.probe.fabric import gpus as read
+from agent.probe.fabric.pci import functions
 from agent.probe.fabric.tree import Tree
 from muster.protocol.gpus import GpuDevice
 from tests.agent.probe.fabric.trees import Node
@@ -188,6 +189,28 @@ def test_where_nvml_fails_the_driver_is_asked(node: Node, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pynvml", broken)
     found = read.devices_of(Live(node.root))
     assert [bool(it.fault) for it in found] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("module", "tree", "cards", "lacks"),
+    [
+        (None, Live, 1, True),
+        (fake_nvml([]), Live, 1, False),
+        (None, Tree, 1, False),
+        (None, Live, 0, False),
+    ],
+)
+def test_gpus_without_the_module_that_asks_their_driver(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    tree: type[Tree],
+    cards: int,
+    lacks: bool,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    found = functions(Tree(node.root))[:cards]
+    assert read.lacks_nvml(tree(node.root), found) is lacks
 
 
 def test_a_copied_tree_is_never_asked_of_nvml(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
