@@ -124,7 +124,7 @@ MUTANTS = (
         "a task is begun on a lease that is over",
         _wrap(agent_follow, "_drive", _begins_late),
         ("I3", "I4", "I5"),
-        seed=282,
+        seed=47,
     ),
     Mutant(
         "a clone takes the name of an agent that is cut off",
