@@ -165,12 +165,13 @@ def test_agents_that_share_a_machine_make_no_units(tmp_path: Path) -> None:
 
 # --- starting one ---------------------------------------------------------------------------------
 
-# As systemd-run does: returns when the shim is ready, which lives on.
+# As systemd-run does: returns when the shim is ready, which lives on. It writes who it is when its
+# socket listens, which is there a little before.
 SYSTEMD_RUN = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 shift
 "$@" 2>/dev/null &
-until [ -S "{folder}/shim.sock" ]; do sleep 0.01; done
+until [ -e "{folder}/shim.json" ]; do sleep 0.01; done
 """
 FAILING = """#!/bin/sh
 echo 'Failed to start transient service unit:' >&2
