@@ -23,8 +23,9 @@ from tenacity import (
 )
 
 from muster.daemon.errors import ConfigError, TlsError
+from muster.daemon.files import FileVersion
 from muster.daemon.lookup import Lookup
-from muster.daemon.tls import Version, client_context, version_of
+from muster.daemon.tls import client_context, version_of
 from muster.protocol.certificates import certificate_hint
 from muster.protocol.tokens import BadToken, parse
 
@@ -78,7 +79,7 @@ class Dialer:
         self._url = coordinator.rstrip("/")
         self._token_file = token_file
         self._tls_ca = tls_ca
-        self._version: Version | None = None
+        self._version: FileVersion | None = None
         self._tls: ssl.SSLContext | None = None
         if coordinator.startswith("https:"):
             self._trust()

@@ -1,4 +1,6 @@
-"""Writing files that survive a power cut, and holding a state folder alone."""
+"""Files that survive a power cut, whose they are and whether they have changed; and holding a state
+folder alone.
+"""
 
 import contextlib
 import fcntl
@@ -11,6 +13,7 @@ from typing import Self
 from muster.daemon.errors import DirectoryLockedError, FileError
 
 LOCK_NAME = "lock"
+FileVersion = tuple[int, int, int]
 
 
 def write_atomic(
@@ -59,6 +62,11 @@ def sync_file(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def file_version(found: os.stat_result) -> FileVersion:
+    """Another one where a file was written or replaced since."""
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def give_to_owner(path: Path) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from muster.daemon.errors import TlsError
+from muster.daemon.files import FileVersion, file_version
 
 BUFFER_BYTES: Final = 16 * 1024
 """What a connection reads at once: a record of TLS."""
-Version = tuple[int, int, int]
 
 
 def server_context(cert: Path, key: Path) -> ssl.SSLContext:
@@ -60,17 +60,17 @@ class Renewed:
     def _choose(self, connection: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
         connection.context = self._now
 
-    def _versions(self) -> tuple[Version, Version]:
+    def _versions(self) -> tuple[FileVersion, FileVersion]:
         return version_of(self._cert, "tls.cert"), version_of(self._key, "tls.key")
 
 
-def version_of(path: Path, name: str) -> Version:
+def version_of(path: Path, name: str) -> FileVersion:
     """Another one when the file has changed; `name` is its setting. Raises TlsError."""
     try:
         found = path.stat()
     except OSError as error:
         raise _unreadable(path, name, error) from error
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return file_version(found)
 
 
 def client_context(ca: Path | None) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ import structlog
 from muster.daemon.clock import Clock
 from muster.daemon.config import read_yaml
 from muster.daemon.errors import ConfigError
+from muster.daemon.files import FileVersion, file_version
 from muster.protocol.tokens import BadToken, Token, TokenRecord, TokensFile, digest, parse
 
 _LOOK_EVERY_S: Final = 1.0
@@ -98,7 +99,7 @@ class TokenStore:
         self._complaint = complaint
 
 
-def _version(path: Path) -> tuple[int, int, int]:
+def _version(path: Path) -> FileVersion:
     try:
         found = os.stat(path)
     except FileNotFoundError as error:
@@ -112,7 +113,7 @@ def _version(path: Path) -> tuple[int, int, int]:
         raise ConfigError(
             f"{path}: others may read it (mode {found.st_mode & 0o777:04o}); chmod 600 {path}"
         )
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+    return file_version(found)
 
 
 def _read(path: Path) -> dict[str, TokenRecord]:

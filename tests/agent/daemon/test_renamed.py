@@ -10,8 +10,9 @@ import msgspec
 
 from agent.config import AgentConfig
 from agent.identity import node_name
+from tests.agent.daemon.test_one_task import until
 from tests.agent.process_of_agent import AgentProcess, write_config
-from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
+from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import user_of
 
 
@@ -23,9 +24,7 @@ def config_of(folder: Path, coordinator: CoordinatorProcess, node: str) -> Path:
 
 async def welcomed(agent: AgentProcess) -> str:
     """As which node; its log is a file."""
-    async with asyncio.timeout(DEADLINE_S):
-        while '"welcomed"' not in agent.log.read_text():  # noqa: ASYNC110 - a file sends no event
-            await asyncio.sleep(0.02)
+    await until(lambda: '"welcomed"' in agent.log.read_text())
     lines = [json.loads(line) for line in agent.log.read_text().splitlines()]
     return str(next(line["node"] for line in lines if line["event"] == "serving"))
 
@@ -49,8 +48,7 @@ def test_it_keeps_its_name_for_as_long_as_it_has_tasks(tmp_path: Path) -> None:
                 assert (await user.get(f"/v1/jobs/{job}"))["attempt"] == 1
                 await user.cancel(job)
                 assert (await user.ended(job))[0] == "CANCELLED"
-                while any((tmp_path / "agent" / "state" / "tasks").iterdir()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+                await until(lambda: not any((tmp_path / "agent/state/tasks").iterdir()))
                 assert await agent.end() == 0
             async with AgentProcess(config) as agent:
                 assert await welcomed(agent) == "n2"
