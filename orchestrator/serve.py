@@ -25,8 +25,7 @@ from orchestrator.api.submit_rules import SubmitRules
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
-from orchestrator.core.hangs import HangLimits
-from orchestrator.core.limits import Limits, Quarantine
+from orchestrator.core.limits import HangLimits, Limits, Quarantine
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter

@@ -11,8 +11,9 @@ from orchestrator.api.cursors import bad_cursor, make_cursor, read_cursor
 from orchestrator.api.parameters import JobsQuery
 from orchestrator.api.reading import read_query
 from orchestrator.api.responses import reply
-from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.display import job_summary
 from orchestrator.core.state import Job, State
+from orchestrator.core.status import job_state
 from orchestrator.shell.archive import Line, Page
 from orchestrator.shell.coordinator import Coordinator
 

@@ -33,8 +33,8 @@ from orchestrator.api.reading import job_id, read_query, shown, struct_body
 from orchestrator.api.responses import reply
 from orchestrator.api.spec_body import spec_problem
 from orchestrator.core.actions import Changed, Declined, Signalled, Stacks
-from orchestrator.core.display import job_state
 from orchestrator.core.explain import explain
+from orchestrator.core.status import job_state
 from orchestrator.core.stimuli import ChangeReceived, SignalReceived, StacksReceived
 from orchestrator.core.suppose import WAITING, supposed, supposition
 from orchestrator.shell.coordinator import Coordinator

@@ -13,9 +13,9 @@ from aiohttp import web
 from muster.protocol.http import LogRecord, LogTrailer
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.deliveries import awaited
-from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job
+from orchestrator.core.status import job_state
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.merge import (
     Live,

@@ -24,10 +24,10 @@ from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
 from orchestrator.api.traffic_metrics import traffic
 from orchestrator.core.decide import VERSION
-from orchestrator.core.display import job_state
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.node import AdminState, LinkState
 from orchestrator.core.state import State
+from orchestrator.core.status import job_state
 from orchestrator.shell.agents import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.connection import LogConnections

@@ -128,6 +128,11 @@ class Declined(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
+def unknown_job(job: JobId) -> Declined:
+    """The answer to a request for a job that does not exist."""
+    return Declined(UNKNOWN_JOB, f"there is no job {job}", "list the jobs with: muster ps -a")
+
+
 class Stacks(msgspec.Struct, frozen=True):
     """Where the ranks of a job stand."""
 

@@ -20,10 +20,10 @@ from muster.protocol.messages import (
     StartTask,
     StopTask,
 )
-from muster.protocol.outcome import CauseCode
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.grace import ends_by_itself, grace_now_s, is_forced
 from orchestrator.core.launch import Gang, arrange_command, gang_of, prepare_command
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Attempt, Job, Signal, State, Task
@@ -62,7 +62,7 @@ def wanted(
                 *_missed(attempt, task, on_node),
             ]
         case AttemptPhase.STOPPING:
-            by_itself = _ends_by_itself(attempt) and not task.joined
+            by_itself = ends_by_itself(attempt) and not task.joined
             return [] if by_itself else [stop_command(job, attempt, task)]
         case _:
             assert_never(attempt.phase)
@@ -125,31 +125,8 @@ def tasks_on(state: State, name: NodeName) -> list[Task]:
 
 def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
     """End this task as its job wants it."""
-    force = _forced(job, attempt)
+    force = is_forced(job, attempt)
     return StopTask(task.id, job.spec.stop.signal, grace_now_s(attempt), force)
-
-
-def stop_grace_s(job: Job, attempt: Attempt) -> float | None:
-    """How long the ranks of an attempt that is being stopped have had from the start of that; None
-    where they end by themselves."""
-    if _ends_by_itself(attempt):
-        return None
-    if _forced(job, attempt):
-        return 0.0
-    if attempt.shortened is None or attempt.stopping_at is None:
-        return attempt.grace_s
-    at, grace_s = attempt.shortened
-    return min(attempt.grace_s, max(0.0, at - attempt.stopping_at) + grace_s)
-
-
-def grace_now_s(attempt: Attempt) -> float:
-    """What a node is told of the grace, which it counts from there, but for what it was told
-    before: it only ever gets shorter."""
-    return attempt.grace_s if attempt.shortened is None else attempt.shortened[1]
-
-
-def _forced(job: Job, attempt: Attempt) -> bool:
-    return attempt.forced or (job.cancel is not None and job.cancel[3])
 
 
 def signals(task: Task, given: list[Signal]) -> list[Command]:
@@ -195,11 +172,3 @@ def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) ->
 def _missed(attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
     """Said again to a node that was away: it knows which of them it has carried out."""
     return signals(task, attempt.signals) if on_node is TaskState.STARTED else []
-
-
-def _ends_by_itself(attempt: Attempt) -> bool:
-    return (
-        attempt.cause is not None
-        and attempt.cause.code is CauseCode.COMPLETED
-        and not attempt.forced
-    )

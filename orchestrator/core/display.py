@@ -10,52 +10,36 @@ import msgspec
 from muster.protocol import http as h
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.instant import Instant
-from muster.protocol.outcome import CauseCode, Outcome
-from muster.protocol.states import JobState, TaskState
+from muster.protocol.states import TaskState
 from muster.protocol.timestamp import maybe_timestamp, timestamp
 from muster.protocol.wording import count, named
 from muster.spec.render import nodes_text, to_mapping
 from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_text
-from orchestrator.core.commands import stop_grace_s
+from orchestrator.core.clocks import clock_warning
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
+from orchestrator.core.grace import stop_grace_s
 from orchestrator.core.job import JobPhase
 from orchestrator.core.lack import jobs_named
 from orchestrator.core.launch import ranks_of
 from orchestrator.core.limits import Limits
-from orchestrator.core.node import Drain, LinkState
-from orchestrator.core.node_warnings import clock_warning, node_warnings
+from orchestrator.core.node import Drain, LinkState, drained_by
+from orchestrator.core.node_warnings import node_warnings
 from orchestrator.core.notices import host_of
 from orchestrator.core.proof import proof_line
 from orchestrator.core.refusals import refusal_cause
 from orchestrator.core.scheduler import why_waiting
-from orchestrator.core.service import deadline_text, drained_by
+from orchestrator.core.service import deadline_text
 from orchestrator.core.silence import brake_text
 from orchestrator.core.silence import keeps_until as lasts
 from orchestrator.core.state import Attempt, Job, Node, State, Task
+from orchestrator.core.status import job_state
 from orchestrator.core.task import reached
 from orchestrator.core.timeline import timeline
 from orchestrator.core.torchrun import last_call_s
 from orchestrator.core.versions import odd_versions
-
-
-def job_state(job: Job) -> JobState:
-    """The state that users know, derived from the job's phase, its attempt's and its outcome."""
-    match job.phase:
-        case JobPhase.QUEUED:
-            return JobState.QUEUED
-        case JobPhase.HELD:
-            return JobState.HELD
-        case JobPhase.BACKOFF:
-            return JobState.RETRYING
-        case JobPhase.ACTIVE:
-            return _active(job.attempts[-1])
-        case JobPhase.ENDED:
-            return _ended(job)
-        case _:
-            assert_never(job.phase)
 
 
 def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
@@ -213,38 +197,6 @@ def _kill_at(job: Job) -> float | None:
         return None
     grace_s = stop_grace_s(job, attempt)
     return None if grace_s is None else attempt.stopping_at + grace_s
-
-
-def _active(attempt: Attempt) -> JobState:
-    match attempt.phase:
-        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
-            return JobState.PREPARING
-        case AttemptPhase.RUNNING:
-            # It is running once every node has said so.
-            return JobState.RUNNING if attempt.started_at is not None else JobState.PREPARING
-        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
-            return JobState.STOPPING
-        case _:
-            assert_never(attempt.phase)
-
-
-def _ended(job: Job) -> JobState:
-    if job.cause is None:
-        raise AssertionError(f"job {job.id} ended without a cause")
-    match job.cause.outcome:
-        case Outcome.SUCCESS:
-            return JobState.SUCCEEDED
-        case Outcome.USER | Outcome.NEVER_STARTED:
-            return JobState.FAILED
-        case Outcome.INFRA:
-            lost = job.cause.code is CauseCode.NODE_LOST
-            return JobState.LOST if lost else JobState.FAILED
-        case Outcome.TIME_LIMIT:
-            return JobState.TIMEOUT
-        case Outcome.CANCELLED:
-            return JobState.CANCELLED
-        case _:
-            assert_never(job.cause.outcome)
 
 
 def _reason(state: State, job: Job, now: Instant) -> h.Reason:

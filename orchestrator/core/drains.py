@@ -18,14 +18,14 @@ from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
 from orchestrator.core import stimuli as s
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.clocks import clock_warning
 from orchestrator.core.commands import tasks_on
 from orchestrator.core.decision import Decision
 from orchestrator.core.elastic import goes_on_without
 from orchestrator.core.hardware import hardware_problems
 from orchestrator.core.lack import jobs_named
-from orchestrator.core.node import Drain, LinkState
-from orchestrator.core.node_warnings import claim_warning, clock_warning
-from orchestrator.core.service import drained_by
+from orchestrator.core.node import Drain, LinkState, drained_by
+from orchestrator.core.node_warnings import claim_warning
 from orchestrator.core.state import Node, State, Task
 from orchestrator.core.task import reached
 from orchestrator.core.unclean import survivor_problems

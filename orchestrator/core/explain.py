@@ -12,7 +12,8 @@ from muster.protocol.instant import Instant
 from muster.protocol.timestamp import Timestamp, timestamp
 from muster.protocol.wording import count
 from muster.spec.types import MAX_PRIORITY
-from orchestrator.core.display import job_state, job_summary, node_state
+from orchestrator.core.blame import blame
+from orchestrator.core.display import job_summary, node_state
 from orchestrator.core.fabric_view import plan_of, was_refused
 from orchestrator.core.forecast import ends_in_s, forecast
 from orchestrator.core.gpus import Holder, room
@@ -20,7 +21,7 @@ from orchestrator.core.job import JobPhase
 from orchestrator.core.lack import Lack, jobs_named
 from orchestrator.core.limits import Limits
 from orchestrator.core.network import reachable_gang
-from orchestrator.core.node import LinkState
+from orchestrator.core.node import LinkState, drained_by
 from orchestrator.core.placement import (
     SPREAD,
     Considered,
@@ -30,11 +31,10 @@ from orchestrator.core.placement import (
     natural,
     never_fits,
 )
-from orchestrator.core.policy import blame
-from orchestrator.core.service import drained_by
 from orchestrator.core.silence import keeps_until
 from orchestrator.core.spread import groups
 from orchestrator.core.state import Attempt, Job, Node, State
+from orchestrator.core.status import job_state
 
 TRIES: Final = 4
 AHEAD_MAX: Final = 20

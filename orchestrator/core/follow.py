@@ -18,6 +18,7 @@ from orchestrator.core import looks
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import service_facts as sf
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.blame import guilty_nodes
 from orchestrator.core.commands import owed, signals, tasks_on, tell, wanted
 from orchestrator.core.decision import Decision
 from orchestrator.core.drains import follow_service, leaves_after_checkpoint
@@ -28,7 +29,7 @@ from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.notices import due
 from orchestrator.core.placement import can_do_without
-from orchestrator.core.policy import after_attempt, guilty_nodes
+from orchestrator.core.policy import after_attempt
 from orchestrator.core.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.silence import released, silent_timer, timers_of_the_silent
 from orchestrator.core.state import Attempt, Job, State

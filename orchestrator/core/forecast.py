@@ -13,8 +13,8 @@ import msgspec
 from muster.protocol.instant import Instant
 from muster.protocol.wording import count, named
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import stop_grace_s
 from orchestrator.core.gpus import given, share_of, used_by_strangers
+from orchestrator.core.grace import stop_grace_s
 from orchestrator.core.placement import Waiting, place, unfit
 from orchestrator.core.state import Attempt, Job, State
 

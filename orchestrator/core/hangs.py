@@ -12,8 +12,6 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, assert_never
 
-import msgspec
-
 from muster.protocol.hangs import (
     Doing,
     Frame,
@@ -23,6 +21,7 @@ from muster.protocol.hangs import (
     RankStacks,
     StackGroup,
 )
+from orchestrator.core.limits import HangLimits
 from orchestrator.core.stacks import (
     grouped,
     odd_one,
@@ -37,24 +36,6 @@ SIGNS_MIN: Final = 2
 _RANKS_KEPT: Final = 64
 _GROUPS_KEPT: Final = 8
 _THREADS_KEPT: Final = 16
-
-
-class HangLimits(msgspec.Struct, frozen=True):
-    """`quiet_s` at the least, and `gaps` times the longest gap, before anything is suspected;
-    `slow_s` before a gang that computes, or waits for a disk, is told of. `again_s` is between two
-    looks, `look_s` how long an answer is waited for."""
-
-    quiet_s: float = 60.0
-    gaps: float = 5.0
-    slow_s: float = 600.0
-    again_s: float = 5.0
-    look_s: float = 20.0
-
-    def of_gap(self, gap_s: float) -> float:
-        """How long a silence is suspected whose longest was `gap_s`: before what is slow is told,
-        however long one evaluation took, but never within a silence as long as the longest."""
-        at_most_s = max(self.slow_s - self.quiet_s, gap_s + self.quiet_s)
-        return max(self.quiet_s, min(self.gaps * gap_s, at_most_s))
 
 
 class Rule(enum.Enum):

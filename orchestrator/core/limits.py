@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from orchestrator.core.hangs import HangLimits
-
 
 class Quarantine(msgspec.Struct, frozen=True):
     """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
@@ -18,6 +16,24 @@ class Quarantine(msgspec.Struct, frozen=True):
     forgiven_after: int = 10
     pool_share: float = 0.25
     restarts: int = 5
+
+
+class HangLimits(msgspec.Struct, frozen=True):
+    """`quiet_s` at the least, and `gaps` times the longest gap, before anything is suspected;
+    `slow_s` before a gang that computes, or waits for a disk, is told of. `again_s` is between two
+    looks, `look_s` how long an answer is waited for."""
+
+    quiet_s: float = 60.0
+    gaps: float = 5.0
+    slow_s: float = 600.0
+    again_s: float = 5.0
+    look_s: float = 20.0
+
+    def of_gap(self, gap_s: float) -> float:
+        """How long a silence is suspected whose longest was `gap_s`: before what is slow is told,
+        however long one evaluation took, but never within a silence as long as the longest."""
+        at_most_s = max(self.slow_s - self.quiet_s, gap_s + self.quiet_s)
+        return max(self.quiet_s, min(self.gaps * gap_s, at_most_s))
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -26,23 +26,23 @@ from muster.protocol.messages import LOOKS, LookTask, StacksReport, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.protocol.wording import named
-from muster.spec.types import Rendezvous
+from muster.spec.types import Rendezvous, ranks_on_node
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import hang_facts as hf
 from orchestrator.core import stimuli as s
+from orchestrator.core.actions import unknown_job
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
-from orchestrator.core.display import job_state
 from orchestrator.core.hangs import Opinion, due_in_s, opinion, suspicion, verdict
-from orchestrator.core.launch import gang_of
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.notice_facts import Told
 from orchestrator.core.notices import due
-from orchestrator.core.requests import unknown_job
+from orchestrator.core.seats import members_of, seat_of
 from orchestrator.core.stacks import grouped
 from orchestrator.core.state import Attempt, Job, Look, State, Task
+from orchestrator.core.status import job_state
 
 RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
@@ -316,9 +316,14 @@ def _ranks(
         found += [rank.later(age) for rank in task.activity]
     fixed = not job.spec.elastic and job.spec.rendezvous is Rendezvous.STATIC
     whole = fixed and all(task.exit is None for task in attempt.present)
-    if whole and len(found) < sum(gang_of(job, attempt).ranks):
+    if whole and len(found) < _ranks_expected(job, attempt):
         return None
     return tuple(found) or None
+
+
+def _ranks_expected(job: Job, attempt: Attempt) -> int:
+    """The number of ranks of the gang as it is now."""
+    return sum(ranks_on_node(job.spec, seat_of(task)) for task in members_of(attempt))
 
 
 def _homes(attempt: Attempt, look: Look) -> Mapping[int, str]:

@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.spec.units import duration_text
 
 
 class LinkState(enum.Enum):
@@ -75,3 +77,18 @@ class Fault(msgspec.Struct, frozen=True):
     attempt: int
     text: str
     since: int = 0
+
+
+def drained_by(drain: Drain, now: Instant | None = None) -> str:
+    """`drained by ana since 2h: bad DIMM`, to follow the node's name and `is`."""
+    since = "" if now is None else f" since {rounded_down(now.wall - drain.at)}"
+    return f"drained by {drain.user}{since}: {drain.reason}"
+
+
+def rounded_down(seconds: float) -> str:
+    """In the largest unit of which there is one: 2h, 5m, 0s."""
+    whole = int(max(0.0, seconds))
+    for unit_s in (86400, 3600, 60):
+        if whole >= unit_s:
+            return duration_text(float(whole - whole % unit_s))
+    return duration_text(float(whole))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.instant import Instant
-from muster.spec.units import duration_text
+from orchestrator.core.clocks import clock_warning
 from orchestrator.core.hardware import hardware_warnings
 from orchestrator.core.state import Node
 
@@ -28,15 +28,4 @@ def claim_warning(node: Node, now: Instant) -> str:
     return (
         f"another agent at {peer} calls itself {node.name} too, and was refused "
         f"{max(now.mono - at, 0.0):.0f} s ago"
-    )
-
-
-def clock_warning(node: Node) -> str:
-    """A sentence where the node's wall clock and ours differ, else ""."""
-    if not node.ahead_s:
-        return ""
-    way = "ahead of" if node.ahead_s > 0 else "behind"
-    return (
-        f"the clock of {node.name} is {duration_text(abs(node.ahead_s))} {way} the coordinator's: "
-        "set the time of the one that is wrong"
     )

@@ -13,6 +13,7 @@ from muster.protocol.wording import count
 from muster.spec.types import JobSpec, Placement, Rdma, Resources
 from muster.spec.units import size_text
 from orchestrator.core.alike import alike, kind_of, without_rdma
+from orchestrator.core.blame import blame
 from orchestrator.core.gpus import (
     free_cpus,
     free_memory,
@@ -25,9 +26,7 @@ from orchestrator.core.gpus import (
 )
 from orchestrator.core.lack import Lack
 from orchestrator.core.network import Apart, choose, reachable_gang
-from orchestrator.core.node import LinkState
-from orchestrator.core.policy import blame
-from orchestrator.core.service import drained_by
+from orchestrator.core.node import LinkState, drained_by
 from orchestrator.core.spread import enough, groups, largest, value_of
 from orchestrator.core.state import Job, Node, State
 from orchestrator.core.suiting import is_short, lacks_gpus, suiting

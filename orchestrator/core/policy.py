@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from muster.protocol.wording import listed, named
 from muster.spec.types import Retry
+from orchestrator.core.blame import guilty_nodes
 from orchestrator.core.checkpoints import TRIES, without_progress
 from orchestrator.core.facts import JobEnded, RetryScheduled
 from orchestrator.core.faults import is_consequence
-from orchestrator.core.refusals import OF_NOBODY
 from orchestrator.core.state import Attempt, Job
 
 TRY_AGAIN_S = 1.0
@@ -154,31 +152,6 @@ def _worth_a_try(policy: Retry, cause: Cause) -> bool:
     return cause.exit_code != NO_RETRY_EXIT
 
 
-def blame(job: Job) -> Counter[NodeName]:
-    """In how many attempts of the job each node was at fault."""
-    faults = (guilty_nodes(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
-    return Counter(name for guilty in faults for name in guilty)
-
-
 def _collisions(job: Job) -> int:
     taken = RefusalCode.PORT_TAKEN
     return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == taken)
-
-
-def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
-    """Nodes whose own fault it was: lost ones, those that refused, the one that is named.
-
-    What befell those that an elastic gang did without is not why it ended.
-    """
-    launcher, *workers = (task.node for task in attempt.tasks)
-    if cause.refusal == RefusalCode.UNREACHABLE and cause.node == launcher and len(workers) > 1:
-        # None of them reached it. Of a pair, either may be to blame.
-        return frozenset({launcher})
-    named = {
-        t.node
-        for t in attempt.present
-        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code not in OF_NOBODY)
-    }
-    if cause.node_fault and cause.node is not None:
-        named.add(NodeName(cause.node))
-    return frozenset(named)

@@ -11,8 +11,8 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.wording import count
 from muster.spec.types import Rdma
+from orchestrator.core.clocks import clock_warning
 from orchestrator.core.facts import Fact, StopRequested, TaskRefused
-from orchestrator.core.node_warnings import clock_warning
 from orchestrator.core.state import Attempt, Job, State, Task
 
 

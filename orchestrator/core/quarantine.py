@@ -16,8 +16,9 @@ from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
+from orchestrator.core.blame import guilty_nodes
 from orchestrator.core.limits import Limits
-from orchestrator.core.policy import guilty_nodes, settled
+from orchestrator.core.policy import settled
 from orchestrator.core.service import ITSELF
 from orchestrator.core.state import Attempt, Job, Node, State
 

@@ -8,12 +8,11 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
+from orchestrator.core.blame import OF_NOBODY
 from orchestrator.core.faults import TAIL_CHARS_MAX, shortened
 from orchestrator.core.state import Attempt, Task
 from orchestrator.core.task import reached
 
-OF_NOBODY: Final = frozenset({RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE})
-"""Refusals for which no node is to blame."""
 BY_US: Final = frozenset({RefusalCode.FABRIC_DIFFERS, RefusalCode.PREFLIGHT})
 """Refusals that the coordinator records together with what comes of them."""
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import UNSET
 
-from muster.protocol.ids import JobId, NodeName
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Launcher, Rendezvous
@@ -19,14 +19,15 @@ from muster.spec.units import duration_text
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import stimuli as s
+from orchestrator.core.actions import unknown_job
 from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.commands import grace_now_s, stop_grace_s
 from orchestrator.core.decision import Decision
-from orchestrator.core.display import job_state
+from orchestrator.core.grace import grace_now_s, stop_grace_s
 from orchestrator.core.job import JobPhase
 from orchestrator.core.launch import gang_of
 from orchestrator.core.policy import cancelled
 from orchestrator.core.state import Attempt, Job, State
+from orchestrator.core.status import job_state
 
 _RANKS_SINCE: Final = 2
 """The protocol in which a signal may be for some ranks only."""
@@ -193,10 +194,6 @@ def _addressed(
             f"upgrade it, or signal all of its ranks: --node {old[0]}",
         )
     return on, asked.rank, nodes
-
-
-def unknown_job(job: JobId) -> a.Declined:
-    return a.Declined(a.UNKNOWN_JOB, f"there is no job {job}", "list the jobs with: muster ps -a")
 
 
 def _no_room(state: State, done: str) -> a.Declined:

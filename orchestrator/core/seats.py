@@ -1,4 +1,4 @@
-"""Who is of a gang when its nodes get their plan, and what each has."""
+"""The members of a gang and their GPU counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.core.state import Attempt, Task
 
 
 def members_of(attempt: Attempt) -> list[Task]:
-    """Who is of the gang when a node gets its plan; all, but of an elastic one that runs."""
+    """The prepared tasks of the gang; of an elastic gang that runs, those that are present."""
     return [task for task in attempt.present if task.prepared is not None]
 
 

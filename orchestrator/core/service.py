@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
 from orchestrator.core import service_facts as sf
-from orchestrator.core.node import Drain, Fault
+from orchestrator.core.node import Drain, Fault, rounded_down
 from orchestrator.core.state import Node
 
 ITSELF: Final = "muster"
@@ -55,12 +55,6 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             assert_never(fact)
 
 
-def drained_by(drain: Drain, now: Instant | None = None) -> str:
-    """`drained by ana since 2h: bad DIMM`, to follow the node's name and `is`."""
-    since = "" if now is None else f" since {_ago(now.wall - drain.at)}"
-    return f"drained by {drain.user}{since}: {drain.reason}"
-
-
 def service_event(fact: sf.OfService) -> str:
     """What has happened, to follow the node's name."""
     match fact:
@@ -95,7 +89,7 @@ def deadline_text(drain: Drain, now: Instant) -> str:
     left_s = deadline_left_s(drain, now)
     if left_s is None:
         return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
-    return f"ends what runs in {_ago(left_s)}" if left_s else "what runs is being ended"
+    return f"ends what runs in {rounded_down(left_s)}" if left_s else "what runs is being ended"
 
 
 def deadline_left_s(drain: Drain, now: Instant) -> float | None:
@@ -103,12 +97,3 @@ def deadline_left_s(drain: Drain, now: Instant) -> float | None:
     if drain.left_s is None or drain.left_s <= 0:
         return drain.left_s
     return min(drain.left_s, max(0.0, drain.left_at + drain.left_s - now.wall))
-
-
-def _ago(seconds: float) -> str:
-    """In the largest unit of which there is one: 2h, 5m, 0s."""
-    whole = int(max(0.0, seconds))
-    for unit_s in (86400, 3600, 60):
-        if whole >= unit_s:
-            return duration_text(float(whole - whole % unit_s))
-    return duration_text(float(whole))

@@ -23,11 +23,12 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.decide import decide
-from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.display import job_summary
 from orchestrator.core.job import JobPhase
 from orchestrator.core.limits import Limits
 from orchestrator.core.retrace import retrace
 from orchestrator.core.state import Job, State
+from orchestrator.core.status import job_state
 from orchestrator.core.transition import InvalidTransition
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived, Asked

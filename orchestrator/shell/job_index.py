@@ -8,9 +8,9 @@ from typing import Final
 from muster.protocol.ids import JobId
 from muster.protocol.states import ENDED_STATES, JobState
 from orchestrator.core import facts as f
-from orchestrator.core.display import job_state
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job, State
+from orchestrator.core.status import job_state
 
 _Key = tuple[str, str]
 _ALL: Final = ("all", "")

@@ -18,10 +18,10 @@ from muster.protocol.states import TaskState
 from muster.spec.types import Retry
 from orchestrator.core import stimuli as s
 from orchestrator.core.actions import RequestId
-from orchestrator.core.display import job_state
 from orchestrator.core.facts import SCHEMA, Durable
 from orchestrator.core.retrace import retrace
 from orchestrator.core.state import Attempt, Job, State
+from orchestrator.core.status import job_state
 from orchestrator.core.turn import Turn
 from orchestrator.journal import archive
 from orchestrator.journal.opening import FILE_NAME, LAYOUT

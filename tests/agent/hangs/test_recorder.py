@@ -15,7 +15,7 @@ from agent.hangs import recorder
 from agent.hangs.recorder import Trouble, ask, read, recorded, trigger
 from agent.hangs.spy import WAIT_S as STACKS_S
 from muster.protocol.hangs import RecordedRank
-from orchestrator.core.hangs import HangLimits
+from orchestrator.core.limits import HangLimits
 
 ENTRIES = {
     "version": "2.9",

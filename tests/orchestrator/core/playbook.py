@@ -26,12 +26,12 @@ from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Argv, JobSpec
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
-from orchestrator.core.display import job_state
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.facts import Durable, Fact
 from orchestrator.core.limits import Limits
 from orchestrator.core.state import Job, Node, State
+from orchestrator.core.status import job_state
 from orchestrator.core.turn import Turn, turn
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)

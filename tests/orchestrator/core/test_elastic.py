@@ -20,8 +20,9 @@ from muster.protocol.messages import (
 from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry, Stop
-from orchestrator.core import meeting, network, policy
+from orchestrator.core import meeting, network
 from orchestrator.core import stimuli as s
+from orchestrator.core.blame import blame
 from orchestrator.core.display import job_summary, job_view
 from orchestrator.core.evolve import apply
 from orchestrator.core.invariants import check
@@ -343,7 +344,7 @@ def test_who_has_left_is_not_to_blame_for_a_later_failure() -> None:
         cluster.clean(task(1, 1, rank))
     assert cluster.shown(1) is JobState.FAILED
     assert cluster.cause(1).node == "n0"
-    assert policy.blame(cluster.job(1)) == {}
+    assert blame(cluster.job(1)) == {}
     told = [step.text for step in job_view(cluster.state, cluster.job(1), cluster.now).timeline]
     assert "every node clean" in told
 

@@ -28,7 +28,7 @@ from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
 from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.hangs import HangLimits
+from orchestrator.core.limits import HangLimits
 from orchestrator.webhooks.message import message
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 

@@ -10,11 +10,11 @@ from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState
 from muster.spec.types import Rdma, Retry
 from orchestrator.core import service_facts as sf
+from orchestrator.core.blame import guilty_nodes
 from orchestrator.core.display import node_view
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.limits import Limits, Quarantine
 from orchestrator.core.node import AdminState
-from orchestrator.core.policy import guilty_nodes
 from orchestrator.core.service import FAULTS_KEPT
 from tests.orchestrator.core.fabrics import full
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task

@@ -7,9 +7,10 @@ import pytest
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
-from orchestrator.core.display import job_state, job_summary
+from orchestrator.core.display import job_summary
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import Job
+from orchestrator.core.status import job_state
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 NO_RETRY = Retry(infra=0)

@@ -9,10 +9,10 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState
 from muster.spec.parse import parse_mapping
 from orchestrator.core import facts as f
-from orchestrator.core.display import job_state
 from orchestrator.core.evolve import apply
 from orchestrator.core.job import JobPhase
 from orchestrator.core.state import State
+from orchestrator.core.status import job_state
 from orchestrator.shell.job_index import JobIndex
 
 SPEC = parse_mapping({"run": ["/bin/true"], "launcher": "none"})
