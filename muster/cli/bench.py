@@ -24,10 +24,12 @@ from muster.client import Client, LogQuery
 from muster.protocol.http import JobSummary, LogTrailer
 from muster.protocol.proof import Carrier
 from muster.protocol.states import JobState
+from muster.spec.fields import MAX_NODES
 
 NO_PROOF: Final = "unknown"
 _OFF: Final = "off"
 _LOOK_S: Final = 2.0
+_ROUNDS_MAX: Final = 1_000_000
 
 
 class Sizes(click.ParamType["tuple[int, ...]"]):
@@ -68,7 +70,9 @@ def command() -> None:
 
 
 @command.command("allreduce", short_help="Measure all-reduce over the nodes, by size.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="On so many nodes; else 2.")
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="On so many nodes; else 2."
+)
 @click.option(
     "--nodes-named", "named", type=Names(), metavar="A,B", help="On these nodes, and no others."
 )
@@ -85,9 +89,19 @@ def command() -> None:
     show_default=True,
     help="As in a job file.",
 )
-@click.option("--iters", type=click.IntRange(1), default=20, show_default=True, help="Iterations.")
 @click.option(
-    "--warmups", type=click.IntRange(1), default=5, show_default=True, help="Iterations before."
+    "--iters",
+    type=click.IntRange(1, _ROUNDS_MAX),
+    default=20,
+    show_default=True,
+    help="Iterations.",
+)
+@click.option(
+    "--warmups",
+    type=click.IntRange(1, _ROUNDS_MAX),
+    default=5,
+    show_default=True,
+    help="Iterations before.",
 )
 @click.option("--pool", metavar="POOL", help="The pool of nodes.")
 @click.option("--python", metavar="PATH", help="Interpreter or environment that has torch.")

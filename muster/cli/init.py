@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,8 +18,9 @@ import msgspec
 from muster.cli.complaints import RefusedError
 from muster.cli.json_output import json_option, print_json
 from muster.cli.text import note, safe
-from muster.cli.tokens_file import PRIVATE, new_token, tokens_text
+from muster.cli.tokens_file import PRIVATE, new_token, read_tokens, tokens_text
 from muster.client.settings import check_url, client_file_path, is_loopback
+from muster.daemon.errors import ConfigError
 from muster.daemon.files import write_atomic
 from muster.protocol.tokens import TokenClass
 
@@ -135,6 +137,12 @@ def command(
     files = cluster_files(cluster)
     if not force:
         _refuse_existing(files)
+    elif os.path.lexists(cluster.client_file) and not _is_of(cluster):
+        copy = _keep_copy(cluster.client_file)
+        note(
+            f"kept the client's file of another cluster as {safe(str(copy))}; to use it: "
+            f"MUSTER_CONFIG={safe(str(copy))}"
+        )
     _write(files)
     _print_next(cluster, files, as_json=as_json)
 
@@ -264,6 +272,31 @@ def _refuse_existing(files: list[File]) -> None:
             + "".join(f"  {safe(str(path))}\n" for path in existing)
             + "  choose another --dir (and MUSTER_CONFIG for the client's file), or --force"
         )
+
+
+def _is_of(cluster: Cluster) -> bool:
+    """Whether the client's file that is there has a token of the cluster that is replaced."""
+    try:
+        text = cluster.client_file.read_text("utf-8")
+        known = read_tokens(_tokens_path(cluster))
+    except (OSError, ValueError, ConfigError):
+        return False
+    return any(f"_{record.id}_" in text for record in known)
+
+
+def _keep_copy(file: Path) -> Path:
+    """The file under a name that nothing has yet."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RefusedError(
+            f"nothing was written: {safe(str(file))} cannot be copied ({error.strerror})\n"
+            "  move it away, or name another file with MUSTER_CONFIG"
+        ) from error
+    copies = (file.with_name(f"{file.name}.old{f'-{n}' if n > 1 else ''}") for n in count(1))
+    copy = next(path for path in copies if not os.path.lexists(path))
+    write_atomic(copy, data, PRIVATE)
+    return copy
 
 
 def _write(files: list[File]) -> None:

@@ -23,7 +23,7 @@ from muster.cli.reference import JOB, find_job
 from muster.cli.text import note, safe
 from muster.cli.wait import code_though_unread, ending, exit_code
 from muster.client import Client, LogQuery
-from muster.protocol.http import RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
+from muster.protocol.http import ATTEMPT_MAX, RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import moment
 from muster.spec.problems import RefusedError as SpanError
@@ -81,7 +81,11 @@ class Since(click.ParamType[str]):
 @click.option(
     "--nccl", is_flag=True, help="NCCL's own lines, which Muster keeps apart from the output."
 )
-@click.option("--attempt", type=click.IntRange(1), help="This attempt instead of the last one.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(1, ATTEMPT_MAX),
+    help="This attempt instead of the last one.",
+)
 @click.option("--previous", is_flag=True, help="The attempt before the last one.")
 @click.option(
     "--tail",

@@ -32,7 +32,10 @@ _COLUMNS: Final = (
 @click.command("ps")
 @click.option("-a", "--all", "everything", is_flag=True, help="Ended jobs too.")
 @click.option(
-    "-n", "count", type=click.IntRange(1), help="The newest N jobs, ended ones too (with -a: 100)."
+    "-n",
+    "count",
+    type=click.IntRange(1, 10**9),
+    help="The newest N jobs, ended ones too (with -a: 100).",
 )
 @click.option("--user", metavar="NAME", help="Only the jobs of this user.")
 @click.option("--pool", metavar="POOL", help="Only jobs in the queue of this pool.")

@@ -8,13 +8,14 @@ from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, NODE, find_job
 from muster.cli.text import note, safe
+from muster.protocol.http import RANK_MAX
 from muster.protocol.wording import named
 
 
 @click.command("signal")
 @click.argument("job", metavar="JOB", type=JOB)
 @click.argument("signal", metavar="SIGNAL")
-@click.option("--rank", type=click.IntRange(0), metavar="R", help="Only to this rank.")
+@click.option("--rank", type=click.IntRange(0, RANK_MAX), metavar="R", help="Only to this rank.")
 @click.option("--node", metavar="NODE", type=NODE, help="Only to the ranks on this node.")
 @json_option
 @connection_options

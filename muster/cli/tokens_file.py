@@ -64,7 +64,7 @@ def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
     if not path.exists():
         raise _no_file(path)
     try:
-        return msgspec.convert(read_yaml(path), TokensFile).tokens
+        return msgspec.convert(read_yaml(path, TokensFile), TokensFile).tokens
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: not a tokens file ({error})") from error
 

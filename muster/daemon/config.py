@@ -5,12 +5,23 @@ reported with its path (`ports.first`), what it is and where it came from.
 """
 
 import difflib
+import enum
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import yaml
@@ -23,6 +34,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 # Names the file itself, so it is no setting: MUSTER_AGENT_CONFIG=/etc/muster/agent.yaml.
 FILE_VARIABLE: Final = "CONFIG"
 _FILE_BYTES_MAX: Final = 1 << 20
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
+_BOOL_TAG: Final = "tag:yaml.org,2002:bool"
+# YAML 1.1 takes them for booleans, YAML 1.2 and most who write them take them for text.
+_SWITCHES: Final = frozenset({"on", "off", "yes", "no"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,7 @@ def load_config(
     """
     if file is None and environ.get(f"{prefix}_{FILE_VARIABLE}"):
         file = Path(environ[f"{prefix}_{FILE_VARIABLE}"])
-    tree: dict[str, Any] = {} if file is None else read_yaml(file, _untyped(kind))
+    tree: dict[str, Any] = {} if file is None else read_yaml(file, kind)
     origin = {"": "the defaults" if file is None else str(file)}
     _refuse_unknown(kind, tree, file)
     known = {setting.path: setting for setting in settings(kind, prefix)}
@@ -88,9 +103,10 @@ def settings(kind: type[msgspec.Struct], prefix: str, above: str = "") -> Iterat
             yield Setting(path, hint, f"{prefix}_{path.replace('.', '_').upper()}")
 
 
-def read_yaml(file: Path, untyped: Collection[str] = ()) -> dict[str, Any]:
-    """The mapping in a YAML file, empty for an empty file. What stands below the keys `untyped` is
-    text as it was written, whatever YAML takes it for. Raises ConfigError."""
+def read_yaml(file: Path, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The mapping in a YAML file that is to become a `kind`, empty for an empty file. Where `kind`
+    has text or a choice of words, `on`, `off`, `yes` and `no` are text; what it has as Any is text
+    as it was written, whatever YAML takes it for. Raises ConfigError."""
     try:
         with file.open("rb") as stream:
             raw = stream.read(_FILE_BYTES_MAX + 1)
@@ -101,7 +117,7 @@ def read_yaml(file: Path, untyped: Collection[str] = ()) -> dict[str, Any]:
     if len(raw) > _FILE_BYTES_MAX:
         raise ConfigError(f"{file}: larger than {_FILE_BYTES_MAX} bytes, so no configuration file")
     try:
-        tree = _load(raw.decode("utf-8"), untyped)
+        tree = _load(raw.decode("utf-8"), kind)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -113,17 +129,70 @@ def read_yaml(file: Path, untyped: Collection[str] = ()) -> dict[str, Any]:
     return tree
 
 
-def _load(text: str, untyped: Collection[str]) -> object:
+def _load(text: str, kind: type[msgspec.Struct]) -> object:
     loader = _StrictLoader(text)
     try:
         root = loader.get_single_node()
-        if isinstance(root, yaml.MappingNode):
-            for key, value in root.value:
-                if key.value in untyped:
-                    _leave_untyped(value)
-        return None if root is None else loader.construct_document(root)
+        if root is None:
+            return None
+        _keep_text(root, kind)
+        return loader.construct_document(root)
     finally:
         loader.dispose()
+
+
+def _keep_text(node: yaml.Node, hint: Any) -> None:
+    """Make text of the scalars below `node` that `hint` takes as text and YAML takes for others."""
+    if _has_any(hint):
+        _leave_untyped(node)
+        return
+    choices = list(_choices(hint))
+    match node:
+        case yaml.ScalarNode(tag=tag, value=value):
+            if tag == _BOOL_TAG and value.lower() in _SWITCHES and _takes_text(choices):
+                node.tag = _TEXT_TAG
+        case yaml.SequenceNode(value=items):
+            for choice in choices:
+                if get_origin(choice) is tuple:
+                    for item in items:
+                        _keep_text(item, get_args(choice)[0])
+        case yaml.MappingNode(value=pairs):
+            for choice in choices:
+                for key, value in pairs:
+                    below = _hint_below(choice, key.value)
+                    if below is not None:
+                        _keep_text(value, below)
+        case _:
+            pass
+
+
+def _choices(hint: Any) -> Iterator[Any]:
+    """The types of which a value may be."""
+    if get_origin(hint) is Annotated:
+        yield from _choices(get_args(hint)[0])
+    elif get_origin(hint) in {Union, UnionType}:
+        for choice in get_args(hint):
+            yield from _choices(choice)
+    else:
+        yield hint
+
+
+def _takes_text(choices: list[Any]) -> bool:
+    return bool not in choices and any(
+        choice is str
+        or get_origin(choice) is Literal
+        or (isinstance(choice, type) and issubclass(choice, enum.Enum))
+        for choice in choices
+    )
+
+
+def _hint_below(choice: Any, name: object) -> Any:
+    """The type of what stands under a name; None for a name that there is not."""
+    if get_origin(choice) is dict:
+        return get_args(choice)[1]
+    if isinstance(choice, type) and issubclass(choice, msgspec.Struct):
+        return get_type_hints(choice, include_extras=True).get(str(name))
+    return None
 
 
 def _leave_untyped(top: yaml.Node) -> None:
@@ -136,7 +205,7 @@ def _leave_untyped(top: yaml.Node) -> None:
         seen.add(node)
         match node:
             case yaml.ScalarNode() if node.value or node.style:
-                node.tag = "tag:yaml.org,2002:str"
+                node.tag = _TEXT_TAG
             case yaml.SequenceNode():
                 waiting.extend(node.value)
             case yaml.MappingNode():
@@ -324,13 +393,6 @@ def _decode(kind: type, value: object) -> object:
             raise ValueError("Expected a path, got an empty one")
         return Path(value)
     raise NotImplementedError(kind)
-
-
-def _untyped(kind: type[msgspec.Struct]) -> list[str]:
-    """The settings whose values somebody else gives their types."""
-    return [
-        name for name, hint in get_type_hints(kind, include_extras=True).items() if _has_any(hint)
-    ]
 
 
 def _has_any(hint: Any) -> bool:

@@ -18,6 +18,7 @@ from muster.protocol.timestamp import Timestamp
 # The most of a query for logs.
 TAIL_MAX: Final = 100_000
 RANK_MAX: Final = 10**9
+ATTEMPT_MAX: Final = 10**9
 
 
 class Reason(msgspec.Struct, frozen=True):

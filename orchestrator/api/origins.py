@@ -8,6 +8,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion10, web
 
@@ -27,11 +28,15 @@ class Origins:
     def check(self, request: web.Request) -> None:
         """Raises ApiError (400, 403, 421) for a request that a foreign page may have sent."""
         host = request.headers.get("Host")
-        if host is None:
-            if request.version != HttpVersion10:
-                raise ApiError(400, "no_host", "a request names its host", "send `Host`")
-        else:
-            self._check_host(host)
+        target = request.raw_path
+        if host is None and request.version != HttpVersion10:
+            raise ApiError(400, "no_host", "a request names its host", "send `Host`")
+        if not target.startswith("/") and target != "*":
+            # The host of an absolute target replaces that of the header (RFC 9112, 3.2.2).
+            host = _authority(target)
+            self._check_host(host, "the request target's host")
+        elif host is not None:
+            self._check_host(host, "the Host header")
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
             raise ApiError(
@@ -49,10 +54,10 @@ class Origins:
                 "call the API from a program, not from a page",
             )
 
-    def _check_host(self, host: str) -> None:
+    def _check_host(self, host: str, where: str) -> None:
         found = _HOST.fullmatch(host)
         if found is None:
-            raise ApiError(400, "bad_host", f"the Host header {shown(host)} names no host")
+            raise ApiError(400, "bad_host", f"{where} {shown(host)} names no host")
         name = _canonical(found["name"])
         if self._names is None or name in self._names or _is_address(name.strip("[]")):
             return
@@ -62,6 +67,13 @@ class Origins:
             f"this coordinator is not known as {shown(name)}",
             "use its address, or add the name to listen.names in its configuration",
         )
+
+
+def _authority(target: str) -> str:
+    try:
+        return urlsplit(target).netloc
+    except ValueError:
+        return ""
 
 
 def _canonical(name: str) -> str:

@@ -6,13 +6,15 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from muster.protocol.http import RANK_MAX, TAIL_MAX
+from muster.protocol.http import ATTEMPT_MAX, RANK_MAX, TAIL_MAX
 from muster.protocol.logs import StreamKind
 from muster.protocol.states import JobState
 from muster.spec.fields import MAX_NODES
 
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 60.0
+# More than this is a mistake; less is cut to WAIT_S_MAX.
+WAIT_S_ASKED_MAX: Final = 86_400.0
 PAGE_MAX: Final = 1000
 EVENT_ID: Final = "^[0-9]{1,17}(-[0-9a-f]{1,16})?$"
 
@@ -62,7 +64,12 @@ class WaitQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/jobs/{id}/wait."""
 
     timeout_s: Annotated[
-        float, Meta(ge=0, description=f"answer after so many seconds; at most {WAIT_S_MAX:g}")
+        float,
+        Meta(
+            ge=0,
+            le=WAIT_S_ASKED_MAX,
+            description=f"answer after so many seconds, and after {WAIT_S_MAX:g} at the latest",
+        ),
     ] = WAIT_S_DEFAULT
 
 
@@ -109,7 +116,7 @@ class LogsQuery(msgspec.Struct, frozen=True, kw_only=True):
         tuple[StreamKind, ...] | None, Meta(description="of these streams, by commas")
     ] = None
     attempt: Annotated[
-        Annotated[int, Meta(ge=1, le=10**9)] | None, Meta(description="of this attempt")
+        Annotated[int, Meta(ge=1, le=ATTEMPT_MAX)] | None, Meta(description="of this attempt")
     ] = None
     format: Annotated[
         LogFormat, Meta(description="records with a trailer, or the bytes as they were written")

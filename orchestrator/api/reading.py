@@ -103,11 +103,13 @@ def _value(name: str, text: str, kind: inspect.Type) -> object:
                 raise wrong_parameter(name, text, "is neither true nor false")
             return text.lower() in _TRUE
         case inspect.IntType(ge=least, le=most):
-            if not _is_number(text, 18) or not (least or 0) <= int(text) <= (most or 10**18):
+            assert least is not None, f"{name} has no lower bound"
+            assert most is not None, f"{name} has no upper bound"
+            if not _is_number(text, 18) or not least <= int(text) <= most:
                 raise wrong_parameter(name, text, f"is not a whole number from {least} to {most}")
             return int(text)
-        case inspect.FloatType():
-            return _seconds(name, text)
+        case inspect.FloatType(ge=least, le=most):
+            return _float(name, text, least, most)
         case inspect.EnumType(cls):
             if text not in (each.value for each in cls):
                 possible = ", ".join(sorted(each.value for each in cls))
@@ -123,13 +125,16 @@ def _value(name: str, text: str, kind: inspect.Type) -> object:
             raise AssertionError(f"{name}: no parameter is read as {kind}")
 
 
-def _seconds(name: str, text: str) -> float:
+def _float(name: str, text: str, least: float | None, most: float | None) -> float:
+    assert least is not None, f"{name} has no lower bound"
+    assert most is not None, f"{name} has no upper bound"
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not value >= 0:
-        raise wrong_parameter(name, text, "is not a number of seconds")
+    # Not-a-number is in no range.
+    if not least <= value <= most:
+        raise wrong_parameter(name, text, f"is not a number from {least:g} to {most:g}")
     return value
 
 

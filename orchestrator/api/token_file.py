@@ -117,7 +117,7 @@ def _version(path: Path) -> FileVersion:
 
 
 def _read(path: Path) -> dict[str, TokenRecord]:
-    tree = read_yaml(path)
+    tree = read_yaml(path, TokensFile)
     try:
         records = msgspec.convert(tree, TokensFile).tokens
     except msgspec.ValidationError as error:

@@ -72,6 +72,35 @@ def test_nothing_is_replaced_without_force(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in changed} == {"tokens.yaml", "join-token", "client.yaml"}
 
 
+def test_the_clients_file_of_another_cluster_is_kept_as_a_copy(run: Run, tmp_path: Path) -> None:
+    client = tmp_path / ".config/muster/client.yaml"
+    olds: list[bytes] = []
+    for name in ("one", "two", "three"):
+        done = run("init", "--dir", name, "--force")
+        assert done.returncode == 0
+        copies = sorted(client.parent.glob("client.yaml.old*"))
+        assert [path.read_bytes() for path in copies] == olds
+        for path in copies:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert not copies or f"MUSTER_CONFIG={copies[-1]}".encode() in done.stderr
+        olds.append(client.read_bytes())
+
+
+def test_of_the_same_cluster_no_copy_is_kept(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("init", "--dir", "cluster", "--force").returncode == 0
+    assert [path.name for path in (tmp_path / ".config/muster").iterdir()] == ["client.yaml"]
+
+
+def test_a_clients_file_that_cannot_be_copied_stays(run: Run, tmp_path: Path) -> None:
+    client = tmp_path / ".config/muster/client.yaml"
+    client.mkdir(parents=True)
+    done = run("init", "--dir", "cluster", "--force")
+    assert done.returncode == 125
+    assert b"nothing was written" in done.stderr
+    assert not (tmp_path / "cluster").exists()
+
+
 def test_a_network_address_needs_tls(run: Run, tmp_path: Path) -> None:
     refused = run("init", "--dir", "cluster", "--listen", "0.0.0.0:7077")
     assert refused.returncode == 2

@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import click
+
 from muster.cli.complaints import EXIT_USAGE, EXIT_WARNED
 from muster.cli.exit_codes import EXIT_CODES
 from muster.cli.manual import manual
-from muster.cli.verbs import VERBS
+from muster.cli.verbs import VERBS, muster
 from muster.protocol import outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -29,3 +31,22 @@ def test_every_exit_code_has_its_line() -> None:
     numbers = {int(code) for code, _ in EXIT_CODES if re.fullmatch("[0-9]+", code)}
     known = {value for name, value in vars(outcome).items() if name.startswith("EXIT_")}
     assert numbers == {0, EXIT_WARNED, EXIT_USAGE} | known
+
+
+def test_every_number_that_an_option_takes_has_both_bounds() -> None:
+    found, context = 0, click.Context(muster)
+    waiting: list[tuple[str, click.Command]] = [("muster", muster)]
+    while waiting:
+        name, command = waiting.pop()
+        if isinstance(command, click.Group):
+            for verb in command.list_commands(context):
+                below = command.get_command(context, verb)
+                assert below is not None
+                waiting.append((f"{name} {verb}", below))
+        for option in command.params:
+            if isinstance(option.type, click.types.IntParamType | click.types.FloatParamType):
+                kind = option.type
+                assert isinstance(kind, click.IntRange | click.FloatRange), f"{name} {option.opts}"
+                assert None not in (kind.min, kind.max), f"{name} {option.opts}"
+                found += 1
+    assert found > 5

@@ -34,6 +34,7 @@ class Oven(msgspec.Struct, frozen=True, kw_only=True):
     manual: Path | None = None
     tags: dict[str, str] = {}
     menu: tuple[str, ...] = ()
+    light: Literal["on", "off"] | None = None
 
 
 def load(
@@ -153,6 +154,22 @@ def test_a_bad_file_is_answered_in_words(tmp_path: Path, text: str, words: list[
     for word in words:
         assert word in message
     assert "oven.yaml" in message
+
+
+def test_words_that_yaml_takes_for_booleans_are_text_where_text_is_wanted(tmp_path: Path) -> None:
+    text = "{light: off, door: {label: No}, tags: {a: yes, b: ON}, menu: [on, x], dirty: yes}"
+    assert load(tmp_path, text) == Oven(
+        light="off",
+        door=Door(label="No"),
+        tags={"a": "yes", "b": "ON"},
+        menu=("on", "x"),
+        dirty=True,
+    )
+
+
+@pytest.mark.parametrize("text", ["light: true", "light: yes", "trays: off", "heat_s: on"])
+def test_such_a_word_is_refused_where_it_is_none_of_the_choices(tmp_path: Path, text: str) -> None:
+    assert text.partition(":")[0] in refused(tmp_path, text)
 
 
 @pytest.mark.parametrize(

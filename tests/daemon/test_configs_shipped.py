@@ -36,7 +36,7 @@ def test_with_every_line_switched_on_each_setting_appears(
 ) -> None:
     everything = tmp_path / file.name
     everything.write_text(re.sub(r"(?m)^#(?=\S|  )", "", file.read_text("utf-8")), encoding="utf-8")
-    written = set(leaves(read_yaml(everything)))
+    written = set(leaves(read_yaml(everything, kind)))
     assert written == {setting.path for setting in settings(kind, "X")}
     module = orchestrator.config if kind is CoordinatorConfig else agent.config
     module.load(file=everything, environ={})
@@ -186,6 +186,14 @@ def test_pool_defaults_that_no_job_could_have_are_refused(tmp_path: Path) -> Non
     file.write_text("pool_defaults: {big: {time_limt: 24h}}\n")
     with pytest.raises(ConfigError, match=r"pool_defaults.big.time_limt: .*did you mean"):
         orchestrator.config.load(file=file, environ={})
+
+
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_the_mode_of_the_hosts_file_may_be_off(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text(f"hosts: {{mode: {mode}}}\nlabels: {{rdma: {mode}}}\n")
+    config = agent.config.load(file=file, environ={})
+    assert (config.hosts.mode, config.labels) == (mode, {"rdma": mode})
 
 
 def test_pool_defaults_are_as_written_as_in_a_job_file(tmp_path: Path) -> None:

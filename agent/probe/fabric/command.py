@@ -71,6 +71,7 @@ def asked_by(
         agent=agent,
         state_dir=config.state_dir if live and not config.shared_host else None,
         hosts_file=config.hosts.file,
+        processes_max=config.processes_max,
     )
 
 

@@ -59,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     agent: bool = False
     state_dir: Path | None = None
     hosts_file: Path = Path("/etc/hosts")
+    processes_max: int | None = None
 
 
 def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None = None) -> Probe:
@@ -120,6 +121,8 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         found.append(problems.warning(NO_NVML, INSTALL_NVML))
     if tree.live and py_spy.find() is None:
         found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
+    if not asked.agent:
+        found += surroundings.of_processes(tree, asked.processes_max)
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
         found += surroundings.of_earlier_lives(remains())

@@ -58,6 +58,10 @@ _FAMILIES: Final = {
     "sles": "suse",
     "opensuse-leap": "suse",
 }
+_CONTROLLERS: Final = (
+    "sys/fs/cgroup/cgroup.controllers",
+    "sys/fs/cgroup/unified/cgroup.controllers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,23 @@ def of_traces(found: Sequence[str]) -> Iterator[Problem]:
             f"left by an earlier life of the agent: {what}",
             "the agent removes it as it starts: systemctl restart muster-agent; jobs run on",
         )
+
+
+def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
+    """That the bound on a job's processes has no effect; `processes_max` is the operator's own."""
+    if not tree.live and not tree.exists("sys/fs/cgroup"):
+        return
+    for path in _CONTROLLERS:
+        controllers = tree.text(path)
+        if not isinstance(controllers, Unread) and "pids" in controllers.split():
+            return
+    judged = info if processes_max is None else warning
+    yield judged(
+        "processes_max is not enforced here: this node has no cgroup v2 with the pids controller, "
+        "and a fork bomb of a job may take every process and thread of the node",
+        "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=pids); in "
+        "a container, on a host that has it",
+    )
 
 
 def of_node(node: Node) -> Iterator[Problem]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec import inspect
 
+from orchestrator.api.descriptions import DESCRIPTIONS
 from tests.orchestrator.process import CoordinatorProcess
 
 JSON = {"Content-Type": "application/json"}
@@ -108,6 +110,10 @@ def test_cancelling_a_job_that_is_not_there(coordinator: CoordinatorProcess) -> 
         ("/v1/jobs?nope=1", "nope"),
         ("/v1/jobs/1/wait?timeout_s=nan", "timeout_s"),
         ("/v1/jobs/1/wait?timeout_s=-1", "timeout_s"),
+        ("/v1/jobs/1/wait?timeout_s=inf", "timeout_s"),
+        ("/v1/jobs/1/wait?timeout_s=8e115", "timeout_s"),
+        ("/v1/jobs/1/wait?timeout_s=86401", "timeout_s"),
+        ("/v1/jobs?limit=9" + "9" * 20, "limit"),
         ("/v1/jobs/1/logs?rank=x", "rank"),
         ("/v1/jobs/1/logs?stream=stdin", "stream"),
         ("/v1/jobs/1/logs?follow=maybe", "follow"),
@@ -122,6 +128,27 @@ def test_a_wrong_parameter_is_named(coordinator: CoordinatorProcess, path: str, 
     status, problem = ask(coordinator, "GET", path)
     assert (status, problem["code"]) == (400, "bad_query")
     assert problem["problems"][0]["field"] == names
+
+
+def test_every_number_among_the_parameters_has_both_bounds() -> None:
+    found = 0
+    for (_, path), about in DESCRIPTIONS.items():
+        query = inspect.type_info(about.query)
+        assert isinstance(query, inspect.StructType)
+        waiting = [(field.name, field.type) for field in query.fields]
+        while waiting:
+            name, kind = waiting.pop()
+            match kind:
+                case inspect.Metadata(inner):
+                    waiting.append((name, inner))
+                case inspect.UnionType(types):
+                    waiting += [(name, each) for each in types]
+                case inspect.IntType() | inspect.FloatType():
+                    assert None not in (kind.ge, kind.le), f"{path}: {name}"
+                    found += 1
+                case _:
+                    pass
+    assert found > 5
 
 
 @pytest.mark.parametrize(

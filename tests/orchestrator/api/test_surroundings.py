@@ -162,6 +162,25 @@ def test_a_page_that_rebinds_its_name_is_refused(
         assert get(named, path, f"Host: {host}").status == status
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://127.0.0.1:7077/healthz", 200),
+        ("http://muster.test/healthz", 200),
+        ("http://evil.example/healthz", 421),
+        ("https://evil.example:7077/v1/nodes", 421),
+        ("//evil.example/v1/nodes", 404),
+        ("http://localhost@evil.example/v1/nodes", 400),
+        ("http:///v1/nodes", 400),
+    ],
+)
+def test_the_host_of_an_absolute_target_counts_and_not_the_header(
+    named: CoordinatorProcess, target: str, status: int
+) -> None:
+    host = "Host: evil.example" if status == 200 else "Host: muster.test"
+    assert get(named, target, host).status == status
+
+
 def test_http_1_1_without_a_host_is_refused(coordinator: CoordinatorProcess) -> None:
     for line in (b"GET /healthz HTTP/1.1", b"GET /healthz"):
         answer = ask(coordinator, line + b"\r\n\r\n")

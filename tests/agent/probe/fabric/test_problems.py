@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.probe.fabric.limits import limits_of
+from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.surroundings import local_name
@@ -471,3 +472,24 @@ def test_cards_without_a_driver_beside_one_with(node: Node) -> None:
     assert "0000:03:00.0" in words(found.problems)
     assert "05:00.1" not in words(found.problems)
     assert used(found) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "processes_max", "severity"),
+    [
+        ("pids/cgroup.procs", "", None, Severity.INFO),
+        ("pids/cgroup.procs", "", 20_000, WARNING),
+        ("unified/cgroup.controllers", "\n", 20_000, WARNING),
+        ("cgroup.controllers", "cpu memory\n", 20_000, WARNING),
+        ("cgroup.controllers", "cpu memory pids\n", 20_000, None),
+        ("unified/cgroup.controllers", "pids\n", 20_000, None),
+    ],
+)
+def test_a_bound_on_processes_that_nobody_counts_is_told(
+    node: Node, file: str, text: str, processes_max: int | None, severity: Severity | None
+) -> None:
+    compute(node)
+    node.file(f"sys/fs/cgroup/{file}", text)
+    found = probe(node.root, Asked(processes_max=processes_max)).problems
+    assert [problem.severity for problem in found] == ([] if severity is None else [severity])
+    assert all("processes_max is not enforced here" in problem.what for problem in found)
