@@ -87,6 +87,8 @@ async def serve(config: CoordinatorConfig) -> None:
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
+        if journal.doubt:
+            _log.warning("commit_was_cut_off", why=journal.doubt)
         state = replayed(journal)
         epoch = journal.begin_epoch()
         known = _Archived(journal.first_job, journal.tally(), journal.forgotten_to)
