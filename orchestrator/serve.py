@@ -57,6 +57,7 @@ class _Archived(NamedTuple):
     first_job: int
     tally: dict[str, int]
     forgotten_to: int
+    last_record_at: float | None
 
 
 class ListenError(DaemonError):
@@ -91,7 +92,9 @@ async def serve(config: CoordinatorConfig) -> None:
             _log.warning("commit_was_cut_off", why=journal.doubt)
         state = replayed(journal)
         epoch = journal.begin_epoch()
-        known = _Archived(journal.first_job, journal.tally(), journal.forgotten_to)
+        known = _Archived(
+            journal.first_job, journal.tally(), journal.forgotten_to, journal.last_record_at
+        )
     except BaseException:
         journal.close()
         raise
@@ -152,6 +155,7 @@ def _build(
         first_job=known.first_job,
         archived=known.tally,
         forgotten_to=known.forgotten_to,
+        last_record_at=known.last_record_at,
     )
     agents.coordinator = coordinator
     logs = LogConnections(

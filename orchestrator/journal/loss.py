@@ -2,7 +2,7 @@
 
 SQLite takes whatever it finds: it makes an empty database in the place of a lost one and removes
 the log beside it, plays any log into any database, and stops at the first damaged frame of a log.
-docs/decisions/0050-what-a-state-folder-must-have.md has the cases.
+docs/decisions/0052-what-a-state-folder-must-have.md has the cases.
 """
 
 import contextlib

@@ -50,6 +50,15 @@ SELECT {COLUMNS} FROM fact WHERE job = :job AND seq > :after
 UNION ALL SELECT {COLUMNS} FROM history WHERE job = :job AND seq > :after
 ORDER BY seq LIMIT :limit
 """  # noqa: S608
+_LAST_RECORD: Final = """
+SELECT at, seq FROM (
+    SELECT * FROM (
+        SELECT at, seq FROM fact WHERE kind <> 'EpochStarted' ORDER BY seq DESC LIMIT 1
+    ) UNION ALL SELECT * FROM (
+        SELECT at, seq FROM history ORDER BY seq DESC LIMIT 1
+    )
+) ORDER BY seq DESC LIMIT 1
+"""
 
 
 class Journal:
@@ -203,6 +212,13 @@ class Journal:
     def forgotten_to(self) -> int:
         """The greatest number of a job that is not even in the archive any more."""
         return archive.forgotten_to(self._database)
+
+    @property
+    def last_record_at(self) -> float | None:
+        """When the last record was written (UTC seconds), None where there is none. A start is none
+        here: one with a wrong clock would vouch for the next."""
+        row = self._database.execute(_LAST_RECORD).fetchone()
+        return None if row is None else float(row[0])
 
     def replay(self) -> Iterator[Recorded]:
         """Every fact that is not in the archive, in order. Raises NewerJournalError and
