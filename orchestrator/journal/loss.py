@@ -68,9 +68,8 @@ def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -
         return ""
     found = _examined(log)
     if found.damaged:
-        where = "its header" if found.bad == 0 else f"frame {found.bad}"
-        behind = f", and {found.ends} transactions are behind that" if found.ends else ""
-        raise LostTailError(f"{log} is damaged ({where}){behind}")
+        behind = f", and {found.ends} transactions end behind that" if found.ends else ""
+        raise LostTailError(f"{log} is damaged at frame {found.bad}{behind}")
     _refuse_stranger(path, log, marked, found, logs)
     if found.bad is None:
         return ""

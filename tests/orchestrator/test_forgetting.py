@@ -151,10 +151,21 @@ def test_only_a_part_goes_in_an_hour(tmp_path: Path) -> None:
     assert left(tmp_path)[0] == sum(gone) + 1, "the oldest first"
 
 
+def test_a_start_with_a_wrong_clock_does_not_vouch_for_the_next(tmp_path: Path) -> None:
+    with closing(Journal.open(tmp_path)) as journal:
+        assert journal.last_record_at is None
+    with closing(with_jobs(tmp_path, 3)) as journal:
+        journal.append([(f.EpochStarted(2, "abc"), 400 * DAY)])
+        assert journal.last_record_at == 3.0, "of the archive"
+        journal.append(history(4))
+        assert journal.last_record_at == 4.0
+
+
 def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_path: Path) -> None:
     """By its clock it is 40 days later than when it last wrote anything down."""
-    settings = {"ended_jobs": {"keep_s": 30 * DAY}, "job_logs": {"keep_s": 7 * DAY}}
-    coordinator = CoordinatorProcess(tmp_path, **settings)
+    coordinator = CoordinatorProcess(
+        tmp_path, ended_jobs={"keep_s": 30 * DAY}, job_logs={"keep_s": 7 * DAY}
+    )
     with_jobs(coordinator.state_dir, 5, began=time.time() - 40 * DAY).close()
     logs = coordinator.state_dir / "logs"
     for job in (1, 4):

@@ -24,6 +24,7 @@ from orchestrator.journal.mark import Marked, Note
 from orchestrator.journal.opening import FILE_NAME
 from orchestrator.journal.sqlite import Journal
 from orchestrator.shell.coordinator import replay
+from tests.small_disk import small_disk
 
 LOG: Final = f"{FILE_NAME}-wal"
 INDEX: Final = f"{FILE_NAME}-shm"
@@ -305,6 +306,19 @@ def test_a_restore_that_fails_leaves_nothing_of_itself(
     with pytest.raises(FileError, match="cannot be restored"):
         restore(folder, tmp_path / "copy", COMMITS)
     assert contents(folder) == before
+
+
+@pytest.mark.root
+def test_a_restore_that_finds_no_room_gives_back_what_it_took(
+    clusters: dict[str, Path], tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        folder = spoiled(clusters, disk / "state", marked=True).parent
+        (tmp_path / "copy").write_bytes(bytes(2 << 20))
+        with pytest.raises(FileError, match="No space left"):
+            restore(folder, tmp_path / "copy", COMMITS)
+        assert sorted(folder.glob(".journal*")) == []
+        assert jobs(folder) == all_of("ann")
 
 
 @pytest.mark.parametrize("by", ["start", "restore"])
