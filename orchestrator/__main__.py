@@ -27,8 +27,8 @@ from muster.daemon.tls import server_context
 from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
 from orchestrator.core.decide import VERSION
-from orchestrator.journal.backup import back_up, examined, examined_copy, restore
-from orchestrator.journal.errors import CorruptJournalError, LostLogError
+from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
+from orchestrator.journal.errors import CorruptJournalError, LostLogError, LostTailError
 from orchestrator.serve import serve
 from orchestrator.shell.coordinator import replay
 
@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == BACKUP:
             return _back_up(config, arguments.file)
         if verb == RESTORE:
-            return _restore(config, arguments.file)
+            if not arguments.salvage:
+                return _restore(config, arguments.file)
+            with salvaged(config.state_dir, config.job_logs_path, replay) as copy:
+                return _restore(config, copy)
         daemon_logging.configure(level=config.log.level, fmt=config.log.format)
         _raise_file_limit()
         asyncio.run(serve(config))
@@ -71,9 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             "" if arguments.config is None else f" --config {shlex.quote(str(arguments.config))}"
         )
         last = "as a last resort, " if isinstance(error, LostLogError) else ""
+        salvage = (
+            f"go on with what can be read, without what came after it, with `muster "
+            f"restore{given} --salvage`, or "
+            if isinstance(error, LostTailError)
+            else ""
+        )
         return _complain(
             verb,
-            f"{error}; nothing was changed: {last}put a backup in its place with "
+            f"{error}; nothing was changed: {last}{salvage}put a backup in its place with "
             f"`muster restore{given} BACKUP`",
             1,
         )
@@ -88,7 +97,18 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         return _parser().parse_args(given, argparse.Namespace(verb=verb))
     parser = argparse.ArgumentParser(prog=f"muster {verb}", description=_OF_THE_JOURNAL[verb])
     parser.add_argument("--config", type=Path, metavar="FILE", help="the coordinator's (YAML)")
-    parser.add_argument("file", type=Path, metavar="BACKUP", help="the file of the backup")
+    if verb == BACKUP:
+        parser.add_argument("file", type=Path, metavar="BACKUP", help="the file of the backup")
+    else:
+        source = parser.add_mutually_exclusive_group(required=True)
+        source.add_argument(
+            "file", type=Path, metavar="BACKUP", nargs="?", help="the file of the backup"
+        )
+        source.add_argument(
+            "--salvage",
+            action="store_true",
+            help="in its place what can be read of a journal whose end is damaged or lost",
+        )
     return parser.parse_args(given[1:], argparse.Namespace(verb=verb, check=False))
 
 

@@ -56,6 +56,7 @@ class _Archived(NamedTuple):
     first_job: int
     tally: dict[str, int]
     forgotten_to: int
+    last_record_at: float | None
 
 
 class ListenError(DaemonError):
@@ -86,9 +87,13 @@ async def serve(config: CoordinatorConfig) -> None:
     stop = _stop_signal()
     journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
     try:
+        if journal.doubt:
+            _log.warning("commit_was_cut_off", why=journal.doubt)
         state = replayed(journal)
         epoch = journal.begin_epoch()
-        known = _Archived(journal.first_job, journal.tally(), journal.forgotten_to)
+        known = _Archived(
+            journal.first_job, journal.tally(), journal.forgotten_to, journal.last_record_at
+        )
     except BaseException:
         journal.close()
         raise
@@ -149,6 +154,7 @@ def _build(
         first_job=known.first_job,
         archived=known.tally,
         forgotten_to=known.forgotten_to,
+        last_record_at=known.last_record_at,
     )
     agents.coordinator = coordinator
     logs = LogConnections(

@@ -57,6 +57,11 @@ FAMILIES: Final = {
     for family in (
         Family("muster_build", "info", "The coordinator that answers.", ("version",)),
         Family("muster_epoch", "gauge", "How often a coordinator took over this journal."),
+        Family(
+            "muster_clock_in_doubt",
+            "gauge",
+            "1 while the coordinator's clock may be wrong, and nothing is removed for its age.",
+        ),
         Family("muster_jobs", "gauge", "Jobs, by the state that users see.", ("state",)),
         Family("muster_queue_jobs", "gauge", "Jobs that wait for nodes.", ("pool",)),
         Family(
@@ -229,6 +234,8 @@ class MetricsApi(Collector):
         state, meters = self._coordinator.state, self._coordinator.meters
         yield _values("muster_build", {(VERSION,): 1})
         yield _values("muster_epoch", {(): state.epoch})
+        doubt = bool(self._coordinator.clock_doubt())
+        yield _values("muster_clock_in_doubt", {(): float(doubt)})
         index = self._coordinator.index
         archived = self._coordinator.archive.ended
         jobs = Counter({name: index.ended(name) + archived[name] for name in JobState})

@@ -20,9 +20,14 @@ class CorruptJournalError(JournalError):
     the command line adds the command."""
 
 
-class LostLogError(CorruptJournalError):
-    """The write-ahead log is not there. Whoever opened the journal last may have taken it in, so a
-    backup, without what came after it, is the last way out."""
+class LostTailError(CorruptJournalError):
+    """What was committed last cannot be read, and what came before it can: to go on with that loses
+    less than a backup does."""
+
+
+class LostLogError(LostTailError):
+    """The write-ahead log is not there. Another program that opened the journal since may have
+    written it into the database, so to go on without it is the last way out."""
 
 
 class JournalFullError(JournalError):

@@ -1,7 +1,6 @@
 """Opening the database of a journal: is it ours, is it whole, is it of this layout?"""
 
 import errno
-import os
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -12,9 +11,10 @@ from orchestrator.journal.errors import (
     ForeignJournalError,
     JournalError,
     JournalFullError,
-    LostLogError,
     NewerJournalError,
 )
+from orchestrator.journal.loss import size
+from orchestrator.journal.mark import unmark
 from orchestrator.journal.space import is_full
 
 FILE_NAME: Final = "journal.sqlite"
@@ -23,9 +23,6 @@ _LAYOUT_OF_ARCHIVE: Final = 3
 # A database so large is looked at in some 0.2 s.
 _SMALL_BYTES: Final = 64 << 20
 _APPLICATION_ID: Final = 0x4D555354  # "MUST"
-# There while the write-ahead log may hold what the database does not: without it a log that has
-# been removed would look like one that has been taken in.
-_OPEN_MARK: Final = "journal.open"
 
 # `fact` is what a start reads: those of no job, and of jobs that are not in the archive. A job that
 # goes there takes its facts to `history`, and `moved` counts them. The indexes have all that a list
@@ -70,10 +67,9 @@ COMMIT;
 _UPGRADES: Final = {1: "ALTER TABLE fact ADD COLUMN crc INTEGER;", 2: _ARCHIVE}
 
 
-def open_database(path: Path, logs: Path | None = None) -> sqlite3.Connection:
-    """The database of the journal at `path`, made where there has never been one, in WAL mode with
-    full sync. Its folder is to be locked; `logs` is as in `last_with_logs`. Raises JournalError."""
-    refuse_loss(path, logs)
+def open_database(path: Path) -> sqlite3.Connection:
+    """The database of the journal at `path`, made where there is none, in WAL mode with full sync.
+    Its folder is locked, and `refuse_loss` has nothing to say. Raises JournalError."""
     try:
         path.touch(mode=0o600)
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -104,21 +100,6 @@ def open_database(path: Path, logs: Path | None = None) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def mark_open(path: Path) -> None:
-    """From now on the log beside `path` must not get lost. Raises OSError."""
-    mark = path.with_name(_OPEN_MARK)
-    if not mark.exists():
-        mark.touch(mode=0o600)
-        sync_directory(mark.parent)
-
-
-def unmark(path: Path) -> None:
-    """All is in the database itself. Raises OSError."""
-    mark = path.with_name(_OPEN_MARK)
-    mark.unlink(missing_ok=True)
-    sync_directory(mark.parent)
 
 
 def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> int:
@@ -153,7 +134,7 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
             f"{path} has layout {layout} and this Muster knows up to {LAYOUT}; "
             f"start the version that wrote it, or a newer one{_way_back(path)}"
         )
-    whole = whole or layout < _LAYOUT_OF_ARCHIVE or _size(path) <= _SMALL_BYTES
+    whole = whole or layout < _LAYOUT_OF_ARCHIVE or size(path) <= _SMALL_BYTES
     for part in ("1",) if whole else ("fact", "meta", "tally"):
         try:
             ((verdict,),) = database.execute(f"PRAGMA quick_check({part})").fetchall()
@@ -164,42 +145,6 @@ def check(database: sqlite3.Connection, path: Path, *, whole: bool = True) -> in
             # What SQLite says may have several lines.
             raise CorruptJournalError(f"{path} is damaged ({' '.join(verdict.split())})")
     return int(layout)
-
-
-def last_with_logs(path: Path, logs: Path | None) -> int:
-    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
-    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
-    JournalError."""
-    folder = logs or path.parent / "logs"
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise JournalError(
-            f"{folder} cannot be read ({error.strerror}); give it to the user of this daemon"
-        ) from error
-    return max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def refuse_loss(path: Path, logs: Path | None = None) -> None:
-    """Never start empty, or with less than there was, without a word. Raises JournalError."""
-    log = path.with_name(f"{path.name}-wal")
-    mark = path.with_name(_OPEN_MARK)
-    marked = mark.exists()
-    if _size(path) == 0 and _size(log) == 0:
-        if marked or last_with_logs(path, logs):
-            had = path.parent if marked or logs is None else logs
-            raise CorruptJournalError(
-                f"{path} is missing or empty, and {had} is that of a coordinator that has had jobs"
-            )
-    elif marked and not log.exists():
-        raise LostLogError(
-            f"{log} is missing: what was written last before the coordinator ended was in it; put "
-            "it back if it was moved; if another program opened the journal since (sqlite3, say), "
-            f"that took the log in and nothing is lost: remove {mark} and see that `muster "
-            "coordinator --check` counts the jobs that there were"
-        )
 
 
 def _prepare(database: sqlite3.Connection, path: Path) -> None:
@@ -215,12 +160,28 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
     elif layout < LAYOUT:
         _keep_copy(database, _copy_of(path, layout))
         upgrade(database, layout)
+    named = database.execute("SELECT 1 FROM meta WHERE name = 'database'").fetchone()
     try:
+        if named is None:
+            # Of this file alone: no copy has it.
+            database.execute("INSERT INTO meta VALUES ('database', lower(hex(randomblob(16))))")
         # After an fsync that failed, a log may be read that is not on disk: written anew it is.
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        take_in_log(database, path)
     except sqlite3.OperationalError as error:
         if not is_full(error):
             raise
+    except OSError as error:
+        raise JournalError(f"{path.parent} cannot be written: {error.strerror}") from error
+
+
+def take_in_log(database: sqlite3.Connection, path: Path) -> None:
+    """Empty the log, with all of it in the database and nothing that misses it. Raises
+    sqlite3.Error and OSError."""
+    busy, pages, taken = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    if not busy and pages == taken:
+        # Before the log is emptied: a log that is empty beside a mark was emptied by somebody else.
+        unmark(path)
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def upgrade(database: sqlite3.Connection, layout: int) -> None:
@@ -262,15 +223,3 @@ def _has_our_mark(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(100)
     return head[68:72] == _APPLICATION_ID.to_bytes(4, "big")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise JournalError(
-            f"{path} cannot be examined ({error.strerror}); give state_dir to the user of this "
-            "daemon"
-        ) from error

@@ -38,9 +38,7 @@ class Readers:
             try:
                 database = self._idle.pop()
             except IndexError:
-                database = sqlite3.connect(
-                    f"{self._path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
-                )
+                database = read_only(self._path, check_same_thread=False)
             try:
                 found = look(database)
             except BaseException:
@@ -51,3 +49,14 @@ class Readers:
             raise JournalError(f"{self._path} cannot be read ({error})") from error
         self._idle.append(database)
         return found
+
+
+def read_only(path: Path, *, check_same_thread: bool = True) -> sqlite3.Connection:
+    """A second connection, beside that of the coordinator that has the journal open."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, check_same_thread=check_same_thread)
+
+
+def frozen(path: Path) -> sqlite3.Connection:
+    """A database file as it is, without a log: none is looked for and none is made."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)

@@ -23,7 +23,10 @@ from orchestrator.journal.errors import (
     JournalFullError,
     JournalWriteError,
 )
-from orchestrator.journal.opening import FILE_NAME, mark_open, open_database, unmark
+from orchestrator.journal.loss import database_name, refuse_loss, remove_leftovers
+from orchestrator.journal.mark import Mark, Note, unmark
+from orchestrator.journal.opening import FILE_NAME, open_database, take_in_log
+from orchestrator.journal.readers import read_only
 from orchestrator.journal.records import COLUMNS, Recorded, from_row, to_row
 from orchestrator.journal.space import Space, is_full
 
@@ -47,6 +50,15 @@ SELECT {COLUMNS} FROM fact WHERE job = :job AND seq > :after
 UNION ALL SELECT {COLUMNS} FROM history WHERE job = :job AND seq > :after
 ORDER BY seq LIMIT :limit
 """  # noqa: S608
+_LAST_RECORD: Final = """
+SELECT at, seq FROM (
+    SELECT * FROM (
+        SELECT at, seq FROM fact WHERE kind <> 'EpochStarted' ORDER BY seq DESC LIMIT 1
+    ) UNION ALL SELECT * FROM (
+        SELECT at, seq FROM history ORDER BY seq DESC LIMIT 1
+    )
+) ORDER BY seq DESC LIMIT 1
+"""
 
 
 class Journal:
@@ -65,6 +77,9 @@ class Journal:
         database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # about as many as the log has
         self._last_seq = last_seq(database)
+        self._mark: Mark | None = None
+        self.doubt = ""
+        """A sentence where the last transaction before this life was not whole, "" else."""
 
     @classmethod
     def open(cls, state_dir: Path, reserve_bytes: int = 0, logs: Path | None = None) -> Self:
@@ -78,17 +93,24 @@ class Journal:
         try:
             refuse_network(state_dir)
             path = state_dir / FILE_NAME
+            doubt = refuse_loss(path, logs)
+            try:
+                remove_leftovers(state_dir, FILE_NAME)
+            except OSError as error:
+                raise JournalError(f"{state_dir} cannot be written: {error.strerror}") from error
             space = Space(path, reserve_bytes)
             try:
-                database = open_database(path, logs)
+                database = open_database(path)
                 space.keep()
             except JournalFullError:
                 if not space.release():
                     raise
-                database = open_database(path, logs)
+                database = open_database(path)
                 space.claim()
             try:
-                return cls(path, database, lock, space)
+                journal = cls(path, database, lock, space)
+                journal.doubt = doubt
+                return journal
             except sqlite3.Error as error:
                 database.close()
                 raise CorruptJournalError(f"{path} is damaged ({error})") from error
@@ -120,7 +142,12 @@ class Journal:
 
         epoch = self._write(count)
         try:
-            mark_open(self.path)
+            # From now on the log must not get lost. The name is what the file itself says, as it
+            # may be in the log alone, for want of room.
+            note = Note(database_name(self.path), epoch, self._last_seq, 0)
+            if self._mark is not None:
+                self._mark.close()
+            self._mark = Mark(self.path, note)
         except OSError as error:
             # It is only a guard against losing a file; on a full disk the journal itself goes on.
             if not self._space.problem():
@@ -143,6 +170,8 @@ class Journal:
             )
         )
         self._last_seq += len(rows)
+        if self._mark is not None:
+            self._mark.committed(self._last_seq)
         self._log_pages += 4 + sum(2 + len(row[5]) // _PAGE_BYTES for row in rows)
         if self._log_pages >= _LOG_PAGES_MAX:
             self._checkpoint()
@@ -184,6 +213,13 @@ class Journal:
         """The greatest number of a job that is not even in the archive any more."""
         return archive.forgotten_to(self._database)
 
+    @property
+    def last_record_at(self) -> float | None:
+        """When the last record was written (UTC seconds), None where there is none. A start is none
+        here: one with a wrong clock would vouch for the next."""
+        row = self._database.execute(_LAST_RECORD).fetchone()
+        return None if row is None else float(row[0])
+
     def replay(self) -> Iterator[Recorded]:
         """Every fact that is not in the archive, in order. Raises NewerJournalError and
         CorruptJournalError."""
@@ -197,10 +233,10 @@ class Journal:
         """Let go of the file and of the folder. Safe to call twice."""
         if self._lock.fileno() < 0:
             return
+        if self._mark is not None:
+            self._mark.close()
         with contextlib.suppress(sqlite3.Error, OSError):
-            busy, *_ = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if not busy:
-                unmark(self.path)
+            take_in_log(self._database, self.path)
         self._database.close()
         if not self.path.with_name(f"{self.path.name}-wal").exists():
             with contextlib.suppress(OSError):
@@ -240,6 +276,8 @@ class Journal:
             # Where the database finds no room to grow, the log keeps what it has.
             if not is_full(error):
                 raise self._write_error(error) from error
+        if self._mark is not None:
+            self._mark.checkpointed()
 
     def _write_error(self, error: sqlite3.Error) -> JournalWriteError:
         if is_full(error):
@@ -275,11 +313,6 @@ def events(path: Path, *, job: int | None, after_seq: int, limit: int) -> list[R
     except sqlite3.Error as error:
         raise JournalError(f"{path} cannot be read ({error})") from error
     return [from_row(*row) for row in rows]
-
-
-def read_only(path: Path) -> sqlite3.Connection:
-    """A second connection, beside that of the coordinator that has the journal open."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def records(database: sqlite3.Connection, path: Path) -> Iterator[Recorded]:

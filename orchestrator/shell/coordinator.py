@@ -26,6 +26,8 @@ from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.evolve import apply
 from orchestrator.core.heartbeats import is_answer, is_bare
 from orchestrator.core.limits import Limits
+from orchestrator.core.node import LinkState
+from orchestrator.core.removal import clock_doubt
 from orchestrator.core.state import Job, State
 from orchestrator.core.stimuli import (
     CoordinatorStarted,
@@ -127,6 +129,7 @@ class Coordinator:
         first_job: int = 0,
         archived: Mapping[str, int] | None = None,
         forgotten_to: int = 0,
+        last_record_at: float | None = None,
     ) -> None:
         self.state = state
         self.meters = Meters()
@@ -135,6 +138,9 @@ class Coordinator:
         self.changes = changes
         self._journal = journal
         self._clock = clock
+        began = clock.now()
+        # By the clock that nobody sets.
+        self._last_record = None if last_record_at is None else last_record_at - began.mono
         self.limits: Final = limits
         self._networks = networks
         self._first_job = first_job
@@ -155,6 +161,13 @@ class Coordinator:
 
     def now(self) -> Instant:
         return self._clock.now()
+
+    def clock_doubt(self) -> str:
+        """Why nothing is to be removed for its age now, "" where that may be."""
+        now = self._clock.now()
+        since = 0.0 if self._last_record is None else now.wall - now.mono - self._last_record
+        nodes = self.state.nodes.values()
+        return clock_doubt(since, [n.ahead_s for n in nodes if n.link is LinkState.CONNECTED])
 
     async def run(self, epoch: int) -> None:
         """Own the state until cancelled. Whatever it raises means that the process must end."""

@@ -8,6 +8,7 @@ from typing import Final, Never
 
 import structlog
 
+from orchestrator.core.removal import Allowance
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
@@ -36,6 +37,8 @@ class Forgetting:
         self._coordinator = coordinator
         self._keep = keep
         self._ages = Ages(coordinator.now())
+        self._allowed = Allowance()
+        self._doubt = ""
 
     async def run(self) -> Never:
         """Sweep from time to time, until cancelled. Raises JournalWriteError."""
@@ -51,17 +54,24 @@ class Forgetting:
 
     async def sweep(self) -> int:
         """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
-        jobs that all stay: those after it are younger, but for some that ran for very long."""
+        jobs that all stay: those after it are younger, but for some that ran for very long. For its
+        age nothing goes while the clock is in doubt, and not very much at once."""
         archive, ages = self._coordinator.archive, self._ages
-        ages.look(self._coordinator.now())
-        excess = archive.ended.total() - self._keep.jobs_max
+        now = self._coordinator.now()
+        ages.look(now)
+        total, age_s = archive.ended.total(), self._keep.age_s
+        allowed = self._allowed.look(now.mono, total, age_s) if self._is_sure() else 0
+        excess = total - self._keep.jobs_max
         after = gone = 0
         while rows := await archive.oldest(after, _LOOKED_AT):
-            going = [
-                job
-                for place, (job, ended_at) in enumerate(rows)
-                if place < excess - gone or ages.of(ended_at) > self._keep.age_s
-            ]
+            going = []
+            for place, (job, ended_at) in enumerate(rows):
+                if place < excess - gone:
+                    going.append(job)
+                elif allowed and ages.of(ended_at) > age_s:
+                    going.append(job)
+                    allowed -= 1
+                    self._allowed.take(1)
             if not going:
                 break
             for first in range(0, len(going), _AT_ONCE):
@@ -73,3 +83,17 @@ class Forgetting:
         if gone:
             _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
         return gone
+
+    def _is_sure(self) -> bool:
+        """Whether the clock is right, as far as can be told; what is the matter is logged once."""
+        doubt = self._coordinator.clock_doubt()
+        if doubt and not self._doubt:
+            _log.warning(
+                "clock_in_doubt",
+                why=doubt,
+                hint="no job and no log is removed for its age meanwhile: set the time",
+            )
+        elif self._doubt and not doubt:
+            _log.info("clock_no_longer_in_doubt")
+        self._doubt = doubt
+        return not doubt

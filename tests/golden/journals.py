@@ -25,7 +25,8 @@ from orchestrator.core.status import job_state
 from orchestrator.core.turn import Turn
 from orchestrator.journal import archive
 from orchestrator.journal.opening import FILE_NAME, LAYOUT
-from orchestrator.journal.sqlite import Journal, read_only
+from orchestrator.journal.readers import read_only
+from orchestrator.journal.sqlite import Journal
 from orchestrator.shell.archive import row_of
 from orchestrator.shell.coordinator import replay
 from tests.golden import examples

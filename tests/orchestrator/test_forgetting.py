@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,49 +27,57 @@ from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.archive import Archive, row_of
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.forgetting import Forgetting, KeepJobs
-from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.fake_agent import connect
+from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
 from tests.orchestrator.user import user_of
 
 SPEC = JobSpec(name="demo", run=Shell("true"))
 CANCELLED = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by ann")
 FOREVER = 1e12
+DAY = 86400.0
 
 
-def history(job: int) -> list[tuple[f.Durable, float]]:
+def history(job: int, began: float = 0.0) -> list[tuple[f.Durable, float]]:
     """Job n ends at second n."""
     return [
-        (f.JobSubmitted(JobId(job), SPEC, "ann", f"key-{job}", "digest"), float(job)),
-        (f.JobEnded(JobId(job), CANCELLED), float(job)),
+        (f.JobSubmitted(JobId(job), SPEC, "ann", f"key-{job}", "digest"), began + job),
+        (f.JobEnded(JobId(job), CANCELLED), began + job),
     ]
 
 
-def row(job: int) -> Archived:
-    return row_of(retrace(history(job)), "digest")
+def row(job: int, began: float = 0.0) -> Archived:
+    return row_of(retrace(history(job, began)), "digest")
 
 
-def with_jobs(folder: Path, jobs: int) -> Journal:
+def with_jobs(folder: Path, jobs: int, began: float = 0.0) -> Journal:
     """A journal with so many jobs in its archive."""
     journal = Journal.open(folder)
     for job in range(1, jobs + 1):
-        journal.append(history(job))
+        journal.append(history(job, began))
     for first in range(1, jobs + 1, 100):
-        assert journal.archive([row(n) for n in range(first, min(first + 100, jobs + 1))])
+        assert journal.archive([row(n, began) for n in range(first, min(first + 100, jobs + 1))])
     return journal
 
 
-def sweep(folder: Path, keep: KeepJobs, *, now: float = 0.0) -> tuple[int, Archive]:
-    (gone,), archive = sweeps(folder, keep, Instant(0.0, now))
+def sweep(
+    folder: Path, keep: KeepJobs, *, now: float = 0.0, doubt: str = ""
+) -> tuple[int, Archive]:
+    (gone,), archive = sweeps(folder, keep, Instant(0.0, now), doubt=doubt)
     return gone, archive
 
 
-def sweeps(folder: Path, keep: KeepJobs, *moments: Instant) -> tuple[list[int], Archive]:
+def sweeps(
+    folder: Path, keep: KeepJobs, *moments: Instant, doubt: str = ""
+) -> tuple[list[int], Archive]:
     """How many jobs are forgotten at each of these, in one life that begins with the first."""
 
     async def run() -> tuple[list[int], Archive]:
         journal = Journal.open(folder)
         writer = JournalWriter(journal)
         archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
-        coordinator = SimpleNamespace(archive=archive, now=lambda: moments[0])
+        coordinator = SimpleNamespace(
+            archive=archive, now=lambda: moments[0], clock_doubt=lambda: doubt
+        )
         forgetting = Forgetting(cast(Coordinator, coordinator), keep)
         gone = []
         try:
@@ -123,6 +132,71 @@ def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_pat
     assert dict(zip(moments, gone, strict=True)) == {
         what: jobs for what, (_, jobs) in moments.items()
     }
+
+
+def test_nothing_goes_for_its_age_while_the_clock_is_in_doubt(tmp_path: Path) -> None:
+    with_jobs(tmp_path, 20).close()
+    keep = KeepJobs(30 * DAY, 12)
+    assert sweep(tmp_path, keep, now=40 * DAY, doubt="the nodes say so")[0] == 8, "by number alone"
+    assert sweep(tmp_path, keep, now=40 * DAY)[0] == 10
+
+
+def test_only_a_part_goes_in_an_hour(tmp_path: Path) -> None:
+    """However wrong the clock is, and whoever has the same."""
+    with_jobs(tmp_path, 480).close()
+    moments = [Instant(60.0 * minute, 400 * DAY + 60.0 * minute) for minute in range(61)]
+    gone, _ = sweeps(tmp_path, KeepJobs(365 * DAY, 1000), *moments)
+    assert gone[0] == 20
+    assert 10 <= sum(gone[1:]) <= 20
+    assert left(tmp_path)[0] == sum(gone) + 1, "the oldest first"
+
+
+def test_a_start_with_a_wrong_clock_does_not_vouch_for_the_next(tmp_path: Path) -> None:
+    with closing(Journal.open(tmp_path)) as journal:
+        assert journal.last_record_at is None
+    with closing(with_jobs(tmp_path, 3)) as journal:
+        journal.append([(f.EpochStarted(2, "abc"), 400 * DAY)])
+        assert journal.last_record_at == 3.0, "of the archive"
+        journal.append(history(4))
+        assert journal.last_record_at == 4.0
+
+
+def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_path: Path) -> None:
+    """By its clock it is 40 days later than when it last wrote anything down."""
+    coordinator = CoordinatorProcess(
+        tmp_path, ended_jobs={"keep_s": 30 * DAY}, job_logs={"keep_s": 7 * DAY}
+    )
+    with_jobs(coordinator.state_dir, 5, began=time.time() - 40 * DAY).close()
+    logs = coordinator.state_dir / "logs"
+    for job in (1, 4):
+        (logs / str(job) / "1").mkdir(parents=True)
+        (logs / str(job) / "1" / "0.stdout.0").write_text("x")
+
+    async def ask() -> None:
+        async with user_of(coordinator) as user:
+
+            async def in_doubt() -> bool:
+                async with user.http.get("/metrics") as answer:
+                    return "muster_clock_in_doubt 1.0" in await answer.text()
+
+            async with asyncio.timeout(DEADLINE_S):
+                while not coordinator.events("clock_in_doubt"):
+                    await user.get("/v1/jobs/1")
+            (told,) = coordinator.events("clock_in_doubt")
+            assert "40d after the last record of its journal" in told["why"]
+            assert "set the time" in told["hint"]
+            assert await in_doubt()
+            assert len((await user.get("/v1/jobs"))["jobs"]) == 5
+            async with connect(coordinator, "n1") as agent:
+                await agent.hello(wall_s=time.time())
+                assert not await in_doubt(), "a node confirms the time"
+            async with connect(coordinator, "n2") as agent:
+                await agent.hello(wall_s=time.time() - 40 * DAY)
+                assert await in_doubt(), "this one does not"
+
+    with coordinator.start():
+        asyncio.run(ask())
+    assert all((logs / str(job) / "1").exists() for job in (1, 4))
 
 
 def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:

@@ -126,6 +126,66 @@ def test_what_a_tool_did_to_the_journal_of_a_killed_coordinator_costs_no_job(
         assert asyncio.run(submit(process))[0] == 2
 
 
+async def several(process: CoordinatorProcess, count: int) -> list[int]:
+    async with user_of(process) as user, connect(process, "n1") as agent:
+        await agent.hello()
+        return [await user.submit() for _ in range(count)]
+
+
+async def known(process: CoordinatorProcess) -> set[int]:
+    async with user_of(process) as user:
+        return {job["id"] for job in (await user.get("/v1/jobs?limit=100"))["jobs"]}
+
+
+def command_in(said: str, word: str) -> list[str]:
+    """The command with that word which is told between backticks, without `muster`."""
+    (told,) = (part for part in said.split("`")[1::2] if word in part)
+    return shlex.split(told)[1:]
+
+
+@pytest.mark.parametrize("how", ["a bit is flipped", "cut"])
+def test_a_damaged_log_is_refused_and_its_whole_part_goes_on(tmp_path: Path, how: str) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        jobs = asyncio.run(several(process, 20))
+        epoch = process.events("serving")[-1]["epoch"]
+        process.kill()
+        log = process.state_dir / "journal.sqlite-wal"
+        data = bytearray(log.read_bytes())
+        data[len(data) // 3] ^= 1
+        log.write_bytes(data if how != "cut" else data[: len(data) // 3])
+
+        said = refused(process)
+        assert "journal.sqlite-wal is " in said
+        assert "damaged" in said
+        assert said.index("--salvage") < said.index("BACKUP"), "which loses more"
+        assert verb(process, "--check") == (1, said)
+        code, of_backup = verb(process, "backup", str(tmp_path / "copy"))
+        assert (code, "damaged" in of_backup) == (1, True), of_backup
+        code, said = verb(process, *command_in(said, "--salvage"))
+        assert code == 0, said
+
+        process.start()
+        assert process.events("serving")[-1]["epoch"] > epoch + 1, "agents take it for the newest"
+        left = asyncio.run(known(process))
+        # About two thirds of the log came behind the damage.
+        assert set(jobs[:3]) <= left < set(jobs)
+        assert asyncio.run(several(process, 1))[0] > jobs[-1], "no number comes twice"
+
+
+def test_a_database_that_is_lost_after_a_crash_is_put_back_with_all_jobs(tmp_path: Path) -> None:
+    with CoordinatorProcess(tmp_path).start() as process:
+        jobs = asyncio.run(several(process, 5))
+        process.kill()
+        database = process.state_dir / "journal.sqlite"
+        database.rename(tmp_path / "moved")
+        said = refused(process)
+        assert "journal.sqlite is missing or empty" in said
+        assert "put the journal back" in said
+        (tmp_path / "moved").rename(database)
+        process.start()
+        assert asyncio.run(known(process)) == set(jobs)
+
+
 @pytest.mark.root
 def test_a_state_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8 << 20) as disk:

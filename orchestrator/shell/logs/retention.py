@@ -1,7 +1,8 @@
 """How long logs are kept: by age and by size together, the oldest ended jobs first.
 
 The logs of a job that has not ended are never touched, nor those of one that ended within the last
-hour as long as a node may still deliver some.
+hour as long as a node may still deliver some. For their age none are removed while the clock is in
+doubt, and not very many at once.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import structlog
 from muster.protocol.ids import JobId
 from orchestrator.core.deliveries import awaited
 from orchestrator.core.job import JobPhase
+from orchestrator.core.removal import Allowance
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
@@ -47,6 +49,7 @@ class Retention:
         self._coordinator = coordinator
         self._keep = keep
         self._ages = Ages(coordinator.now())
+        self._allowed = Allowance()
         # Sizes of logs that do not change any more; of most jobs they are small or nothing.
         self._settled: dict[JobId, int] = {}
         self._gone: set[JobId] = set()
@@ -63,7 +66,8 @@ class Retention:
 
     async def sweep(self) -> None:
         """Remove what is to go by now. Raises LogStoreError."""
-        self._ages.look(self._coordinator.now())
+        now = self._coordinator.now()
+        self._ages.look(now)
         present = await asyncio.to_thread(_present, self._root)
         sizes: dict[JobId, int] = {}
         ended: list[tuple[float, JobId]] = []  # how long ago
@@ -93,8 +97,13 @@ class Retention:
         total = sum(sizes.values())
         if total <= self._keep.bytes_max:
             ended = [one for one in ended if one[0] > self._keep.age_s]
+        allowed = 0
+        if not self._coordinator.clock_doubt():
+            allowed = self._allowed.look(now.mono, len(sizes), self._keep.age_s)
         for age, name in sorted(ended, key=lambda one: (-one[0], one[1])):
-            if age > self._keep.age_s:
+            if allowed and age > self._keep.age_s:
+                allowed -= 1
+                self._allowed.take(1)
                 why = f"it ended more than {_days(self._keep.age_s)} before (job_logs.keep_s)"
             elif total > self._keep.bytes_max and sizes[name]:
                 why = (

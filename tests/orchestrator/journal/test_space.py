@@ -13,8 +13,9 @@ from muster.protocol.ids import JobId
 from muster.spec.types import JobSpec, Shell
 from orchestrator.core import facts as f
 from orchestrator.journal.errors import JournalError, JournalWriteError
+from orchestrator.journal.readers import read_only
 from orchestrator.journal.space import FILE_NAME
-from orchestrator.journal.sqlite import Journal, read_only
+from orchestrator.journal.sqlite import Journal
 from tests.small_disk import fill, small_disk
 
 RESERVE = 1 << 20

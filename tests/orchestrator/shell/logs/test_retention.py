@@ -60,6 +60,7 @@ class Rig:
         }
         self.coordinator = SimpleNamespace(
             now=lambda: Instant(0.0, NOW),
+            clock_doubt=lambda: "",
             state=SimpleNamespace(jobs=known),
             job=self._job,
             archive=SimpleNamespace(ended_at=self._ended_at),
@@ -104,6 +105,31 @@ def test_what_is_too_old_goes(tmp_path: Path) -> None:
     assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [2, 3], "again, nothing more"
     again = Rig(tmp_path, *rig.jobs.values())
     assert again.store.removed(JobId(1)) == mark, "the mark outlives the process"
+    rig.store.close()
+
+
+def test_none_go_for_their_age_while_the_clock_is_in_doubt(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, job(1, NOW - 9 * DAY), job(2, NOW - 8 * DAY), job(3, NOW - DAY))
+    for number in (1, 2, 3):
+        rig.write(number, 10_000)
+    rig.coordinator.clock_doubt = lambda: "the nodes say so"
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [1, 2, 3]
+    assert rig.sweep(Keep(7 * DAY, 25_000)) == [2, 3], "what is too much has to go"
+    rig.coordinator.clock_doubt = lambda: ""
+    assert rig.sweep(Keep(7 * DAY, 1 << 40)) == [3]
+    rig.store.close()
+
+
+def test_only_some_go_for_their_age_in_an_hour(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, *(job(number, NOW - 9 * DAY) for number in range(1, 31)))
+    for number in rig.jobs:
+        rig.write(number, 100)
+    coordinator = cast("Coordinator", rig.coordinator)
+    retention = Retention(tmp_path, rig.store, coordinator, Keep(7 * DAY, 1 << 40))
+    for hours, kept in ((0.0, 20), (0.1, 19), (1.1, 9), (9.0, 0)):
+        rig.coordinator.now = lambda hours=hours: Instant(3600.0 * hours, NOW + 3600.0 * hours)
+        asyncio.run(retention.sweep())
+        assert len(rig.kept()) == kept, hours
     rig.store.close()
 
 

@@ -1,0 +1,209 @@
+"""What is in a state folder fits together and is all there, before SQLite changes any of it.
+
+SQLite takes whatever it finds: it makes an empty database in the place of a lost one and removes
+the log beside it, plays any log into any database, and stops at the first damaged frame of a log.
+docs/decisions/0052-what-a-state-folder-must-have.md has the cases.
+"""
+
+import contextlib
+import os
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orchestrator.journal import mark
+from orchestrator.journal.errors import (
+    CorruptJournalError,
+    JournalError,
+    LostLogError,
+    LostTailError,
+)
+from orchestrator.journal.mark import Marked, Note
+from orchestrator.journal.readers import frozen, read_only
+from orchestrator.journal.space import FILE_NAME as RESERVE
+from orchestrator.journal.wal import Log, examine_log
+
+# Of a restore that was killed.
+RESTORED: Final = "restored"
+SALVAGED: Final = "salvaged"
+# The log is begun anew after a checkpoint, and its salt goes up by one each time.
+_SALTS_AHEAD: Final = 1 << 16
+_DATABASE_NAME: Final = "SELECT value FROM meta WHERE name = 'database'"
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a database says of itself; `seq` is its last record. `blank`: it has no tables."""
+
+    name: str = ""
+    epoch: int = 0
+    seq: int = 0
+    blank: bool = False
+
+
+def refuse_loss(path: Path, logs: Path | None = None, *, at_rest: bool = True) -> str:
+    """Never start empty, or with less than there was, without a word. Returns a sentence where the
+    last transaction was cut off, "" else. Raises JournalError.
+
+    `at_rest`: nobody else has the journal at `path` open, so that its log can be looked at. `logs`
+    is as in `last_with_logs`.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    marked = Marked.read(path)
+    if size(path) == 0:
+        _refuse_traces(path, logs, [log, path.with_name(f"{path.name}-shm")])
+        return ""
+    if marked is not None and (
+        not log.exists() or (at_rest and marked.note is not None and size(log) == 0)
+    ):
+        raise LostLogError(
+            f"{log} is {'empty' if log.exists() else 'missing'}: what was written last before the "
+            "coordinator ended was in it; put it back if it was moved; if another program opened "
+            f"the journal since (sqlite3, say), that took the log in and nothing is lost: remove "
+            f"{path.with_name(mark.FILE_NAME)} and see that `muster coordinator --check` counts "
+            "the jobs that there were"
+        )
+    if not at_rest:
+        return ""
+    found = _examined(log)
+    if found.damaged:
+        behind = f", and {found.ends} transactions end behind that" if found.ends else ""
+        raise LostTailError(f"{log} is damaged at frame {found.bad}{behind}")
+    _refuse_stranger(path, log, marked, found, logs)
+    if found.bad is None:
+        return ""
+    return (
+        f"the last transaction in {log} (from frame {found.bad} on) is not whole: left out, as a "
+        "power failure in the middle of a commit leaves one that nobody was answered on"
+    )
+
+
+def last_with_logs(path: Path, logs: Path | None) -> int:
+    """The greatest number of a job that has output in the folder `logs` (None: in `logs` beside the
+    journal at `path`); 0: none has. Each job that was placed has, unless it wrote nothing. Raises
+    JournalError."""
+    folder = logs or path.parent / "logs"
+    return max((int(name) for name in _names(folder) if name.isdecimal()), default=0)
+
+
+def remove_leftovers(state_dir: Path, journal: str) -> None:
+    """What a restore that was killed has left: it takes room. Raises OSError."""
+    for what in (RESTORED, SALVAGED):
+        for part in ("", "-journal"):
+            (state_dir / f".{journal}.{what}{part}").unlink(missing_ok=True)
+
+
+def size(path: Path) -> int:
+    """Bytes of a file; 0 where there is none. Raises JournalError."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be examined ({error.strerror}); give state_dir to the user of this "
+            "daemon"
+        ) from error
+
+
+def database_name(path: Path) -> str:
+    """The name that the database file has without its log; "" where it has none yet."""
+    view = _view(frozen(path))
+    return "" if view is None else view.name
+
+
+def _refuse_traces(path: Path, logs: Path | None, more: list[Path]) -> None:
+    """There is no database; raises where anything shows that there was one."""
+    had = [one for one in (path.with_name(mark.FILE_NAME), *more) if one.exists()]
+    kept = (f"{path.name}.replaced-", f"{path.name}.layout-", f".{path.name}.{RESTORED}")
+    names = sorted(_names(path.parent))
+    had += [path.with_name(name) for name in names if name.startswith(kept) or name == RESERVE]
+    if not had and last_with_logs(path, logs):
+        had = [logs or path.parent / "logs"]
+    if had:
+        raise CorruptJournalError(
+            f"{path} is missing or empty, and {had[0]} is of a coordinator that has had a journal "
+            "here; put the journal back if it was moved"
+        )
+
+
+def _examined(log: Path) -> Log:
+    try:
+        with log.open("rb") as file:
+            return examine_log(file)
+    except FileNotFoundError:
+        return Log()
+    except OSError as error:
+        raise JournalError(
+            f"{log} cannot be read ({error.strerror}); see that its disk is well and that it "
+            "belongs to the user of this daemon"
+        ) from error
+
+
+def _refuse_stranger(
+    path: Path, log: Path, marked: Marked | None, found: Log, logs: Path | None
+) -> None:
+    """Database, log and mark are of one journal, and all that the mark knows of is there."""
+    note = None if marked is None else marked.note
+    alone = _view(frozen(path))
+    whole = alone if found.salt is None else _view(read_only(path))
+    if whole is not None and whole.blank:
+        _refuse_traces(path, logs, [])
+    names = [view.name for view in (alone, whole) if view is not None]
+    if note is None:
+        strange = log if len(set(names) - {""}) > 1 else None
+    elif note.database and any(name != note.database for name in names):
+        strange = path.with_name(mark.FILE_NAME)
+    else:
+        strange = log if _is_strange(note, found) else None
+    if strange is not None:
+        raise CorruptJournalError(
+            f"{path} is not the database that {strange} belongs to: put the one back that was "
+            "here, or, to go on with this one, move it to another folder and restore it from there"
+        )
+    if note is None or whole is None:
+        return
+    for what, said, last in (
+        ("record", note.seq, whole.seq),
+        ("the beginning of epoch", note.epoch, whole.epoch),
+    ):
+        if last < said:
+            raise LostTailError(
+                f"{log} is cut off or damaged: {what} {said} was committed, and {last} is the last "
+                "that can be read"
+            )
+
+
+def _is_strange(note: Note, found: Log) -> bool:
+    if found.salt is None or not note.salt:
+        return False
+    return (found.salt - note.salt) % (1 << 32) > _SALTS_AHEAD
+
+
+def _view(database: sqlite3.Connection) -> _View | None:
+    """None where it cannot be read: what is wrong with it is found by the checks of an opening."""
+    try:
+        with contextlib.closing(database):
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if not tables:
+                return _View(blank=True)
+            row = database.execute(_DATABASE_NAME).fetchone()
+            name = "" if row is None else str(row[0])
+            (epoch,) = database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+            (facts,) = database.execute("SELECT count(*) FROM fact").fetchone()
+            moved = database.execute("SELECT value FROM meta WHERE name = 'moved'").fetchone()
+            return _View(name, int(epoch), facts + (0 if moved is None else int(moved[0])))
+    except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError):
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise JournalError(
+            f"{folder} cannot be read ({error.strerror}); give it to the user of this daemon"
+        ) from error

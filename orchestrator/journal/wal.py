@@ -1,0 +1,115 @@
+"""The frames of SQLite's write-ahead log: which of them are as they were written?
+
+SQLite stops reading at the first frame that is not, and says nothing: behind a frame that rotted,
+transactions that were acknowledged are gone. https://sqlite.org/fileformat2.html, section 4.
+"""
+
+import struct
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+_HEADER: Final = struct.Struct(">8I")
+_FRAME: Final = struct.Struct(">6I")
+_MAGIC: Final = 0x377F0682  # the last bit: checksums are of big-endian words
+_VERSION: Final = 3007000
+_WORD: Final = 0xFFFFFFFF
+_PAGE_SIZES: Final = frozenset(1 << power for power in range(9, 17))
+
+_Sum = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What was found in a log.
+
+    `salt` is the first half of what all its frames share, and one more after each time that the
+    log is begun anew; None: the log has no header. `bad` is the first frame (from 1; 0 is the
+    header) that is not as it was written. `damaged`: a transaction behind `bad` was written after
+    the one of `bad` had been synced, so that this is no write that was cut off. `ends`: so many
+    transactions from `bad` on have the frame that ends them.
+    """
+
+    salt: int | None = None
+    bad: int | None = None
+    damaged: bool = False
+    ends: int = 0
+
+
+def examine_log(file: BinaryIO) -> Log:
+    """Look at a whole log, from the beginning of the file.
+
+    A transaction is written only after the one before it was synced. A power failure keeps of the
+    last one any part of what was written, also its end without its beginning; but what follows a
+    whole transaction proves that that one was on disk.
+    """
+    head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or _is_blank(head, file):
+        return Log()
+    magic, version, page_bytes, _, *salts, first, second = _HEADER.unpack(head)
+    big = bool(magic & 1)
+    last = (first, second)
+    if (
+        magic & ~1 != _MAGIC
+        or version != _VERSION
+        or page_bytes not in _PAGE_SIZES
+        or _checksum((0, 0), head[:24], big=big) != last
+    ):
+        return Log(bad=0, damaged=True)
+    number = ends = 0
+    bad: int | None = None
+    while len(frame := file.read(_FRAME.size + page_bytes)) == _FRAME.size + page_bytes:
+        number += 1
+        _, pages, *its_salts, first, second = _FRAME.unpack_from(frame)
+        before, last = last, (first, second)
+        current = its_salts == salts
+        if current:
+            between = _checksum(before, frame[:8], big=big)
+            sound = _checksum(between, frame[_FRAME.size :], big=big) == last
+        else:
+            sound = False  # of before the log was begun anew, most likely
+        if bad is None and not sound:
+            bad = number
+        elif ends and sound:
+            return Log(
+                salts[0], bad, damaged=True, ends=ends + _count_ends(file, page_bytes, salts)
+            )
+        if bad is not None and current and pages:
+            ends += 1
+    return Log(salts[0], bad if ends else None, ends=ends)
+
+
+def salt_of(head: bytes) -> int:
+    """The salt in the header of a log; 0 where there is none."""
+    return int.from_bytes(head[16:20], "big") if len(head) == _HEADER.size else 0
+
+
+def _count_ends(file: BinaryIO, page_bytes: int, salts: list[int]) -> int:
+    file.seek(-(_FRAME.size + page_bytes), 1)
+    ends = 0
+    while len(frame := file.read(_FRAME.size + page_bytes)) == _FRAME.size + page_bytes:
+        _, pages, *its_salts, _, _ = _FRAME.unpack_from(frame)
+        ends += bool(pages) and its_salts == salts
+    return ends
+
+
+def _is_blank(head: bytes, file: BinaryIO) -> bool:
+    """Whether nothing but zeros is there, as where the size reached the disk and no data did."""
+    while not any(head):
+        head = file.read(1 << 20)
+        if not head:
+            return True
+    file.seek(_HEADER.size)
+    return False
+
+
+def _checksum(start: _Sum, data: bytes, *, big: bool) -> _Sum:
+    words = array("I", data)
+    if big != (sys.byteorder == "big"):
+        words.byteswap()
+    first, second = start
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & _WORD
+        second = (second + other + first) & _WORD
+    return first, second
