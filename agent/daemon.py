@@ -316,7 +316,7 @@ async def serve(
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
-        async with alone(config):
+        with alone(config, environ):
             owner = owner_named(config.run_as)
             _warn_of_root(config)
             _warn_of_network(config)

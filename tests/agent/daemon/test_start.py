@@ -86,29 +86,6 @@ def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
-def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with Coordinator() as coordinator:
-            for name in ("a", "b"):
-                (tmp_path / name).mkdir()
-            first = write_config(tmp_path / "a", coordinator.url, shared_host=False)
-            second = write_config(tmp_path / "b", coordinator.url, shared_host=False, node="n2")
-            async with AgentProcess(first) as one:
-                session = await coordinator.session()
-                await session.welcome()
-                for _ in range(4):  # as systemd does
-                    async with AgentProcess(second) as two:
-                        assert await two.ended() == 1
-                        said = two.log.read_text()
-                        assert "shared_host" in said
-                        assert f"process {one.pid} (" in said
-                        assert str(first) in said
-                        assert f"this one is process {two.pid}, node n2" in said
-                assert await one.end() == 0
-
-    asyncio.run(story())
-
-
 def test_ready_is_told_to_the_service_manager_and_then_the_watchdog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
