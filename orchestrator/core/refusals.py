@@ -12,8 +12,11 @@ from orchestrator.core.faults import TAIL_CHARS_MAX, shortened
 from orchestrator.core.state import Attempt, Task
 from orchestrator.core.task import reached
 
-OF_NOBODY: Final = frozenset({RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE})
-"""Refusals for which no node is to blame."""
+OF_NOBODY: Final = frozenset(
+    {RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE, RefusalCode.HOSTS_ELSEWHERE}
+)
+"""Refusals for which no node is to blame. HOSTS_ELSEWHERE: otherwise a node with the name of
+another machine would have the peers that refuse it taken out of service."""
 BY_US: Final = frozenset({RefusalCode.FABRIC_DIFFERS, RefusalCode.PREFLIGHT})
 """Refusals that the coordinator records together with what comes of them."""
 

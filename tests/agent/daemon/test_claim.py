@@ -217,3 +217,19 @@ def test_a_user_without_a_runtime_folder_of_its_own_has_its_state_folders_lock(
     finally:
         os.seteuid(0)
     assert not runtime.exists()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("within", "told"), [(["setpriv", "--no-new-privs"], 1), ([], 0)])
+def test_forked_shims_in_a_sandbox_are_told(tmp_path: Path, within: list[str], told: int) -> None:
+    config = write_config(tmp_path, "http://127.0.0.1:9")
+
+    async def story() -> None:
+        with manager(tmp_path) as said:
+            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            async with AgentProcess(config, within=within, env=env) as agent:
+                await ready(said, agent)
+                assert await agent.end() == 0
+                assert agent.log.read_text().count("shims_in_sandbox") == told
+
+    asyncio.run(story())
