@@ -103,30 +103,6 @@ def test_no_other_process_keeps_the_agent_of_root_from_starting(tmp_path: Path, 
     asyncio.run(story())
 
 
-@pytest.mark.root
-def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
-    run = run_folder(tmp_path)
-    within = ["unshare", "--mount", "--net", "sh", "-ec", MACHINE, str(run)]
-    first, second = config_of(tmp_path / "a", "n1"), config_of(tmp_path / "b", "n2")
-
-    async def story() -> None:
-        with manager(tmp_path) as said:
-            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
-            async with AgentProcess(first, within=within, env=env) as one:
-                await ready(said, one)
-                for _ in range(2):  # as systemd does
-                    async with AgentProcess(second, within=within) as two:
-                        assert await two.ended() == 1
-                        text = two.log.read_text()
-                        assert "shared_host" in text
-                        assert f"process {one.pid} (" in text
-                        assert str(first) in text
-                        assert f"this one is process {two.pid}, node n2" in text
-                assert await one.end() == 0
-
-    asyncio.run(story())
-
-
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Root's folder for the claim, not made yet."""

@@ -12,6 +12,7 @@ import pytest
 
 from muster.protocol.tokens import TokenClass, make
 from tests.agent.coordinator import DEADLINE_S, Coordinator
+from tests.agent.daemon.test_claim import MACHINE, config_of, manager, ready, run_folder
 from tests.agent.process_of_agent import AgentProcess, write_config
 
 
@@ -82,6 +83,30 @@ def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> Non
                     assert await second.ended() == 1
                     assert f"in use by process {first.pid}" in second.log.read_text()
                 assert await first.end() == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.root
+def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    within = ["unshare", "--mount", "--net", "sh", "-ec", MACHINE, str(run)]
+    first, second = config_of(tmp_path / "a", "n1"), config_of(tmp_path / "b", "n2")
+
+    async def story() -> None:
+        with manager(tmp_path) as said:
+            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            async with AgentProcess(first, within=within, env=env) as one:
+                await ready(said, one)
+                for _ in range(2):  # as systemd does
+                    async with AgentProcess(second, within=within) as two:
+                        assert await two.ended() == 1
+                        text = two.log.read_text()
+                        assert "shared_host" in text
+                        assert f"process {one.pid} (" in text
+                        assert str(first) in text
+                        assert f"this one is process {two.pid}, node n2" in text
+                assert await one.end() == 0
 
     asyncio.run(story())
 
