@@ -1,75 +1,133 @@
-"""One agent serves a machine: the second is refused, and told who the first is."""
+"""One agent serves a machine: a second one is refused, with the process id of the first.
+
+The claim is a lock on a file that no other user can open. A name that anybody may take, such as an
+abstract socket or a file in /tmp, would let any job keep the agent from starting.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import fcntl
 import os
-import socket
-import struct
-from collections.abc import AsyncIterator
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from agent.config import AgentConfig
-from muster.daemon.errors import DaemonError
+from muster.daemon.errors import DaemonError, FileError
 
-# In the abstract namespace: it goes with the process, and no file is left behind.
-_CLAIM: Final = "\0muster-agent"
-_PEER: Final = struct.Struct("3i")
-_WORDS_MAX: Final = 200
+RUNTIME: Final = Path("/run/muster")
+"""Root's folder for the claim; the unit's RuntimeDirectory."""
+LOCK: Final = "agent.lock"
+_USER_RUNTIME: Final = "XDG_RUNTIME_DIR"
+_COMMAND_CHARS_MAX: Final = 200
 
 
 class SecondAgentError(DaemonError):
-    """Another agent serves this machine, and neither was told to share it."""
+    """Another agent serves this machine, and the two are not configured to share it."""
 
 
-@contextlib.asynccontextmanager
-async def alone(config: AgentConfig) -> AsyncIterator[None]:
-    """Hold this machine (this network namespace) alone, unless the configuration shares it.
+@contextlib.contextmanager
+def alone(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Hold this machine alone, unless the configuration shares it.
 
-    Raises SecondAgentError.
+    An ordinary user's agent holds it among the agents of that user; without a runtime folder of
+    that user, the lock of its state folder is all there is. Raises SecondAgentError and FileError.
     """
-    if config.shared_host:
+    folder = None if config.shared_host else _folder(environ)
+    if folder is None:
         yield
         return
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        claim.bind(_CLAIM)
-    except OSError as error:
-        claim.close()
-        raise SecondAgentError(
-            f"another agent already serves this machine: {_holder()}; this one is process "
-            f"{os.getpid()}, node {config.node} in {config.state_dir}. Stop one of them, or set "
-            "shared_host: true in the configuration of both to try things out"
-        ) from error
-    server = await asyncio.get_running_loop().create_unix_server(_HangUp, sock=claim)
+    claim = _claim(folder, config)
     try:
         yield
     finally:
-        server.close()
+        # The file stays: a third agent could lock a new one while a second one has opened this.
+        os.close(claim)
 
 
-class _HangUp(asyncio.Protocol):
-    """Whoever asks has been told our pid by the kernel. Left to wait, a few would keep out all who
-    ask later."""
+def _folder(environ: Mapping[str, str]) -> Path | None:
+    if os.geteuid() == 0:
+        return RUNTIME
+    given = environ.get(_USER_RUNTIME, "")
+    try:
+        # After `su` it is still the folder of the user before.
+        ours = given.startswith("/") and os.stat(given).st_uid == os.geteuid()
+    except OSError:
+        return None
+    return Path(given, "muster") if ours else None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+
+def _claim(folder: Path, config: AgentConfig) -> int:
+    """The descriptor that holds the lock. Raises SecondAgentError and FileError."""
+    path = folder / LOCK
+    try:
+        claim = _opened(folder)
+    except OSError as error:
+        raise FileError(
+            f"{path} cannot be opened to claim this machine: {error.strerror or error}"
+        ) from error
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(claim, 0)
+        with contextlib.suppress(OSError):  # a full disk only hides our process id
+            os.pwrite(claim, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = _holder(claim)
+        os.close(claim)
+        raise SecondAgentError(
+            f"another agent already serves this machine: {holder}; this one is process "
+            f"{os.getpid()}, node {config.node} in {config.state_dir}. Stop one of them, or set "
+            "shared_host: true in the configuration of both to try things out"
+        ) from error
+    except OSError as error:
+        os.close(claim)
+        raise FileError(f"{path} cannot be locked: {error.strerror or error}") from error
+    return claim
 
 
-def _holder() -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(_CLAIM)
-            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        except OSError:
-            # Of another version, or asked by many at this moment.
-            return "one that does not say who it is (`ss -xp src @muster-agent` does)"
-    pid, _, _ = _PEER.unpack(peer)
+def _opened(folder: Path) -> int:
+    """The lock file, which is ours alone. Raises OSError and FileError."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Whoever may write the folder could replace the file.
+        _check(folder, os.fstat(within), stat.S_IWGRP | stat.S_IWOTH)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        claim = os.open(LOCK, flags, 0o600, dir_fd=within)
+    finally:
+        os.close(within)
+    try:
+        # Whoever may open the file, even to read it, could hold the lock.
+        _check(folder / LOCK, os.fstat(claim), stat.S_IRWXG | stat.S_IRWXO)
+    except FileError:
+        os.close(claim)
+        raise
+    return claim
+
+
+def _check(path: Path, found: os.stat_result, others: int) -> None:
+    """Raises FileError for a file of another user, and for one that others may use in this way."""
+    if found.st_uid != os.geteuid():
+        raise FileError(
+            f"{path} belongs to user {found.st_uid}, who could keep this agent from starting: "
+            "remove it, and start the agent again"
+        )
+    if found.st_mode & others:
+        raise FileError(
+            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so another user could keep this "
+            f"agent from starting; run: chmod go-rwx {path}"
+        )
+
+
+def _holder(claim: int) -> str:
+    pid = os.pread(claim, 32, 0).decode("ascii", errors="replace").strip()
+    if not pid.isdecimal():
+        return "one that has not written its process id"
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except (OSError, UnicodeDecodeError):
         return f"process {pid}"
-    return f"process {pid} ({command[:_WORDS_MAX]})"
+    return f"process {pid} ({command[:_COMMAND_CHARS_MAX]})"

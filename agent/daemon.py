@@ -62,7 +62,7 @@ from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
 from agent.process import left_units
 from agent.process.remains import end, remains, words
-from agent.process.shims import Shims, by_units, options_of
+from agent.process.shims import Shims, by_units, options_of, restricted
 from agent.process.template import Template
 from agent.process.units import Units
 from agent.proof.ports import PortWatch
@@ -316,7 +316,7 @@ async def serve(
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
-        async with alone(config):
+        with alone(config, environ):
             owner = owner_named(config.run_as)
             _warn_of_root(config)
             _warn_of_network(config)
@@ -332,6 +332,12 @@ def _shims(config: AgentConfig) -> Shims:
     """Raises SpawnError."""
     options, units = options_of(config), by_units(config)
     _log.info("shims", backend="systemd" if units else "template")
+    if not units and os.geteuid() == 0 and restricted():
+        _log.warning(
+            "shims_in_sandbox",
+            why="this agent forks its shims, so its jobs inherit the sandbox of its unit "
+            "(NoNewPrivileges): install systemd/forked-shims.conf, or set shims to systemd",
+        )
     return Units(options) if units else Template(options)
 
 

@@ -17,7 +17,7 @@ from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.errors import DaemonError, TlsError
 from muster.daemon.notify import Notifier
 from muster.daemon.tasks import TaskOwner
-from muster.daemon.tls import Renewed
+from muster.daemon.tls import Renewed, certificate_names
 from orchestrator.api.app import OPEN_REQUESTS, make_app
 from orchestrator.api.guard import HEAD_S, Connections, GuardedConnection
 from orchestrator.api.origins import Origins
@@ -340,7 +340,17 @@ def _limits(config: CoordinatorConfig) -> Limits:
             pool_share=config.quarantine.pool_share,
             restarts=config.quarantine.restarts,
         ),
+        own_names=_own_names(config),
     )
+
+
+def _own_names(config: CoordinatorConfig) -> frozenset[str]:
+    """The names of this machine that no node of another machine may have. Raises TlsError."""
+    hostname = socket.gethostname()
+    names = [*config.listen.names, config.listen.host, hostname, hostname.partition(".")[0]]
+    if config.tls is not None:
+        names += certificate_names(config.tls.cert, config.tls.key)
+    return frozenset(name.lower().rstrip(".") for name in names)
 
 
 def _stop_signal() -> asyncio.Event:

@@ -19,10 +19,11 @@ import structlog
 
 from agent.config import AgentConfig
 from agent.hosts.file import HostsFile
-from agent.hosts.proof import Findings, Resolver, prove
+from agent.hosts.proof import Findings, Resolver, look_before, prove, unanswered
 from agent.hosts.table import PrivateTables, SharedTables, TableRefused, Tables
 from agent.shim.linux import bind_privately
 from muster.daemon.errors import ConfigError
+from muster.protocol.hosts import Others, Table
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import ArrangeTask, Refusal
 from muster.protocol.refusals import RefusalCode
@@ -103,8 +104,14 @@ class Hosts:
         if self._tables is None or not plan.hosts:
             return ()
         own = dict(plan.hosts).get(self._node, "")
+        arguments = (task, plan.hosts, plan.others, own)
         try:
-            warned = await self._in_files(self._tables.put, task, plan.hosts, plan.others, own)
+            ours = await self._in_files(self._tables.clear, *arguments)
+            unknown = [entry for entry in plan.hosts if entry[0].lower() not in ours]
+            before = await self._look_before(unknown, plan.others, own)
+            if before.problems:
+                return Refusal(RefusalCode.HOSTS_ELSEWHERE, listed(before.problems))
+            warned = await self._in_files(self._tables.put, *arguments)
         except TableRefused as error:
             return error.refusal
         try:
@@ -120,9 +127,10 @@ class Hosts:
         if findings.problems and not lenient:
             text = f"{listed(findings.problems)}; {self._path}, nsswitch.conf and DNS decide that"
             return Refusal(RefusalCode.HOSTS_UNRESOLVED, text, node_fault=True)
-        for warning in (*warned, *findings.problems, *findings.warnings):
+        warnings = (*before.warnings, *warned, *findings.problems, *findings.warnings)
+        for warning in warnings:
             _log.warning("hosts", task=task, why=warning)
-        return (*warned, *findings.problems, *findings.warnings)
+        return warnings
 
     async def drop(self, task: TaskId) -> None:
         """Take the table of a task back. Raises FileError."""
@@ -131,6 +139,13 @@ class Hosts:
 
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
+
+    async def _look_before(self, table: Table, others: Others, own: str) -> Findings:
+        """Whether names that are to be written lead to other machines already."""
+        try:
+            return await _in_own_thread(lambda: look_before(table, others, own, self._resolver))
+        except TimeoutError:
+            return unanswered(len(table))
 
     def _prove(self, task: TaskId, plan: ArrangeTask, own: str) -> Findings:
         """In a thread of its own: it sees what the job will see."""

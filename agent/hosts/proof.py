@@ -6,19 +6,26 @@ is what the resolver says, whatever a file says.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from muster.protocol.hosts import Address, Others, Table
-from muster.protocol.wording import named
+from muster.protocol.wording import count, named
 
 SETTLE_S: Final = 3.0
 """Caches (systemd-resolved looks at the file every 2 s) are given so long to see a new block."""
 _PAUSE_S: Final = 0.1
+ASK_S: Final = 3.0
+"""How long name servers are waited for before a table is written."""
+_ASKERS: Final = 16
 
 
 class Resolver:
@@ -56,6 +63,90 @@ class Findings:
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+def look_before(
+    table: Table,
+    others: Others,
+    own: str,
+    resolver: Resolver,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Findings:
+    """Look the names of the table up before it is written: a name that leads to another machine
+    than its node must not be taken away from that machine. `own` is this node's address in it.
+
+    A name that nobody knows is free, and so is one without an answer: a hosts file is for machines
+    without a name server, too.
+    """
+    until = clock() + SETTLE_S
+    # Where a wildcard answers, every name leads to the same addresses, and none is taken.
+    anything = f"muster-{secrets.token_hex(8)}"
+    while True:
+        answers = _ask([anything, *(name for name, _ in table)], resolver)
+        wild = answers.get(anything, [])
+        problems = {
+            name: _of_foreign_name(name, address, found)
+            for name, address in table
+            if (
+                found := _elsewhere(
+                    answers.get(name, []), wild, (address, *others.get(address, ()))
+                )
+            )
+            and not (address == own and all(resolver.is_ours(other) for other in found))
+        }
+        missing = sum(name not in answers for name, _ in table)
+        if not problems or clock() >= until:
+            return Findings(tuple(problems.values()), unanswered(missing).warnings)
+        # A cache may still have what was there before.
+        pause(_PAUSE_S)
+
+
+def unanswered(names: int) -> Findings:
+    """What is worth knowing of so many names that no name server has answered for."""
+    if not names:
+        return Findings()
+    told = f"{count(names, 'name')} of the gang's nodes"
+    return Findings((), (f"no name server has said in time whether {told} mean other machines",))
+
+
+def _ask(names: Collection[str], resolver: Resolver) -> dict[str, list[str]]:
+    """The addresses of each name; a name without an answer within ASK_S is missing. Name servers
+    are asked for several names at a time."""
+    todo, answers = deque(names), dict[str, list[str]]()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                name = todo.popleft()
+                answers[name] = resolver.addresses(name)
+
+    threads = [
+        threading.Thread(target=work, name="hosts.ask", daemon=True)
+        for _ in range(min(_ASKERS, len(names)))
+    ]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + ASK_S
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    todo.clear()
+    return dict(answers)
+
+
+def _elsewhere(found: Sequence[str], wild: Sequence[str], right: Sequence[str]) -> list[str]:
+    """Where a name leads, if that is to none of the addresses of its node. Link-local addresses
+    (of mDNS, LLMNR) belong to no machine in particular."""
+    known = [a for a in found if not _plain(a).is_link_local and not _holds(wild, a)]
+    return [] if any(_holds(right, address) for address in known) else known
+
+
+def _of_foreign_name(name: str, address: str, found: Sequence[str]) -> str:
+    return (
+        f"the name {name} leads to {_listed(found)} here already, and the node of that name is at "
+        f"{address}: give the node another name (`node` in its agent.yaml), or correct what leads "
+        "the name elsewhere (the hosts file, DNS)"
+    )
 
 
 def prove(

@@ -3,6 +3,7 @@ each task alone. Methods wait for the disk: call them from one thread."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -38,6 +39,12 @@ class TableRefused(Exception):
 class Tables(Protocol):
     """Where host tables go."""
 
+    def clear(self, task: TaskId, table: Table, others: Others, own: str) -> frozenset[str]:
+        """Before a table is written: refuse it where it contradicts lines of the hosts file.
+
+        Returns the names that the file has of ours, in lower case. Raises TableRefused.
+        """
+
     def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         """Write the table of a task; returns warnings. `own` is this node's address in it.
 
@@ -70,6 +77,23 @@ class SharedTables:
         self._must = must
         self._holders: set[TaskId] = set()
 
+    def clear(self, task: TaskId, table: Table, others: Others, own: str) -> frozenset[str]:
+        check(table)
+        lease = lease_of_task(task)
+        names: frozenset[str] = frozenset()
+
+        def change(text: bytes) -> bytes:
+            nonlocal names
+            text = without_blocks(text, self._alive() | {lease})
+            _refuse(conflicts(text, lease, table, others), own, self._path)
+            names = _names_of_ours(text)
+            return text
+
+        # `put` has the same to say of a file that cannot be written.
+        with contextlib.suppress(FileError):
+            self._file.update(change)
+        return names
+
     def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
@@ -77,7 +101,7 @@ class SharedTables:
 
         def change(text: bytes) -> bytes:
             text = without_blocks(text, self._alive())
-            self._refuse(conflicts(text, lease, table, others), own)
+            _refuse(conflicts(text, lease, table, others), own, self._path)
             return with_block(text, lease, table)
 
         try:
@@ -115,14 +139,6 @@ class SharedTables:
     def _alive(self) -> set[str]:
         return {lease_of_task(task) for task in self._holders}
 
-    def _refuse(self, found: Sequence[Conflict], own: str) -> None:
-        """Nobody else's line is overruled in silence. A line about this node's own name is left to
-        the proof: it knows whether programs meet it. Raises TableRefused."""
-        wrong = [conflict for conflict in found if not _only_own(conflict, own)]
-        if wrong:
-            texts = [_sentence(conflict, self._path) for conflict in wrong]
-            raise TableRefused(Refusal(RefusalCode.HOSTS_CONFLICT, listed(texts), node_fault=True))
-
 
 class PrivateTables:
     """A hosts file for each task, seen by its job alone: what the machine's says, with the gang's
@@ -134,12 +150,22 @@ class PrivateTables:
         self._machine = machine
         self._file_of = file_of
 
+    def clear(self, task: TaskId, table: Table, others: Others, own: str) -> frozenset[str]:
+        check(table)
+        try:
+            text = self._machine.read_bytes()
+        except OSError:
+            return frozenset()  # `put` says so
+        foreign = without_blocks(text, ())
+        _refuse(conflicts(foreign, lease_of_task(task), table, others), own, self._machine)
+        return _names_of_ours(text)
+
     def put(self, task: TaskId, table: Table, others: Others, own: str) -> tuple[str, ...]:
         check(table)
         lease = lease_of_task(task)
         try:
             text = machine_text(self._machine)
-            found = [c for c in conflicts(text, lease, table, others) if not _only_own(c, own)]
+            _refuse(conflicts(text, lease, table, others), own, self._machine)
             mine = without_names(text, [name for name, _ in table])
             # The same file: it is this one that the job's namespace has.
             with self._file_of(task).open("r+b") as file:
@@ -150,10 +176,7 @@ class PrivateTables:
             raise TableRefused(
                 Refusal(RefusalCode.HOSTS_UNWRITABLE, text_, node_fault=True)
             ) from error
-        return tuple(
-            f"{_sentence(conflict, self._machine)}; this job does not see that line"
-            for conflict in found
-        )
+        return ()
 
 
 def machine_text(path: Path) -> bytes:
@@ -162,6 +185,21 @@ def machine_text(path: Path) -> bytes:
         return without_blocks(path.read_bytes(), ())
     except FileNotFoundError:
         return b""
+
+
+def _names_of_ours(text: bytes) -> frozenset[str]:
+    """The names in the blocks of a hosts file, in lower case."""
+    entries = [entry for lease in parse(text).entries.values() for entry in lease]
+    return frozenset(name.lower() for _, names in entries for name in names)
+
+
+def _refuse(found: Sequence[Conflict], own: str, path: Path) -> None:
+    """Nobody else's line is overruled. A line about this node's own name is left to the proof: it
+    knows whether programs meet it. Raises TableRefused."""
+    wrong = [conflict for conflict in found if not _only_own(conflict, own)]
+    if wrong:
+        texts = [_sentence(conflict, path) for conflict in wrong]
+        raise TableRefused(Refusal(RefusalCode.HOSTS_CONFLICT, listed(texts), node_fault=True))
 
 
 def _only_own(conflict: Conflict, own: str) -> bool:

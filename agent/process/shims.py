@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 from collections.abc import Mapping
@@ -100,6 +101,14 @@ def by_units(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> bo
     # An agent that somebody started by hand leaves no units behind.
     in_unit = os.getppid() == 1 and "INVOCATION_ID" in environ
     return in_unit and not lacking and not config.shared_host
+
+
+def restricted(status: Path = Path("/proc/self/status")) -> bool:
+    """Whether this process and all that it forks can gain no privileges, as in a sandbox."""
+    try:
+        return re.search(r"(?m)^NoNewPrivs:\s*1$", status.read_text()) is not None
+    except OSError:
+        return False
 
 
 def lacks_units() -> str:

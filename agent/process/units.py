@@ -33,7 +33,7 @@ _PREFIX: Final = "muster-task-"
 _SUFFIX: Final = ".service"
 ALL: Final = f"{_PREFIX}*{_SUFFIX}"
 _DESCRIPTION: Final = "Muster task in "
-_DROPPED: Final = (
+DROPPED: Final = (
     "CAP_SYS_BOOT CAP_SYS_TIME CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_AUDIT_CONTROL CAP_WAKE_ALARM"
 )
 _WORDS_MAX: Final = 300
@@ -70,8 +70,8 @@ PROPERTIES: Final = (
     "TasksMax=infinity",
     # RDMA pins memory.
     "LimitMEMLOCK=infinity",
-    # As of the agent's own unit.
-    f"CapabilityBoundingSet=~{_DROPPED}",
+    # As of the agent's unit with systemd/forked-shims.conf.
+    f"CapabilityBoundingSet=~{DROPPED}",
     # At a shutdown jobs end before what they use.
     "After=network-online.target remote-fs.target nss-user-lookup.target",
 )

@@ -1,9 +1,10 @@
 """TLS contexts for the two ends of a link, with errors that name the file and the remedy."""
 
+import contextlib
 import ssl
 from asyncio import sslproto
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from muster.daemon.errors import TlsError
 from muster.daemon.files import FileVersion, file_version
@@ -32,6 +33,30 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
     except ssl.SSLError as error:
         raise TlsError(_why_not(error, cert, key)) from error
     return context
+
+
+def certificate_names(cert: Path, key: Path) -> tuple[str, ...]:
+    """The host names (subjectAltName) of the certificate; none if it is not valid now.
+
+    Raises TlsError.
+    """
+    server = server_context(cert, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    # The ssl module decodes only certificates that it has verified: this one vouches for itself.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one, other = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    try:
+        for end in (one, other, one):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError:
+        return ()
+    found = one.getpeercert() or {}
+    entries = cast("tuple[tuple[str, str], ...]", found.get("subjectAltName", ()))
+    return tuple(name for kind, name in entries if kind == "DNS")
 
 
 class Renewed:

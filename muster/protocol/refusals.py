@@ -36,8 +36,10 @@ class RefusalCode(enum.StrEnum):
     # two is to blame.
     PORT_TAKEN = "port_taken"
     UNREACHABLE = "launcher_unreachable"
+    # HOSTS_ELSEWHERE: the name of a node is another machine's already.
     HOSTS_BAD_TABLE = "hosts_bad_table"
     HOSTS_CONFLICT = "hosts_conflict"
+    HOSTS_ELSEWHERE = "hosts_elsewhere"
     HOSTS_UNRESOLVED = "hosts_unresolved"
     HOSTS_UNWRITABLE = "hosts_unwritable"
     # By the coordinator, in the name of a node. TOO_LARGE: no frame can hold what the task has to

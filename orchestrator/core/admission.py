@@ -22,8 +22,11 @@ NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Codes of the refusals of a second agent of one name."""
 
 
-def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | None:
-    """Why this agent cannot be let in by a coordinator of `version`; None where it can."""
+def refuse(
+    state: State, hello: Hello, peer: str, version: str, foreign: frozenset[str] = frozenset()
+) -> Refused | None:
+    """Why this agent cannot be let in by a coordinator of `version`; None where it can. `foreign`
+    are names of another machine than the agent's."""
     too_old = hello.protocol_max < PROTOCOL_MIN
     if too_old or hello.protocol_min > PROTOCOL_MAX:
         remedy = (
@@ -37,11 +40,9 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
             f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
             f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: {remedy}",
         )
-    try:
-        check_node_name(hello.node)
-        check_name(hello.node)
-    except (BadId, BadHost) as error:
-        return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    bad = _refuse_name(hello.node, foreign)
+    if bad is not None:
+        return bad
     unusable = problem(hello.inventory.interfaces)
     if unusable is not None:
         return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
@@ -75,6 +76,29 @@ def refuse(state: State, hello: Hello, peer: str, version: str) -> Refused | Non
     node = state.nodes.get(hello.node)
     again = None if node is None else _refuse_second(node, hello, peer)
     return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
+
+
+def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
+    """Peers get the name in their hosts files, where it must not stand for another machine."""
+    try:
+        check_node_name(name)
+        check_name(name)
+    except (BadId, BadHost) as error:
+        return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    if "." in name:
+        return Refused(
+            "bad_name",
+            f"{name} is a host name with a domain, and a node's name has none; set `node` in the "
+            f"agent's configuration, for example to {name.partition('.')[0]}",
+        )
+    if name in foreign:
+        return Refused(
+            "bad_name",
+            f"{name} is a name of the coordinator's machine (its host name, listen.names or its "
+            "certificate), which peers of this node would then look for here; set `node` in the "
+            "agent's configuration to another name",
+        )
+    return None
 
 
 def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:

@@ -11,8 +11,11 @@ from muster.protocol.refusals import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.state import Attempt, Job
 
-OF_NOBODY: Final = frozenset({RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE})
-"""Refusals for which no node is to blame."""
+OF_NOBODY: Final = frozenset(
+    {RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE, RefusalCode.HOSTS_ELSEWHERE}
+)
+"""Refusals for which no node is to blame. HOSTS_ELSEWHERE: otherwise a node with the name of
+another machine would have the peers that refuse it taken out of service."""
 
 
 def blame(job: Job) -> Counter[NodeName]:

@@ -87,8 +87,9 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
             return resume(state, stimulus, now)
         case s.RemoveReceived():
             return remove(state, stimulus)
-        case s.HelloReceived(session, hello, peer):
-            return _hello(state, session, hello, peer, now, limits)
+        case s.HelloReceived(session, hello, peer, local):
+            foreign = frozenset[str]() if local else limits.own_names
+            return _hello(state, session, hello, peer, foreign, now, limits)
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
@@ -177,10 +178,11 @@ def _hello(
     session: SessionId,
     hello: Hello,
     peer: str,
+    foreign: frozenset[str],
     now: Instant,
     limits: Limits,
 ) -> Decision:
-    refused = refuse(state, hello, peer, VERSION)
+    refused = refuse(state, hello, peer, VERSION, foreign)
     if refused is not None:
         claimed = refused.code in NAME_CODES and not refused.soon
         facts: list[f.Fact] = [f.NameClaimed(hello.node, peer, now.mono)] if claimed else []

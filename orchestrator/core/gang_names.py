@@ -6,10 +6,10 @@ import ipaddress
 import itertools
 from collections import Counter
 
-from muster.protocol.hosts import usable_address, usable_name
+from muster.protocol.hosts import usable_address
 from orchestrator.core.meeting import endpoint
 from orchestrator.core.seats import members_of, prepared_of
-from orchestrator.core.state import Attempt, Task
+from orchestrator.core.state import Attempt
 
 OTHERS_MAX = 12_000
 """So many other addresses of its nodes a gang is told at most, evenly: the plan has to fit a
@@ -17,23 +17,15 @@ frame, and what is left out is only taken for another machine's."""
 
 
 def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
-    """Every name of the gang's nodes with the address under which its peers reach it: the node's
-    name, then what it calls itself, where that is another one and nobody else's here.
+    """The name of every node of the gang with the address at which its peers reach it.
 
-    A gang of one node needs none.
+    What a node calls itself besides (its host name) is not in it: nothing shows that such a name
+    is not another machine's. A gang of one node needs none.
     """
     gang = members_of(attempt)
     if len(gang) == 1:
         return ()
-    own = {task.node: _hostname(task) for task in gang}
-    claims = Counter(name.lower() for name in [*own, *own.values()])
-    table = []
-    for task in gang:
-        address = endpoint(attempt, task).address
-        table.append((str(task.node), address))
-        if own[task.node] and claims[own[task.node].lower()] == 1:
-            table.append((own[task.node], address))
-    return tuple(table)
+    return tuple((str(task.node), endpoint(attempt, task).address) for task in gang)
 
 
 def elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
@@ -58,8 +50,3 @@ def _leads_to_one(address: str) -> bool:
     return usable_address(address) and not (
         (found := ipaddress.ip_address(address)).is_loopback or found.is_link_local
     )
-
-
-def _hostname(task: Task) -> str:
-    name = prepared_of(task).hostname
-    return name if usable_name(name) and name.lower() != task.node else ""

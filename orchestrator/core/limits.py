@@ -47,6 +47,8 @@ class Limits(msgspec.Struct, frozen=True):
     `traffic_wait_s` is how long a gang on TCP that requires RDMA goes on until all of its nodes
     have said how they fare: one of them alone may be to blame. `brake_s` is how long nothing is
     called lost once most agents have fallen silent at once (0: that is nothing special).
+    `own_names` are names of the coordinator's own machine, in lower case: no other one joins with
+    such a name.
     """
 
     lease_s: float = 300.0
@@ -62,3 +64,4 @@ class Limits(msgspec.Struct, frozen=True):
     start_timeout_s: float = 120.0
     quarantine: Quarantine = Quarantine()
     hangs: HangLimits = msgspec.field(default_factory=HangLimits)
+    own_names: frozenset[str] = frozenset()

@@ -109,11 +109,13 @@ class RemoveReceived(msgspec.Struct, frozen=True):
 
 
 class HelloReceived(msgspec.Struct, frozen=True):
-    """An agent opened a connection, from the address `peer`; the shell numbered it `session`."""
+    """An agent opened a connection, from the address `peer`; the shell numbered it `session`.
+    `local`: it runs on the coordinator's own machine."""
 
     session: SessionId
     hello: Hello
     peer: str
+    local: bool = False
 
 
 class ReportReceived(msgspec.Struct, frozen=True):

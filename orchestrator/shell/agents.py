@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from muster.daemon.address import is_loopback
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.codec import (
     FRAME_BYTES_MAX,
@@ -133,7 +134,8 @@ class AgentSessions:
             hello = await _hello(session)
             said_hello = True
             session.log = log.bind(node=hello.node)
-            await self.coordinator.put(HelloReceived(session.id, hello, peer))
+            local = _is_local(request, peer)
+            await self.coordinator.put(HelloReceived(session.id, hello, peer, local))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
             session.log.warning("agent_protocol_error", why=str(error))
@@ -211,6 +213,12 @@ class AgentSessions:
         except asyncio.QueueFull:
             session.log.warning("agent_does_not_read", waiting=OUTBOX_MAX)
             session.abort()
+
+
+def _is_local(request: web.Request, peer: str) -> bool:
+    """Whether the agent runs on this machine: both ends of its connection have one address."""
+    own = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return is_loopback(peer) or (own is not None and peer == own[0])
 
 
 async def _hello(session: _Session) -> Hello:

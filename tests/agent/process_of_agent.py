@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,8 +41,13 @@ def write_config(folder: Path, coordinator: str, **more: Any) -> Path:
 class AgentProcess:
     """`python -m agent`; at the end of the context it is killed, and so is what it left running."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(
+        self, config: Path, *, within: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """`within`: a command that becomes the one behind it; `env`: more variables."""
         self.config = config
+        self._within = within
+        self._env = env or {}
         self.log = config.with_suffix(f".{id(self)}.log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -55,10 +61,10 @@ class AgentProcess:
         sys.stderr.write(self.log.read_text())
 
     def start(self) -> None:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **self._env}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent", "--config", str(self.config)],
+                [*self._within, sys.executable, "-m", "agent", "--config", str(self.config)],
                 env=environ,
                 stdout=log,
                 stderr=log,

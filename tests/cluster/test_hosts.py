@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -204,7 +207,7 @@ def test_a_hosts_file_that_is_mounted_on_is_written_in_place(
 
 def test_a_hosts_file_of_the_jobs_own(private: NamespaceCluster, tmp_path: Path) -> None:
     machines = list(private.machines.values())
-    foreign = machines[0].hosts() + "10.9.9.9 node-2 # stays as it is\n"
+    foreign = machines[0].hosts() + "127.0.1.1 node-1 nas01 # stays as it is\n"
     machines[0].write("/etc/hosts", foreign)
     script = f"{{ cat /etc/hosts; getent hosts node-2; }} > seen.$MUSTER_NODE_RANK; {WAITS}"
     job = running(private, tmp_path, script)
@@ -212,8 +215,119 @@ def test_a_hosts_file_of_the_jobs_own(private: NamespaceCluster, tmp_path: Path)
     assert not blocks(machines[1])
     seen = await_file(tmp_path / "seen.0")
     assert f"# BEGIN muster {job}.1 " in seen
-    assert "10.9.9.9" not in seen
+    assert "127.0.1.1\tnas01\n" in seen
     assert seen.splitlines()[-1].split() == [machines[1].address, "node-2"]
     (tmp_path / "go").touch()
     assert wait(private, job) == 0
-    assert "this job does not see that line" in private.muster("show", job).stdout
+
+
+def test_a_hosts_file_of_the_jobs_own_takes_no_name_from_another_machine(
+    private: NamespaceCluster, tmp_path: Path
+) -> None:
+    machine = private.machines["node-1"]
+    before = machine.hosts()
+    machine.write("/etc/hosts", before + "10.9.9.9 node-2\n")
+    try:
+        text = refused(private, tmp_path)
+    finally:
+        machine.write("/etc/hosts", before)
+    for word in ("node-1", "of /etc/hosts gives the name node-2 to 10.9.9.9", "remove or correct"):
+        assert word in text
+
+
+# Answers for the name of its first argument with the address of its second.
+NAME_SERVER = """
+import socket, struct, sys
+name, address = sys.argv[1:]
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.bind(("127.0.0.1", 53))
+    print("ready", flush=True)
+    while True:
+        data, peer = sock.recvfrom(512)
+        end = data.index(0, 12) + 5
+        asked = data[13:end - 5] == name.encode()
+        found = asked and data[end - 4:end - 2] == b"\\0\\1"
+        flags = 0x8580 if asked else 0x8583
+        answer = data[:2] + struct.pack(">5H", flags, 1, found, 0, 0) + data[12:end]
+        if found:
+            record = struct.pack(">3HIH", 0xC00C, 1, 1, 0, 4)
+            answer += record + socket.inet_aton(address)
+        sock.sendto(answer, peer)
+"""
+
+
+@contextmanager
+def name_server(machine: Machine, name: str, address: str) -> Iterator[None]:
+    """What the machine's resolver asks."""
+    # nsenter, which is what can be killed from here, is its parent.
+    dies = ("setpriv", "--pdeathsig", "KILL")
+    argv = machine.enter(*dies, sys.executable, "-c", NAME_SERVER, name, address)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def refused(cluster: NamespaceCluster, folder: Path) -> str:
+    """Why a gang of two was rolled back before it ran."""
+    job = submit(cluster, folder, nodes=2, run="touch ran", retry={"infra": 0})
+    assert wait(cluster, job) != 0
+    (attempt,) = view(cluster, job).attempts
+    assert attempt.cause is not None
+    assert not (folder / "ran").exists()
+    return attempt.cause.text
+
+
+@pytest.mark.parametrize("mode", ["cluster", "private"])
+def test_a_name_that_the_resolver_gives_to_another_machine_is_refused(
+    mode: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    cluster: NamespaceCluster = request.getfixturevalue(mode)
+    machines = list(cluster.machines.values())
+    before = [machine.hosts() for machine in machines]
+    with name_server(machines[1], "node-1", "10.9.9.9"):
+        text = refused(cluster, tmp_path)
+    for word in ("node-2", "the name node-1 leads to 10.9.9.9", machines[0].address, "agent.yaml"):
+        assert word in text
+    until(lambda: [machine.hosts() for machine in machines] == before, "no block is left")
+    for node in cluster.client().nodes().nodes:
+        assert node.state.code == "free", node.state.text
+
+
+def test_a_name_that_the_resolver_leads_to_another_address_of_its_node_is_the_nodes(
+    cluster: NamespaceCluster, two: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """A management network, which is not the gang's."""
+    managed = "10.88.0.1"
+    two[0].exec("ip", "address", "add", f"{managed}/24", "dev", "eth0")
+    try:
+        until(lambda: managed in cluster.muster("node", "show", "node-1").stdout, "it is reported")
+        with name_server(two[1], "node-1", managed):
+            job = submit(cluster, tmp_path, nodes=2, run="getent hosts node-1 > $MUSTER_NODE_RANK")
+            assert wait(cluster, job) == 0
+        assert (tmp_path / "1").read_text().split()[0] == two[0].address
+    finally:
+        two[0].exec("ip", "address", "delete", f"{managed}/24", "dev", "eth0")
+
+
+def test_no_other_machine_joins_under_the_name_of_the_coordinators(
+    cluster: NamespaceCluster, two: tuple[Machine, Machine]
+) -> None:
+    name = two[1].name
+    config = cluster.root / "config" / f"{name}.yaml"
+    before = config.read_text()
+    agent = cluster.nodes[name]
+    agent.stop()
+    config.write_text(before.replace(f"node: {name}", f"node: {cluster.head.name}"))
+    try:
+        agent.start()
+        until(lambda: "bad_name" in agent.tail(), "it is refused")
+        assert cluster.head.name not in {node.name for node in cluster.client().nodes().nodes}
+    finally:
+        agent.stop()
+        config.write_text(before)
+        agent.start()
+        cluster.wait_for_nodes()

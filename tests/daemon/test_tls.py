@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 
 from muster.daemon.errors import TlsError
-from muster.daemon.tls import BUFFER_BYTES, client_context, server_context
+from muster.daemon.tls import BUFFER_BYTES, certificate_names, client_context, server_context
 
 
 @dataclass(frozen=True)
@@ -151,3 +152,20 @@ async def echoed(files: Files, sent: bytes) -> tuple[bytes, int]:
         came = await reader.read()
         writer.close()
     return came, held[0]
+
+
+def test_the_names_of_a_certificate(files: Files, tmp_path: Path) -> None:
+    assert certificate_names(files.cert, files.key) == ("localhost",)
+    ca, cert, key = trustme.CA(), tmp_path / "cert", tmp_path / "key"
+    made = ca.issue_cert("head", "head.example.org", "10.0.0.1")
+    cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    made.private_key_pem.write_to_path(key)
+    assert certificate_names(cert, key) == ("head", "head.example.org")
+
+
+def test_a_certificate_that_is_over_has_no_names(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    made = trustme.CA().issue_cert("head", not_after=datetime(2020, 1, 1, tzinfo=UTC))
+    cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+    made.private_key_pem.write_to_path(key)
+    assert certificate_names(cert, key) == ()

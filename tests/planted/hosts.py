@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from agent.config import AgentConfig
+from agent.config import Hosts as Settings
 from agent.hosts import file as hosts_file
-from agent.hosts import linux
+from agent.hosts import hosts, linux, proof
 from agent.hosts.file import HostsFile, HostsFileError
+from agent.hosts.hosts import Hosts
+from agent.hosts.proof import Findings, Resolver
 from muster.protocol import hosts as rules
 from muster.protocol.hosts import Parts, with_block, without_blocks
+from muster.protocol.ids import TaskId
+from muster.protocol.messages import ArrangeTask, Refusal
 from tests.agent.hosts import writers
 from tests.planted import Bug, put, wrap
 
@@ -123,6 +130,39 @@ def what_a_slow_writer_writes_is_kept(folder: Path) -> None:
     assert path.read_bytes() == theirs, f"he wrote {theirs!r}, and it is {path.read_bytes()!r}"
 
 
+class _Names(Resolver):
+    """One that knows node-b as another machine, until a hosts file says otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def addresses(self, name: str) -> list[str]:
+        known = {name: address for name, address in TABLE if name.encode() in self._read()}
+        return [{"node-b": "10.9.9.9", **known}[name]] if name in known or name == "node-b" else []
+
+    def name(self, address: str) -> str:
+        return {address: name for name, address in TABLE}[address]
+
+    def _read(self) -> bytes:
+        return self._path.read_bytes()
+
+
+def a_name_of_another_machine_stays_its_own(folder: Path) -> None:
+    path, _ = _file(folder)
+    settings = Settings(mode="file", file=path)
+    config = AgentConfig(node="node-a", state_dir=folder, hosts=settings)
+
+    async def arranged() -> Refusal | tuple[str, ...]:
+        made = Hosts(config, lambda _: path, _Names(path))
+        return await made.arrange(TaskId("1.1.0"), ArrangeTask(TaskId("1.1.0"), (), {}, TABLE, ""))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(proof, "SETTLE_S", 0.0)
+        found = asyncio.run(arranged())
+    assert isinstance(found, Refusal), f"node-b was taken from 10.9.9.9: {found}"
+    assert path.read_bytes() == BASE
+
+
 # --- the bugs ---------------------------------------------------------------------------------
 
 
@@ -206,6 +246,18 @@ BUGS = (
         "I7",
         put(linux, "quiet", lambda *_: True),
         what_a_slow_writer_writes_is_kept,
+    ),
+    Bug(
+        "nobody asks what a name means already",
+        "I7",
+        put(hosts, "look_before", lambda *_: Findings()),
+        a_name_of_another_machine_stays_its_own,
+    ),
+    Bug(
+        "where a name leads is no matter",
+        "I7",
+        put(proof, "_elsewhere", lambda *_: []),
+        a_name_of_another_machine_stays_its_own,
     ),
     Bug(
         "what a crash has left aside is thrown away",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.systemd.container import TREE, Container, booted, wait_long
+from tests.systemd.test_units import LOOSE, settings_of
 
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600)]
 
@@ -28,6 +29,57 @@ trap '' TERM
 setsid sh -c 'sleep 10000 & sleep 10000' &
 echo $$ > /tmp/$0.new && mv /tmp/$0.new /tmp/$0.pid
 sleep 10000
+"""
+
+
+# What the agent does for jobs, as root, with files and processes of USER.
+WORK = """
+import os, pwd, socket, subprocess, sys, tempfile, threading
+from pathlib import Path
+from agent.hangs.sockets import connections
+from agent.hosts.file import HostsFile
+from agent.probe.network import NetworkProbe
+from agent.shim.linux import bind_privately
+from muster.protocol.hosts import with_block, without_blocks
+
+status = Path("/proc/self/status").read_text()
+assert "NoNewPrivs:\\t1" in status and "Seccomp:\\t2" in status, status
+hosts, folder = Path("/etc/hosts"), Path("/var/lib/muster/agent")
+before = hosts.read_bytes()
+file = HostsFile(hosts, folder / "hosts.before")
+inode = hosts.stat().st_ino
+file.update(lambda text: with_block(text, "9.1", [("peer-9", "10.9.9.9")]))
+assert socket.gethostbyname("peer-9") == "10.9.9.9"
+assert hosts.stat().st_ino != inode, "it was written in place"
+file.update(lambda text: without_blocks(text, ()))
+assert hosts.read_bytes() == before
+mine = folder / "mine"
+mine.write_text("10.9.9.8 peer-8\\n")
+found = []
+def private():
+    bind_privately(str(mine), str(hosts))
+    found.append(socket.gethostbyname("peer-8"))
+thread = threading.Thread(target=private)
+thread.start()
+thread.join()
+assert found == ["10.9.9.8"], found
+mine.unlink()
+os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+assert NetworkProbe(None, None).interfaces()
+assert connections() is not None
+assert os.listdir("/sys/class/net")
+user = pwd.getpwnam(sys.argv[1])
+as_user = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
+with subprocess.Popen([*as_user, "sleep", "1000"], env={"A": "1"}) as process:
+    while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\\n":
+        pass
+    assert Path(f"/proc/{process.pid}/environ").read_bytes() == b"A=1\\0"
+    process.kill()
+home = Path(tempfile.mkdtemp(dir=user.pw_dir))
+os.chown(home, user.pw_uid, user.pw_gid)
+home.rmdir()
+subprocess.run(["systemctl", "list-units", "muster-task-*"], check=True, stdout=subprocess.DEVNULL)
+print("done")
 """
 
 
@@ -60,6 +112,11 @@ class Machine:
 
     def cgroup(self, pid: str) -> str:
         return self.said("cat", f"/proc/{pid}/cgroup").splitlines()[-1].removeprefix("0::")
+
+    def sandbox(self, pid: str) -> list[str]:
+        """What a process may not do: privileges, system calls, its view of the file systems."""
+        status = self.said("grep", "-E", "^(NoNewPrivs|Seccomp):", f"/proc/{pid}/status")
+        return [*status.splitlines(), self.said("readlink", f"/proc/{pid}/ns/mnt")]
 
     def let_go(self, name: str) -> None:
         self.run("touch", f"/tmp/{name}.go")
@@ -142,6 +199,8 @@ def test_a_task_is_a_unit_of_its_own(machine: Machine) -> None:
     assert machine.cgroup(machine.show(unit, "MainPID")) == f"/muster.slice/{unit}/shim"
     assert machine.show(unit, "CollectMode") == "inactive-or-failed"
     assert machine.show(unit, "OOMPolicy") == "continue"
+    agent = machine.show("muster-agent", "MainPID")
+    assert machine.sandbox(machine.pid("own")) == machine.sandbox("1") != machine.sandbox(agent)
     for relation in ("Requires", "BindsTo", "PartOf", "Wants", "After"):
         assert "muster-agent" not in machine.show(unit, relation)
     machine.let_go("own")
@@ -166,6 +225,15 @@ def test_a_job_notices_nothing_of_its_daemons(machine: Machine) -> None:
     machine.let_go("outlives")
     assert machine.wait(job) == 7
     machine.nothing_left()
+
+
+def test_the_sandbox_of_the_agent_leaves_it_what_it_does_for_jobs(machine: Machine) -> None:
+    unit = settings_of(TREE / "systemd" / "muster-agent.service")["Service"]
+    names = (*LOOSE, "CapabilityBoundingSet", "SystemCallErrorNumber")
+    sandbox = [f"--property={name}={value}" for name in names for value in unit[name]]
+    python = ["/opt/muster/bin/python3", "-c", WORK, USER]
+    done = machine.run("systemd-run", "--quiet", "--pipe", "--wait", *sandbox, *python, check=False)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 def test_a_cancel_empties_the_unit(machine: Machine) -> None:
@@ -214,8 +282,8 @@ def test_a_unit_whose_folder_is_gone_is_named_and_ended(machine: Machine) -> Non
 
 def test_forked_shims_outlive_the_agent_in_its_unit(machine: Machine) -> None:
     folder = "/run/systemd/system/muster-agent.service.d"
-    setting = f"mkdir {folder} && printf '[Service]\nEnvironment=MUSTER_AGENT_SHIMS=template\n'"
-    machine.run("sh", "-ec", f"{setting} > {folder}/shims.conf && systemctl daemon-reload")
+    setting = f"mkdir {folder} && cp /opt/tree/systemd/forked-shims.conf {folder}"
+    machine.run("sh", "-ec", f"{setting} && systemctl daemon-reload")
     machine.run("systemctl", "restart", "muster-agent")
     machine.serving()
     job = machine.submit("forked")
@@ -223,6 +291,7 @@ def test_forked_shims_outlive_the_agent_in_its_unit(machine: Machine) -> None:
     began = machine.start_time(pid)
     assert machine.units() == []
     assert machine.cgroup(pid).startswith("/system.slice/muster-agent.service/muster/shim-")
+    assert machine.sandbox(pid) == machine.sandbox("1")
     machine.run("systemctl", "stop", "muster-agent")
     assert machine.start_time(pid) == began
     # The next agent makes units, and takes over what was forked.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.claim import RUNTIME
+from agent.process import units
 from examples.local_cluster import MUSTER
 from muster.cli.init import Cluster, Listen, cluster_files
 
@@ -49,6 +51,11 @@ AGENT = {
     "LimitMEMLOCK": "infinity",
     "TasksMax": "infinity",
     "StateDirectory": "muster/agent",
+    "RuntimeDirectory": "muster",
+    "RuntimeDirectoryMode": "0700",
+    "RuntimeDirectoryPreserve": "yes",  # another agent may hold the lock in it
+    "NoNewPrivileges": "yes",
+    "UMask": "0077",
 }
 COORDINATOR = {
     **BOTH,
@@ -62,6 +69,7 @@ COORDINATOR = {
     "RestrictNamespaces": "yes",
     "StateDirectory": "muster/coordinator",
     "StateDirectoryMode": "0700",
+    "UMask": "0077",
 }
 
 
@@ -85,6 +93,10 @@ def test_a_daemon_is_restarted_for_ever_and_not_at_once(unit: str) -> None:
     assert int(slower["RestartMaxDelaySec"][0]) <= 60
 
 
+def test_the_unit_makes_the_folder_of_the_agents_claim() -> None:
+    assert service_of("muster-agent")["RuntimeDirectory"] == [str(RUNTIME.relative_to("/run"))]
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_limits(unit: str) -> None:
     service = service_of(unit)
@@ -93,36 +105,65 @@ def test_limits(unit: str) -> None:
     assert -1000 < int(service["OOMScoreAdjust"][0]) < 0
 
 
-# Each of these is inherited by the jobs, and breaks some of them.
-FORBIDDEN = (
-    "NoNewPrivileges",
-    "PrivateTmp",
-    "PrivateDevices",
+# What the drop-in for forked shims sets back: jobs inherit it, and it breaks some of them.
+LOOSE = {
+    "NoNewPrivileges": ["no"],
+    "LockPersonality": ["no"],
+    "PrivateMounts": ["no"],
+    "ProtectHostname": ["no"],
+    "ProtectKernelModules": ["no"],
+    "ProtectKernelTunables": ["no"],
+    "ProtectSystem": ["no"],
+    "RestrictAddressFamilies": [""],
+    "RestrictNamespaces": ["no"],
+    "RestrictRealtime": ["no"],
+    "RestrictSUIDSGID": ["no"],
+    "SystemCallArchitectures": [""],
+    "SystemCallFilter": [""],
+    "UMask": ["0022"],
+}
+# Of the agent itself, or of units of tasks, too.
+NO_SANDBOX = re.compile(
+    "Type|NotifyAccess|ExecStart|Kill.*|OOM.*|Delegate|StateDir.*|RuntimeDir.*|Limit.*|TasksMax|"
+    "Restart|RestartSec|WatchdogSec|Timeout.*|SystemCallErrorNumber|CapabilityBoundingSet"
+)
+# Each of these breaks the agent: devices of GPUs and the kernel's log, the jobs' own folders, their
+# processes.
+BROKEN_BY = (
     "DevicePolicy",
+    "PrivateDevices",
+    "PrivateTmp",
+    "PrivateUsers",
     "ProtectClock",  # it closes the devices too
+    "ProtectControlGroups",
     "ProtectHome",
-    "ProtectSystem",
-    "MemoryDenyWriteExecute",
-    "RestrictNamespaces",
-    "RestrictAddressFamilies",
-    "RestrictSUIDSGID",
-    "SystemCallFilter",
-    "UMask",
+    "ProtectKernelLogs",
+    "ProtectProc",
     "User",
 )
 
 
-@pytest.mark.parametrize("name", FORBIDDEN)
-def test_the_agent_has_no_sandbox_that_its_jobs_would_have(name: str) -> None:
+def test_the_drop_in_for_forked_shims_takes_the_whole_sandbox_away() -> None:
+    loose = settings_of(SYSTEMD / "forked-shims.conf")["Service"]
+    assert {name for name in service_of("muster-agent") if not NO_SANDBOX.fullmatch(name)} == set(
+        LOOSE
+    )
+    assert {name: loose[name] for name in LOOSE} == LOOSE
+    assert loose["Environment"] == ["MUSTER_AGENT_SHIMS=template"]
+
+
+@pytest.mark.parametrize("name", BROKEN_BY)
+def test_the_agent_has_no_sandbox_in_which_it_cannot_work(name: str) -> None:
     assert name not in service_of("muster-agent")
 
 
-def test_jobs_keep_what_nvidia_modprobe_and_namespaces_need() -> None:
-    [bounding] = service_of("muster-agent")["CapabilityBoundingSet"]
-    assert bounding.startswith("~")
+def test_forked_jobs_keep_what_nvidia_modprobe_and_namespaces_need() -> None:
+    whole, dropped = settings_of(SYSTEMD / "forked-shims.conf")["Service"]["CapabilityBoundingSet"]
+    assert whole == "~"
+    assert dropped == f"~{units.DROPPED}"
     kept = {"CAP_SYS_MODULE", "CAP_MKNOD", "CAP_SYS_ADMIN", "CAP_IPC_LOCK", "CAP_SYS_RESOURCE"}
     kept |= {"CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_KILL", "CAP_SYS_PTRACE", "CAP_SYSLOG"}
-    assert not kept & set(bounding.removeprefix("~").split())
+    assert not kept & set(dropped.removeprefix("~").split())
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -191,14 +232,15 @@ def test_systemd_has_no_complaint(unit: str, installed: Path) -> None:
     assert (mine, done.returncode) == ([], 0), done.stderr
 
 
-def test_the_exposure_of_the_coordinator(installed: Path) -> None:
-    unit = installed / "muster-coordinator.service"
+@pytest.mark.parametrize(("name", "most"), [("muster-agent", 5.5), ("muster-coordinator", 2.0)])
+def test_the_exposure_of_a_unit(name: str, most: float, installed: Path) -> None:
+    unit = installed / f"{name}.service"
     argv = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", str(unit)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     found = re.search(r"exposure level for \S+: ([0-9.]+)", done.stdout)
     if found is None:
         pytest.skip(f"systemd-analyze cannot judge here: {done.stderr.strip()}")
-    assert float(found[1]) <= 2.0
+    assert float(found[1]) <= most
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the superuser")

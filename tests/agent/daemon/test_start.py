@@ -12,6 +12,7 @@ import pytest
 
 from muster.protocol.tokens import TokenClass, make
 from tests.agent.coordinator import DEADLINE_S, Coordinator
+from tests.agent.daemon.test_claim import MACHINE, config_of, manager, ready, run_folder
 from tests.agent.process_of_agent import AgentProcess, write_config
 
 
@@ -86,24 +87,25 @@ def test_a_second_agent_of_one_folder_is_told_whose_it_is(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
+@pytest.mark.root
 def test_a_second_agent_of_one_machine_is_refused_unless_shared(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    within = ["unshare", "--mount", "--net", "sh", "-ec", MACHINE, str(run)]
+    first, second = config_of(tmp_path / "a", "n1"), config_of(tmp_path / "b", "n2")
+
     async def story() -> None:
-        async with Coordinator() as coordinator:
-            for name in ("a", "b"):
-                (tmp_path / name).mkdir()
-            first = write_config(tmp_path / "a", coordinator.url, shared_host=False)
-            second = write_config(tmp_path / "b", coordinator.url, shared_host=False, node="n2")
-            async with AgentProcess(first) as one:
-                session = await coordinator.session()
-                await session.welcome()
-                for _ in range(4):  # as systemd does
-                    async with AgentProcess(second) as two:
+        with manager(tmp_path) as said:
+            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            async with AgentProcess(first, within=within, env=env) as one:
+                await ready(said, one)
+                for _ in range(2):  # as systemd does
+                    async with AgentProcess(second, within=within) as two:
                         assert await two.ended() == 1
-                        said = two.log.read_text()
-                        assert "shared_host" in said
-                        assert f"process {one.pid} (" in said
-                        assert str(first) in said
-                        assert f"this one is process {two.pid}, node n2" in said
+                        text = two.log.read_text()
+                        assert "shared_host" in text
+                        assert f"process {one.pid} (" in text
+                        assert str(first) in text
+                        assert f"this one is process {two.pid}, node n2" in text
                 assert await one.end() == 0
 
     asyncio.run(story())

@@ -142,14 +142,60 @@ def test_names_that_do_not_resolve_are_a_refusal(
 ) -> None:
     monkeypatch.setattr("agent.hosts.proof.SETTLE_S", 0.0)
     book = Book()
-    book.names["node-b"] = ["10.9.9.9"]
+    del book.names["node-b"]
 
     async def story() -> None:
         text = refused(
             await hosts_of(tmp_path, book=book).arrange(TASK, plan()), "hosts_unresolved"
         )
-        assert "node-b leads to 10.9.9.9" in text
+        assert "node-b of 10.0.0.2 is not known" in text
         assert str(path) in text
+
+    live(story)
+
+
+@pytest.mark.parametrize("mode", ["file", "private"])
+def test_a_name_of_another_machine_is_refused_before_anything_is_written(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr("agent.hosts.proof.SETTLE_S", 0.0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    mine = tmp_path / f"{TASK}.hosts"
+    mine.touch()
+    book = Book()
+    book.names["node-b"] = ["10.9.9.9"]
+
+    async def story() -> None:
+        hosts = hosts_of(tmp_path, mode, book)
+        found = await hosts.arrange(TASK, plan())
+        assert "node-b leads to 10.9.9.9" in refused(found, "hosts_elsewhere")
+        assert isinstance(found, Refusal)
+        assert not found.node_fault
+        assert now(path) == BASE
+        assert mine.read_bytes() == b""
+
+    live(story)
+
+
+def test_the_names_of_an_attempt_that_runs_are_not_another_machines(
+    path: Path, tmp_path: Path
+) -> None:
+    """The resolver has them from our own block, perhaps with an address of before."""
+    moved = (TABLE[0], TABLE[1], ("node-b", "10.0.0.3"))
+    book = Book()
+
+    async def story() -> None:
+        hosts = hosts_of(tmp_path, book=book)
+        assert await hosts.arrange(TASK, plan()) == ()
+        book.back["10.0.0.3"] = "node-b"
+
+        def addresses(name: str) -> list[str]:
+            there = b"10.0.0.3\tnode-b" in now(path)
+            return ["10.0.0.3"] if name == "node-b" and there else book.names.get(name, [])
+
+        book.addresses = addresses  # type: ignore[method-assign]
+        assert await hosts.arrange(TASK, plan(moved)) == ()
+        assert now(path) == with_block(BASE, "42.1", moved)
 
     live(story)
 
@@ -402,18 +448,23 @@ def test_a_private_table_is_proved_where_the_job_will_see_it(tmp_path: Path) -> 
     assert Resolver().addresses("zz-node-b") == []
 
 
-def test_a_job_of_its_own_file_does_not_see_lines_that_contradict_and_that_is_said(
+def test_a_job_of_its_own_file_takes_no_name_from_another_machine_either(
     path: Path, tmp_path: Path
 ) -> None:
     path.write_bytes(BASE + b"10.9.9.9 node-b other\n")
     mine = tmp_path / "mine"
     mine.touch()
     tables = PrivateTables(path, lambda _: mine)
-    (warning,) = tables.put(TASK, TABLE, {}, "10.0.0.1")
-    assert f"line 3 of {path}" in warning
-    text = b"127.0.0.1 localhost\n10.9.9.9\tother\n"
-    assert mine.read_bytes() == with_block(text, "42.1", TABLE)
-    assert path.read_bytes() == BASE + b"10.9.9.9 node-b other\n"
+    for call in (tables.clear, tables.put):
+        with pytest.raises(TableRefused, match=f"line 3 of {path}") as caught:
+            call(TASK, TABLE, {}, "10.0.0.1")
+        assert caught.value.refusal.code == "hosts_conflict"
+    assert mine.read_bytes() == b""
+    path.write_bytes(BASE)
+    assert tables.clear(TASK, TABLE, {}, "10.0.0.1") == frozenset()
+    tables.put(TASK, TABLE, {}, "10.0.0.1")
+    assert mine.read_bytes() == with_block(b"127.0.0.1 localhost\n", "42.1", TABLE)
+    assert path.read_bytes() == BASE
 
 
 def test_a_task_without_a_file_of_its_own_is_refused(path: Path, tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
-from agent.hosts.proof import Findings, Resolver, prove
+import pytest
+
+from agent.hosts import proof
+from agent.hosts.proof import Findings, Resolver, look_before, prove
 
 TABLE = (("node-a", "10.0.0.1"), ("gpu-a", "10.0.0.1"), ("node-b", "10.0.0.2"))
 OTHERS = {"10.0.0.2": ("192.168.0.2",)}
@@ -156,3 +161,73 @@ def test_a_table_is_not_gone_through_for_each_of_its_names() -> None:
     reads = 0
     assert prove(table, {}, "", book) == Findings()
     assert reads == 2
+
+
+def before(book: Book) -> Findings:
+    return look_before(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
+
+
+def test_names_that_nobody_knows_are_free() -> None:
+    assert before(Book(names={})) == Findings()
+    assert before(Book()) == Findings()
+
+
+def test_a_name_of_another_machine_is_a_problem_that_says_where_and_what_to_do() -> None:
+    book = Book()
+    book.names["node-b"] = ["10.9.9.9"]
+    (problem,) = before(book).problems
+    for word in ("node-b", "leads to 10.9.9.9", "at 10.0.0.2", "`node` in its agent.yaml", "DNS"):
+        assert word in problem
+    book.names["node-b"] = ["127.0.0.1"]
+    assert before(book).problems
+
+
+def test_a_name_that_leads_to_any_address_of_its_node_is_the_nodes() -> None:
+    for found in (["192.168.0.2"], ["10.9.9.9", "192.168.0.2"], ["fe80::2%eth0"]):
+        book = Book()
+        book.names["node-b"] = found
+        assert before(book) == Findings()
+
+
+def test_the_own_name_may_lead_to_any_address_of_this_machine() -> None:
+    book = Book()
+    book.names["node-a"] = ["127.0.1.1", "192.168.0.1"]
+    assert before(book) == Findings()
+    book.names["node-a"] = ["10.9.9.9"]
+    assert before(book).problems
+
+
+def test_the_answer_of_a_wildcard_is_none() -> None:
+    class Wild(Book):
+        def addresses(self, name: str) -> list[str]:
+            return super().addresses(name) or ["10.8.8.8"]
+
+    assert before(Wild(names={})) == Findings()
+    assert before(Wild(names={"node-b": ["10.9.9.9"]})).problems
+
+
+def test_a_name_that_led_elsewhere_a_moment_ago_is_asked_for_again() -> None:
+    book = Book()
+    book.names["node-b"] = ["10.9.9.9"]
+
+    def pause(_: float) -> None:
+        book.names["node-b"] = []
+
+    assert look_before(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
+
+
+def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "ASK_S", 0.05)
+    over = threading.Event()
+
+    class Silent(Book):
+        def addresses(self, name: str) -> list[str]:
+            if name == "node-b":
+                over.wait(60.0)
+            return super().addresses(name)
+
+    found = before(Silent())
+    over.set()
+    assert not found.problems
+    (warning,) = found.warnings
+    assert "whether 1 name of the gang's nodes" in warning

@@ -12,6 +12,7 @@ from muster.protocol.states import JobState, TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import stimuli as s
 from orchestrator.core.display import job_view, node_view
+from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
 from orchestrator.core.state import Node
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, prepared, spec, task
@@ -225,3 +226,27 @@ def test_a_clock_that_differs_is_told_and_ends_nothing(off: float, said: str | N
     beat = Heartbeat(cluster.mono, wall_s=cluster.now.wall + 0.2)
     cluster.turn(s.ReportReceived(session, beat))
     assert shown(cluster) == ()
+
+
+HEAD = Limits(own_names=frozenset({"head", "muster"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "local", "told"),
+    [
+        ("head", False, "a name of the coordinator's machine"),
+        ("muster", False, "a name of the coordinator's machine"),
+        ("head", True, ""),
+        ("head-2", False, ""),
+    ],
+)
+def test_only_the_coordinators_own_machine_joins_with_a_name_of_the_coordinator(
+    name: str, local: bool, told: str
+) -> None:
+    cluster = Cluster(limits=HEAD)
+    said = Hello(NodeName(name), "id", "boot", "0.1.0", INVENTORY)
+    turn = cluster.turn(s.HelloReceived(OTHER, said, "10.9.9.9", local))
+    refused = [x.refused for x in turn.actions if isinstance(x, a.RefuseSession)]
+    assert [it.code for it in refused] == ["bad_name"] * bool(told)
+    assert all(told in it.text and "set `node`" in it.text for it in refused)
+    assert (NodeName(name) in cluster.state.nodes) is not bool(told)

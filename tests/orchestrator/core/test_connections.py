@@ -112,6 +112,8 @@ def test_a_second_agent_of_the_same_name_is_refused_with_both_addresses() -> Non
         ({"node": "n0\n10.6.6.6 bank"}, "bad_name"),
         ({"node": "n0 #"}, "bad_name"),
         ({"node": "7"}, "bad_name"),
+        ({"node": "mirror.example.org"}, "bad_name"),
+        ({"node": "localhost"}, "bad_name"),
         ({"hostname": "n0\n10.6.6.6 bank"}, "bad_hostname"),
         ({"hostname": "n0 bank"}, "bad_hostname"),
         ({"hostname": "n0#"}, "bad_hostname"),

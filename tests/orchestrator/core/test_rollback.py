@@ -11,6 +11,7 @@ from muster.protocol.messages import Refusal, StartTask, StopTask
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import JobState, TaskState
 from muster.spec.types import Retry
+from orchestrator.core.limits import Limits, Quarantine
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
 IN_ARRANGE = ("name_unresolved", "launcher_unreachable", "hosts_conflict", "no_space")
@@ -218,3 +219,17 @@ def test_a_node_that_is_ready_and_refuses_in_one_breath() -> None:
     cause = cluster.job(1).attempts[0].cause
     assert cause is not None
     assert (cause.node, cause.refusal) == ("n1", "bootstrap_failed")
+
+
+def test_a_node_that_refuses_the_name_of_another_machine_is_not_blamed() -> None:
+    cluster = Cluster(limits=Limits(quarantine=Quarantine(jobs=1, pool_share=1.0)))
+    cluster.join("n0", "nas01")
+    cluster.submit(spec(nodes=2, retry=Retry(infra=0)))
+    tasks = prepare_all(cluster, 2)
+    refuse_plan(cluster, tasks[0], "hosts_elsewhere")
+    clean_all(cluster, tasks)
+    assert cluster.shown(1).value in {"FAILED", "LOST"}
+    cause = cluster.job(1).attempts[0].cause
+    assert cause is not None
+    assert (cause.node, cause.refusal, cause.node_fault) == ("n0", "hosts_elsewhere", False)
+    assert all(node.in_service for node in cluster.state.nodes.values())
