@@ -64,7 +64,7 @@ def test_a_shim_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
     shim.symlink_to("/bin/true")  # the kernel names a process by how it was called
     with subprocess.Popen([shim]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        mark = f"7.1.0:{zombie.pid}:0:left"
+        mark = f"7.1.0:{zombie.pid}:0"
         with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as left:
             try:
                 assert [it.pid for it in of_task(mark)] == [left.pid]
