@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.planted import bounds, dirty, hosts, logs, meetings
+from tests.planted import bounds, dirty, hosts, logs, meetings, trust
 
-EVERY = (*logs.BUGS, *hosts.BUGS, *bounds.BUGS, *dirty.BUGS, *meetings.BUGS)
+EVERY = (*logs.BUGS, *hosts.BUGS, *bounds.BUGS, *dirty.BUGS, *meetings.BUGS, *trust.BUGS)

@@ -70,3 +70,15 @@ def test_a_shim_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
                 assert [it.pid for it in of_task(mark)] == [left.pid]
             finally:
                 left.kill()
+
+
+@pytest.mark.parametrize(
+    "mark", ["7.1.0:" + "9" * 5000 + ":0", "\x1b[2J:1:0", "7.1.0", "7.1.0:x:0", "a b:1:0"]
+)
+def test_a_mark_that_no_shim_made_is_none(mark: str) -> None:
+    """Any user can put any text there: it ends no process, reaches no log and stops no agent."""
+    with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as other:
+        try:
+            assert [it for it in remains.remains() if it.pid == other.pid] == []
+        finally:
+            other.kill()
