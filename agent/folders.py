@@ -16,7 +16,7 @@ import pwd
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import structlog
@@ -76,6 +76,20 @@ class Owner(msgspec.Struct, frozen=True):
     name: str
     uid: int
     gid: int
+
+
+class User(NamedTuple):
+    """As whom a task runs."""
+
+    uid: int
+    gid: int
+
+
+def user_of(folder: Path) -> User:
+    """The user of the task whose folder this is: the agent gave it the scratch folder. An account
+    may have another number by now, and a running task keeps the one it has. Raises OSError."""
+    found = os.stat(folder / SCRATCH, follow_symlinks=False)
+    return User(found.st_uid, found.st_gid)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -138,6 +152,11 @@ class Folders:
     def root(self) -> Path:
         """The state folder."""
         return self._root
+
+    @property
+    def owner(self) -> Owner | None:
+        """To whom the folders of new tasks are given; None: they stay the agent's user's."""
+        return self._owner
 
     def path(self, task: TaskId) -> Path:
         """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""

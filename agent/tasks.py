@@ -172,7 +172,7 @@ class Tasks:
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
             await self._gpus.check(prepare)
-            await preflight.look(prepare, self._folders.root)
+            await preflight.look(prepare, self._folders.root, self._folders.owner)
             placed = await asyncio.to_thread(self._place, prepare, taken)
             keeper.ports = placed.ports
             self._post(placed)

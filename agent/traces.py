@@ -57,9 +57,11 @@ def _folders(tasks: Path, before: float) -> Iterator[str]:
 def _mounts(tasks: Path) -> Iterator[str]:
     below = f"{tasks}/"
     try:
-        points = [line.split()[1] for line in _MOUNTS.read_text().splitlines()]
+        # A user may have a mount point with a name that is not UTF-8, or has ends of lines in it.
+        lines = _MOUNTS.read_bytes().decode(errors="replace").split("\n")
     except OSError:
         return
+    points = [line.split(" ")[1] for line in lines if line]
     found = [
         point
         for point in points

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -9,9 +10,10 @@ from typing import Final
 import structlog
 
 from agent.core.stimuli import StacksSeen, Stimulus
-from agent.folders import Folders
+from agent.folders import Folders, User, user_of
 from agent.hangs import py_spy, recorder, spy
 from agent.hangs.watch import HangWatch
+from agent.process.members import check
 from muster.daemon.clock import Clock
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
@@ -65,26 +67,30 @@ class Looks:
 
     async def _answer(self, look: LookTask) -> StacksReport:
         pids = self._watch.pid_of(look.task)
+        folder = self._folders.path(look.task)
+        user = await asyncio.to_thread(user_of, folder)
         problem = py_spy.MISSING if py_spy.find() is None else ""
         stacks: tuple[RankStacks, ...] = ()
         recorded: tuple[RecordedRank, ...] = ()
         if not problem:
-            stacks = bounded(await spy.stacks_of(pids, threads=look.threads))
+            ranks = await asyncio.to_thread(check, folder, pids)
+            stacks = bounded(await spy.stacks_of(ranks, user, threads=look.threads))
         if look.recorder:
-            folder = self._folders.path(look.task)
             with self._watch.asking(look.task):
-                asked = await recorder.ask(folder, pids)
-                recorded = await recorder.recorded(folder, asked)
-            late = self._late(look.task, folder, asked)
+                asked = await recorder.ask(folder, user, pids)
+                recorded = await recorder.recorded(folder, user, asked)
+            late = self._late(look.task, folder, user, asked)
             self._owner.spawn(late, name=f"late.{look.task}")
         return StacksReport(
             look.task, look.epoch, look.number, stacks, self._activity(look.task), recorded, problem
         )
 
-    async def _late(self, task: TaskId, folder: Path, asked: Sequence[recorder.Asked]) -> None:
+    async def _late(
+        self, task: TaskId, folder: Path, user: User, asked: Sequence[recorder.Asked]
+    ) -> None:
         """Who had not written when the coordinator was answered may do so yet."""
         with self._watch.asking(task):
-            await recorder.written(folder, asked)
+            await recorder.written(folder, user, asked)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
         told = self._watch.told(task)

@@ -12,6 +12,7 @@ from muster.protocol.hangs import Doing
 
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _THREADS_MAX: Final = 2000
+_MEMBERS_MAX: Final = 256
 _BYTES_MAX: Final = 1 << 20
 _DOING: Final = {
     "R": Doing.RUNS,
@@ -83,23 +84,37 @@ class Processes:
     def __init__(self, root: Path = Path("/proc")) -> None:
         self.root = str(root)
         self._of: dict[int, int | None] = {}
+        self._began: dict[int, int] = {}
         self._ranks: frozenset[int] = frozenset()
 
     def look(self, ranks: Iterable[int]) -> dict[int, list[int]]:
-        """The living processes of each of these, itself the first."""
+        """The living processes of each of these, itself the first, and not more than _MEMBERS_MAX.
+        The caller has tested that the ranks are of its tasks."""
         wanted = frozenset(ranks)
         if wanted != self._ranks:
-            self._ranks, self._of = wanted, {}
+            self._ranks, self._of, self._began = wanted, {}, {}
         there = set(self._pids())
         for pid in self._of.keys() - there:
-            del self._of[pid]
+            self._forget(pid)
         for pid in sorted(there - self._of.keys()):
             self._owner(pid, there)
         found: dict[int, list[int]] = {pid: [pid] for pid in wanted if pid in there}
-        for pid, owner in self._of.items():
-            if owner is not None and pid != owner and owner in found:
+        for pid, owner in list(self._of.items()):
+            if owner is None or pid == owner or owner not in found:
+                continue
+            if len(found[owner]) == _MEMBERS_MAX:
+                continue
+            stat = self.stat(pid)
+            if stat is not None and stat.began == self._began.get(pid):
                 found[owner].append(pid)
+            else:
+                # The pid is another process's by now.
+                self._forget(pid)
         return found
+
+    def _forget(self, pid: int) -> None:
+        del self._of[pid]
+        self._began.pop(pid, None)
 
     def _owner(self, pid: int, there: set[int]) -> int | None:
         way: list[int] = []
@@ -116,6 +131,7 @@ class Processes:
             stat = stat_of(f"{self.root}/{pid}/stat")
             if stat is None or stat.parent in way:
                 break
+            self._began[pid] = stat.began
             pid = stat.parent
         for one in way:
             self._of[one] = owner

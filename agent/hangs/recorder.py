@@ -1,8 +1,9 @@
 """NCCL's flight recorder: asks a rank for what it knows through its pipe, and reads what it writes.
 
 The pipe and the dump are the job's: nothing here follows a link, waits for a reader that is not
-there, or takes a dump for anything but bytes. The dump is pickle: a throw-away process of the job's
-user reads it (agent/hangs/dump.py), and hands back plain words.
+there, opens what is not the job's user's, or takes a dump for anything but bytes. The dump is
+pickle: a throw-away process of the job's user reads it (agent/hangs/dump.py), and hands back plain
+words.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.folders import NCCL
+from agent.folders import NCCL, User
+from agent.shim.job_files import RefusedFileError, open_checked
 from muster.protocol.hangs import RecordedRank
 
 PIPE: Final = "frp_"
@@ -40,37 +41,34 @@ class Asked(NamedTuple):
     why it could not be asked."""
 
     rank: int
-    pid: int
     before: float = 0.0
     problem: str = ""
 
 
-async def ask(folder: Path, pids: Mapping[int, int]) -> list[Asked]:
-    """Have the recorders of these ranks write; [] where there are none, as without NCCL."""
-    return await asyncio.to_thread(_triggered, folder / NCCL, pids)
+async def ask(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
+    """Have the recorders of these ranks write; [] where there are none, as without NCCL. `user` is
+    the task's, whose folder `folder` is."""
+    return await asyncio.to_thread(_triggered, folder / NCCL, user, ranks)
 
 
-async def recorded(folder: Path, asked: Sequence[Asked]) -> tuple[RecordedRank, ...]:
+async def recorded(folder: Path, user: User, asked: Sequence[Asked]) -> tuple[RecordedRank, ...]:
     """What they say."""
     until = asyncio.get_running_loop().time() + WAIT_S
-    return tuple(await asyncio.gather(*(_one(folder / NCCL, one, until) for one in asked)))
+    found = (_one(folder / NCCL, user, one, until) for one in asked)
+    return tuple(await asyncio.gather(*found))
 
 
-async def written(folder: Path, asked: Sequence[Asked]) -> None:
+async def written(folder: Path, user: User, asked: Sequence[Asked]) -> None:
     """Wait until all of them have written. For LATE_S: what is later still is taken for a rank's
     own doing."""
     until = asyncio.get_running_loop().time() + LATE_S
     with contextlib.suppress(TimeoutError):
         for one in asked:
             if not one.problem:
-                await _written(folder / NCCL, one, until, _LATE_EVERY_S)
+                await _written(folder / NCCL, user, one, until, _LATE_EVERY_S)
 
 
-class Trouble(Exception):
-    """Why a recorder says nothing."""
-
-
-def _triggered(folder: Path, pids: Mapping[int, int]) -> list[Asked]:
+def _triggered(folder: Path, user: User, ranks: Iterable[int]) -> list[Asked]:
     """In a thread."""
     found: list[Asked] = []
     try:
@@ -78,30 +76,26 @@ def _triggered(folder: Path, pids: Mapping[int, int]) -> list[Asked]:
     except OSError:
         return []
     try:
-        for rank, pid in sorted(pids.items()):
+        for rank in sorted(ranks):
             try:
                 before = _changed_at(where, f"{DUMP}{rank}")
-                trigger(where, f"{PIPE}{rank}.pipe", os.stat(f"/proc/{pid}").st_uid)
-                found.append(Asked(rank, pid, before))
+                trigger(where, f"{PIPE}{rank}.pipe", user.uid)
+                found.append(Asked(rank, before))
             except FileNotFoundError:
                 continue
-            except (OSError, Trouble) as error:
-                found.append(Asked(rank, pid, problem=str(error)))
+            except OSError as error:
+                found.append(Asked(rank, problem=error.strerror or str(error)))
+            except RefusedFileError as error:
+                found.append(Asked(rank, problem=str(error)))
     finally:
         os.close(where)
     return found
 
 
 def trigger(folder: int, name: str, owner: int) -> None:
-    """Write a byte into the pipe. Raises FileNotFoundError, OSError and Trouble."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    pipe = os.open(name, flags, dir_fd=folder)
+    """Write a byte into the pipe. Raises FileNotFoundError, OSError and RefusedFileError."""
+    pipe = open_checked(name, owner, folder, flags=os.O_WRONLY, fifo=True)
     try:
-        found = os.fstat(pipe)
-        if not stat.S_ISFIFO(found.st_mode):
-            raise Trouble(f"{name} is no pipe")
-        if found.st_uid != owner:
-            raise Trouble(f"{name} is not of the rank's user")
         os.write(pipe, b"1")
     finally:
         os.close(pipe)
@@ -114,52 +108,53 @@ def _changed_at(folder: int, name: str) -> float:
         return 0.0
 
 
-async def _one(folder: Path, asked: Asked, until: float) -> RecordedRank:
+async def _one(folder: Path, user: User, asked: Asked, until: float) -> RecordedRank:
     if asked.problem:
         return RecordedRank(asked.rank, problem=asked.problem)
     try:
-        path = await _written(folder, asked, until)
+        path = await _written(folder, user, asked, until)
     except TimeoutError:
         return RecordedRank(asked.rank, problem=f"it wrote nothing within {WAIT_S:g} s")
-    return await read(path, asked.rank, asked.pid, until + READ_S)
+    return await read(path, asked.rank, user, until + READ_S)
 
 
-async def _written(folder: Path, asked: Asked, until: float, every_s: float = _EVERY_S) -> Path:
+async def _written(
+    folder: Path, user: User, asked: Asked, until: float, every_s: float = _EVERY_S
+) -> Path:
     """The rank's new dump. Raises TimeoutError."""
     path = folder / f"{DUMP}{asked.rank}"
     async with asyncio.timeout_at(until):
-        while not await asyncio.to_thread(_whole, path, asked.before):  # noqa: ASYNC110 - a file
+        while not await asyncio.to_thread(_whole, path, user, asked.before):  # noqa: ASYNC110 - a file
             await asyncio.sleep(every_s)
     return path
 
 
-def _whole(path: Path, before: float) -> bool:
+def _whole(path: Path, user: User, before: float) -> bool:
     """A new dump whose last byte, the end of a pickle, is there."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        file = open_checked(str(path), user.uid)
+    except (OSError, RefusedFileError):
         return False
     try:
         found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_mtime <= before or not found.st_size:
+        if found.st_mtime <= before or not found.st_size:
             return False
         return os.pread(file, 1, found.st_size - 1) == b"."
     finally:
         os.close(file)
 
 
-async def read(path: Path, rank: int, pid: int, until: float) -> RecordedRank:
-    """A dump in words, read by a process of the rank's user that may do nothing but read it;
+async def read(path: Path, rank: int, user: User, until: float) -> RecordedRank:
+    """A dump in words, read by a process of the task's user that may do nothing but read it;
     `until` is by the loop's clock."""
-    user: dict[str, object] = {}
+    change: dict[str, object] = {}
     try:
-        owner = os.stat(f"/proc/{pid}")
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
+        file = open_checked(str(path), user.uid)
+    except (OSError, RefusedFileError) as error:
         return RecordedRank(rank, problem=str(error))
     try:
-        if os.geteuid() == 0 and owner.st_uid != 0:
-            user = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        if os.geteuid() == 0 and user.uid != 0:
+            change = {"user": user.uid, "group": user.gid, "extra_groups": []}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -171,7 +166,7 @@ async def read(path: Path, rank: int, pid: int, until: float) -> RecordedRank:
             stderr=asyncio.subprocess.DEVNULL,
             cwd="/",
             env={},
-            **user,  # type: ignore[arg-type]
+            **change,  # type: ignore[arg-type]
         )
     except OSError as error:
         return RecordedRank(rank, problem=str(error))

@@ -1,6 +1,7 @@
 """Where processes stand, line by line: py-spy reads their memory, and stops nobody.
 
-It opens what a job's process has mapped, so it runs as that process's user and never as root.
+It opens what a job's process has mapped, so it runs as the task's user, whoever the process
+belongs to: as root only for a job that is root's.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final
 
 import msgspec
 
+from agent.folders import User
 from agent.hangs import py_spy
-from agent.hangs.processes import stat_of
+from agent.process.members import ENDED, Process
 from muster.protocol.hangs import FRAMES_MAX, Frame, RankStacks, ThreadStack
 
 _WORDS: Final = ("--nonblocking", "--json")
@@ -51,36 +53,43 @@ class _Said:
     err: bytes
 
 
-async def stacks_of(ranks: Mapping[int, int], *, threads: bool) -> tuple[RankStacks, ...]:
-    """The stacks of these processes, by rank; with `threads`, those of all their threads. Whatever
-    stands in the way is told in each."""
+async def stacks_of(
+    ranks: Mapping[int, Process], user: User, *, threads: bool
+) -> tuple[RankStacks, ...]:
+    """The stacks of these processes of a task of `user`, by rank; with `threads`, those of all
+    their threads. Each problem is in the answer for its rank."""
     program = py_spy.find()
     gate = asyncio.Semaphore(_AT_ONCE)
     until = asyncio.get_running_loop().time() + WAIT_S
 
-    async def one(rank: int, pid: int) -> RankStacks:
+    async def one(rank: int, process: Process) -> RankStacks:
         if program is None:
-            return RankStacks(rank, pid, problem="py-spy is not installed")
+            return RankStacks(rank, process.pid, problem="py-spy is not installed")
+        if process.problem:
+            return RankStacks(rank, process.pid, problem=process.problem)
         try:
             async with asyncio.timeout_at(until), gate:
-                return await _one(program, rank, pid, threads=threads)
+                return await _one(program, rank, process, user, threads=threads)
         except TimeoutError:
-            return RankStacks(rank, pid, problem=f"py-spy did not answer within {WAIT_S:g} s")
+            problem = f"py-spy did not answer within {WAIT_S:g} s"
+            return RankStacks(rank, process.pid, problem=problem)
 
     return tuple(await asyncio.gather(*(one(*pair) for pair in sorted(ranks.items()))))
 
 
-async def _one(program: str, rank: int, pid: int, *, threads: bool) -> RankStacks:
-    stat = stat_of(f"/proc/{pid}/stat")
-    if stat is None or stat.state in ("Z", "X"):
-        return RankStacks(rank, pid, problem="the process has ended")
+async def _one(
+    program: str, rank: int, process: Process, user: User, *, threads: bool
+) -> RankStacks:
+    pid = process.pid
+    if not process.same:
+        return RankStacks(rank, pid, problem=ENDED)
     try:
-        said = await _run([*_as_owner(pid), program, "dump", *_WORDS, "--pid", str(pid)])
+        said = await _run([*_as_user(user), program, "dump", *_WORDS, "--pid", str(pid)])
     except OSError as error:
         return RankStacks(rank, pid, problem=str(error)[:_TEXT_MAX])
-    after = stat_of(f"/proc/{pid}/stat")
-    if after is None or after.began != stat.began:
-        return RankStacks(rank, pid, problem="the process has ended")
+    # If the pid went to another process meanwhile, these may be the stacks of that one.
+    if not process.same:
+        return RankStacks(rank, pid, problem=ENDED)
     if said.code != 0:
         return RankStacks(rank, pid, problem=_why(said.err))
     try:
@@ -90,15 +99,12 @@ async def _one(program: str, rank: int, pid: int, *, threads: bool) -> RankStack
     return RankStacks(rank, pid, _told(found, pid, threads=threads))
 
 
-def _as_owner(pid: int) -> list[str]:
-    """What comes before the command so that it runs as the user of that process. Where the kernel
-    lets nobody look at processes that are not his children, it keeps the one right to do so."""
-    if os.geteuid() != 0:
+def _as_user(user: User) -> list[str]:
+    """The words before the command with which it runs as `user`. Where the kernel lets a user look
+    at no processes but the children of whoever looks, it keeps the one right to do so."""
+    if os.geteuid() != 0 or user.uid == 0:
         return []
-    status = os.stat(f"/proc/{pid}")
-    if status.st_uid == 0:
-        return []
-    words = ["setpriv", f"--reuid={status.st_uid}", f"--regid={status.st_gid}", "--clear-groups"]
+    words = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
     if _restricted():
         words += ["--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"]
     return [*words, "--"]

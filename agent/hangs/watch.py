@@ -25,6 +25,7 @@ from agent.hangs.sockets import Connection, connections
 from agent.probe.fabric import formats
 from agent.probe.fabric.ib import CLASS
 from agent.probe.fabric.tree import Tree, Unread
+from agent.process.members import ENDED, Process, check
 from agent.proof.counters import names_of_ports
 from muster.daemon.clock import Clock
 from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
@@ -32,7 +33,6 @@ from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 
 STATE: Final = "cadence.json"
-_MEMBERS_MAX: Final = 256
 _STATE_BYTES_MAX: Final = 1 << 20
 _STORE: Final = "MASTER_PORT"
 _HCAS: Final = "NCCL_IB_HCA"
@@ -61,13 +61,13 @@ class Kept(msgspec.Struct, omit_defaults=True):
 
 @dataclass(slots=True)
 class _Rank:
-    """`began` tells its process from a later one with its pid; `store` is the port of the gang's
-    key-value store, over which something goes whether it hangs or not. `alone`: there is no other
-    node in its gang. `through_others`: what goes over the task's sockets goes for it, too."""
+    """`process` is one that has passed the test; of one that had ended before, nothing is read.
+    `store` is the port of the gang's key-value store, over which something goes whether it hangs
+    or not. `alone`: there is no other node in its gang. `through_others`: what goes over the task's
+    sockets goes for it, too."""
 
     cadence: Cadence
-    pid: int
-    began: int
+    process: Process
     files: tuple[Path, Path]
     store: int
     hcas: tuple[str, ...] | None
@@ -87,6 +87,7 @@ class _Task:
     gone: tuple[int, ...] = ()  # ranks that have ended
     ranks: dict[int, _Rank] = field(default_factory=dict)
     kept: dict[int, Kept] | None = None
+    refused: set[Process] = field(default_factory=set)  # that are in the log
     said: tuple[object, ...] = ()
     # What its ranks were asked for, by whom they move: how often, what of that is under way, and
     # how much of it no look sees any more.
@@ -183,54 +184,63 @@ class HangWatch:
         self, tasks: dict[TaskId, _Task], wanted: dict[TaskId, dict[int, ShimRank]]
     ) -> dict[TaskId, tuple[float, tuple[RankActivity, ...]]]:
         for name, task in tasks.items():
-            self._begin(task, wanted[name])
-        members = self._processes.look(
-            rank.pid for task in tasks.values() for rank in task.ranks.values()
-        )
+            self._begin(name, task, wanted[name])
+        every = [rank.process for task in tasks.values() for rank in task.ranks.values()]
+        members = self._processes.look(process.pid for process in every if process.same)
         sockets = connections()
         hcas = self._hcas()
         found = {}
         for name, task in tasks.items():
             own = task.asks == task.settled
             ranks = list(task.ranks.values())
-            pids = {rank.pid: members.get(rank.pid, [])[:_MEMBERS_MAX] for rank in ranks}
-            went = {rank.pid: self._network(rank, pids[rank.pid], sockets) for rank in ranks}
+            pids = {rank.process: members.get(rank.process.pid, []) for rank in ranks}
+            went = {it.process: self._network(it, pids[it.process], sockets) for it in ranks}
             self._find_mute(ranks)
             for rank in ranks:
-                network = went[rank.pid]
+                network = went[rank.process]
                 if rank.through_others:
                     network = sum(count or 0 for count in went.values())
-                self._sample(rank, pids[rank.pid], network, hcas, own=own)
+                self._sample(rank, pids[rank.process], network, hcas, own=own)
             at = self._clock.now().mono
             found[name] = at, _activity(task)
             self._keep(task)
         return found
 
-    def _begin(self, task: _Task, wanted: dict[int, ShimRank]) -> None:
-        """Ranks that are new, or whose process is."""
+    def _begin(self, name: TaskId, task: _Task, wanted: dict[int, ShimRank]) -> None:
+        """Ranks that are new, or whose process is. One that the job may not name is not watched:
+        it is as a rank that nobody sees."""
         if task.kept is None:
             task.kept = _kept(task.folder)
         for number in task.ranks.keys() - wanted.keys():
             del task.ranks[number]
-        for number, rank in wanted.items():
-            known = task.ranks.get(number)
-            pid = rank.pid or 0
-            if known is not None and known.pid == pid:
+        pids = {number: rank.pid or 0 for number, rank in wanted.items()}
+        new = {
+            number: pid
+            for number, pid in pids.items()
+            if number not in task.ranks or task.ranks[number].process.pid != pid
+        }
+        for number, process in check(task.folder, new).items() if new else ():
+            if process.problem not in ("", ENDED):
+                task.ranks.pop(number, None)
+                if process not in task.refused:
+                    task.refused.add(process)
+                    _log.warning("rank_not_watched", task=name, rank=number, why=process.problem)
                 continue
-            stat = self._processes.stat(pid)
+            rank = wanted[number]
             cadence = Cadence(number, self._period_s, self._clock.now().mono)
-            began = 0 if stat is None else stat.began
             before = task.kept.get(number)
-            if before is not None and (before.pid, before.began) == (pid, began):
+            if before is not None and (before.pid, before.began) == process[:2]:
                 cadence.louds, cadence.signs = before.louds, set(before.signs)
                 cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
                 cadence.resume(still=before.still, idle=before.idle)
-            told = self._processes.environment(pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
+            told = self._processes.environment(process.pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
+            if not process.same:
+                # They may be another process's: the pid is free again.
+                told = {}
             port = told.get(_STORE, "")
             task.ranks[number] = _Rank(
                 cadence,
-                pid,
-                began,
+                process,
                 (task.folder / rank.stdout, task.folder / rank.stderr),
                 int(port) if port.isascii() and port.isdecimal() else 0,
                 _planned(told.get(_HCAS, "")),
@@ -259,9 +269,15 @@ class HangWatch:
         """`own`: what the rank does it does of itself."""
         cadence = rank.cadence
         quiet = cadence.idle_at < cadence.seen_at
-        doing, where = self._processes.doing(rank.pid, threads=quiet)
+        doing, where, written = Doing.GONE, "", None
+        if rank.process.same:
+            doing, where = self._processes.doing(rank.process.pid, threads=quiet)
+            written = self._processes.disk_bytes(rank.process.pid)
+        if not rank.process.same:
+            # The pid was free meanwhile: this is of the process that has it now, or of none.
+            doing, where, written = Doing.GONE, "", None
         log, rank.log = _moved(rank.log, _sizes(rank.files))
-        disk, rank.disk = _moved(rank.disk, self._processes.disk_bytes(rank.pid))
+        disk, rank.disk = _moved(rank.disk, written)
         count = self._hca_bytes(rank, hcas)
         hca, rank.hca = _moved(rank.hca, count)
         cpu = self._processes.cpu_s(members)
@@ -319,8 +335,8 @@ class HangWatch:
         """A cadence is worth keeping; that it is not synced costs no more than learning it anew."""
         now = {
             number: Kept(
-                rank.pid,
-                rank.began,
+                rank.process.pid,
+                rank.process.began,
                 LOUD_LOOKS,
                 rank.cadence.still_gap_s,
                 rank.cadence.idle_gap_s,

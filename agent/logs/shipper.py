@@ -20,7 +20,8 @@ from agent.core.shim import ShimStream
 from agent.dial import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.logs.inotify import Inotify
 from agent.logs.ledger import Ledger, Stream
-from agent.logs.source import LogSource, RefusedFileError
+from agent.logs.source import LogSource
+from agent.shim.job_files import RefusedFileError
 from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
+from agent.shim.job_files import HANDLE, RefusedFileError, reopen
+
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a FIFO would wait for its writer.
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEPTH_MAX: Final = 16
 # Of these it is this machine that lacks something, and not the file.
 SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 EMPTIED: Final = b"\n[muster: the job emptied this log here; what was not read before is gone]\n"
-
-
-class RefusedFileError(Exception):
-    """What stands under a log's name is no log; the text says what it is."""
 
 
 class LogSource:
@@ -38,8 +33,9 @@ class LogSource:
         """Open `path`, relative to `folder`, following no link; None where it is not there yet.
 
         Raises RefusedFileError for a link, a path that leaves the folder, anything but a regular
-        file, and a file with a second name (it may be somebody else's); OSError where nobody can
-        tell now, as there is no descriptor left.
+        file, a file with a second name, and, in a folder that is the job's, a file that is not of
+        the job's user, who may have moved it there; OSError where nobody can tell now, as there is
+        no descriptor left.
         """
         parts = path.split("/")
         if not parts or len(parts) > _DEPTH_MAX or any(part in {"", ".", ".."} for part in parts):
@@ -49,24 +45,22 @@ class LogSource:
         except FileNotFoundError:
             return None
         try:
+            owner = None
             for part in parts[:-1]:
                 above, at = at, os.open(part, _FOLDER, dir_fd=at)
                 os.close(above)
-            fd = os.open(parts[-1], _FILE, dir_fd=at)
+                owner = _owner(at, owner, path)
+            handle = os.open(parts[-1], HANDLE, dir_fd=at)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in SHORTAGES:
-                raise
-            raise RefusedFileError(f"{path} cannot be opened: {error.strerror}") from error
+            raise _refused(error, path) from error
         finally:
             os.close(at)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            os.close(fd)
-            what = "has a second name" if stat.S_ISREG(status.st_mode) else "is no regular file"
-            raise RefusedFileError(f"{path} {what}")
-        return cls(fd)
+        try:
+            return cls(reopen(handle, path, owner))
+        except OSError as error:
+            raise _refused(error, path) from error
 
     def fileno(self) -> int:
         return self._fd
@@ -88,3 +82,18 @@ class LogSource:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _owner(folder: int, above: int | None, path: str) -> int | None:
+    """Who can change this open folder beside the agent: None if nobody can. The first such folder
+    is one that the agent gave to the job's user; `above` is the answer for the folder above."""
+    uid = os.fstat(folder).st_uid
+    if above is not None and uid != above:
+        raise RefusedFileError(f"a folder of {path} belongs to uid {uid} and not to {above}")
+    return above if uid == os.geteuid() else uid
+
+
+def _refused(error: OSError, path: str) -> Exception:
+    if error.errno in SHORTAGES:
+        return error
+    return RefusedFileError(f"{path} cannot be opened: {error.strerror}")

@@ -70,6 +70,15 @@ class ShimIdentity(msgspec.Struct, frozen=True):
 _identity: Final = msgspec.json.Decoder(ShimIdentity).decode
 
 
+def identity_of(task_dir: Path) -> ShimIdentity | None:
+    """What the shim of a task wrote, None where it has not. Raises OSError."""
+    folder_fd = os.open(task_dir, _FOLDER)
+    try:
+        return _read(folder_fd, record.IDENTITY, _identity)
+    finally:
+        os.close(folder_fd)
+
+
 def examine(task_dir: Path) -> FoundTask:
     """One task's truth; also for a connection that ended without a release.
 

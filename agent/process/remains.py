@@ -6,6 +6,7 @@ replaced, or of an agent that does not serve this machine any more.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,8 @@ from agent.shim.cgroup import remove_dead
 _SHIM: Final = "muster-shim\n"
 _NAMED: Final = 4
 _AT_ONCE: Final = 256
+# A shim's: task, pid, moment. Any user can put any text into an environment.
+_MARK: Final = re.compile(r"[0-9A-Za-z._-]{1,64}:[0-9]{1,10}:[0-9]{1,20}")
 
 
 class Remain(NamedTuple):
@@ -41,7 +44,8 @@ def remains() -> tuple[Remain, ...]:
         for variable in linux.environment_of(pid):
             if variable.startswith(MARK.encode() + b"="):
                 mark = variable.partition(b"=")[2].decode(errors="replace")
-                marked.setdefault(mark, []).append(pid)
+                if _MARK.fullmatch(mark):
+                    marked.setdefault(mark, []).append(pid)
     found = []
     for mark, pids in marked.items():
         # In a container of this machine its shim has another number than here.

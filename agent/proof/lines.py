@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from agent.folders import NCCL
-from agent.logs.source import SHORTAGES, LogSource, RefusedFileError
+from agent.logs.source import SHORTAGES, LogSource
+from agent.shim.job_files import RefusedFileError
 from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
 from muster.protocol.proof import NcclEvidence
 
@@ -27,6 +28,8 @@ LOG_BYTES_MAX: Final = 8 << 20
 FILE_BYTES_MAX: Final = 64 << 20
 """Of a file that has grown so much, what was read gives its blocks back."""
 _REFUSED_MAX: Final = 1024
+# Of the names in the folder: a job may make millions.
+_NAMES_MAX: Final = 8192
 _READ_BYTES: Final = 1 << 20
 _READS_MAX: Final = 16
 # Of NCCL's flight recorder: dumps, and the pipes that ask for them.
@@ -176,7 +179,8 @@ class NcclLines:
 def _listed(folder: Path) -> list[str]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return os.listdir(fd)
+        with os.scandir(fd) as entries:
+            return [entry.name for entry in islice(entries, _NAMES_MAX)]
     finally:
         os.close(fd)
 

@@ -32,7 +32,8 @@ def own_cgroup() -> str | None:
 
 def _mounted() -> tuple[str, str] | None:
     """Which part of the tree of cgroups v2 is mounted, and where."""
-    with open("/proc/self/mountinfo") as file:
+    # A user may have a mount point with a name that is not UTF-8.
+    with open("/proc/self/mountinfo", errors="surrogateescape", newline="\n") as file:
         for line in file:
             left, _, right = line.partition(" - ")
             if right.split(" ", 1)[0] == "cgroup2":

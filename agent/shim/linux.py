@@ -27,6 +27,10 @@ _MS_PRIVATE = 1 << 18
 _MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
 
+# The kernel allows 6 MiB for arguments and environment together.
+ENVIRONMENT_BYTES_MAX = 8 << 20
+_READ_BYTES = 1 << 16
+
 _SIG_SETMASK = 2
 # A sigset_t.
 _NO_SIGNALS = ctypes.create_string_buffer(128)
@@ -205,12 +209,31 @@ def _is_doomed(thread: str) -> bool:
 
 
 def environment_of(pid: int) -> list[bytes]:
-    """What a process was started with, as NAME=VALUE; empty where it is gone or another user's."""
+    """What a process was started with, as NAME=VALUE; empty where it is gone or another user's.
+
+    A process can make the kernel show any part of its memory instead, so no more is read than an
+    environment can have.
+    """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            found = bytearray()
+            while len(found) < ENVIRONMENT_BYTES_MAX and (part := file.read(_READ_BYTES)):
+                found += part
+            return bytes(found).split(b"\0")
     except OSError:
         return []
+
+
+def uids_of(pid: int) -> tuple[int, ...]:
+    """The real, effective, saved and file system user of a process; empty where it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Uid:"):
+                    return tuple(int(field) for field in line.split()[1:])
+    except OSError:
+        pass
+    return ()
 
 
 def heeds(pid: int, number: int) -> bool:

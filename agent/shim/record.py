@@ -6,9 +6,9 @@ import fcntl
 import functools
 import json
 import os
-import stat
 
 from agent.shim import linux
+from agent.shim.job_files import RefusedFileError, open_checked
 from agent.shim.status import encoded
 
 LOCK = "lock"
@@ -160,16 +160,12 @@ class Logs:
         The folder is the job's user's, who may have laid anything there; and who may not have us
         read what is another's.
         """
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        owner = os.geteuid() if self._owner is None else self._owner[0]
         try:
-            fd = os.open(f"{LOGS}/{ERRORS}/{name}", flags, dir_fd=self._folder_fd)
-        except OSError:
+            fd = open_checked(f"{LOGS}/{ERRORS}/{name}", owner, self._folder_fd)
+        except (OSError, RefusedFileError):
             return None
         try:
-            status = os.fstat(fd)
-            owner = os.geteuid() if self._owner is None else self._owner[0]
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
-                return None
             message = json.loads(os.read(fd, ERROR_FILE_BYTES_MAX))["message"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

@@ -17,9 +17,10 @@ from agent.shim.linux import descendants, doomed, stat_of
 class Tree:
     """The processes below this one, and those in its cgroup where it has one."""
 
-    def __init__(self, cgroup: Cgroup | None) -> None:
+    def __init__(self, cgroup: Cgroup | None, shim: int | None = None) -> None:
+        """`shim`: the pid of the task's shim if this process is not it."""
         self.cgroup = cgroup
-        self._me = os.getpid()
+        self._me = os.getpid() if shim is None else shim
 
     def members(self) -> dict[int, int]:
         """Living processes of the task: pid to start time."""

@@ -25,6 +25,7 @@ from benchmarks.hangs.score import Score, score
 from benchmarks.hangs.traces import cases
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import TaskId
+from tests.agent.process.shim_of import be_shim_of
 
 PERIOD_S = 5.0
 AIM_S = 90.0
@@ -81,6 +82,7 @@ def cost(count: int, looks: int) -> list[float]:
     """CPU seconds of each look at so many ranks, all quiet: that is when most is read."""
     with tempfile.TemporaryDirectory() as name, processes(count) as pids:
         folder = Path(name)
+        be_shim_of(folder)
         watch = HangWatch(SystemClock(), lambda _: None, PERIOD_S, root=folder)
         ranks = tuple(
             ShimRank(rank=at, local_rank=at, pid=pid, stdout="out", stderr="err")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent import preflight
+from agent.folders import Owner
 from agent.preflight import PreflightError, look
 from muster.protocol.ids import TaskId
 from muster.protocol.messages import PrepareTask
@@ -52,3 +54,31 @@ def test_a_disk_that_is_nearly_full_is_told(
     monkeypatch.setattr(preflight, "FREE_BYTES", 1 << 60)
     with pytest.raises(PreflightError, match=f"MiB are free on the disk of {tmp_path}"):
         asyncio.run(look(order(), tmp_path))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take on another user's rights")
+def test_what_the_job_names_is_asked_with_the_rights_of_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pwd.getpwnam("nobody")
+    owner = Owner(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    hidden = tmp_path / "hidden" / "folder"
+    hidden.mkdir(parents=True)
+    hidden.parent.chmod(0o700)
+    answers: list[str] = []
+    real = os.statvfs
+
+    def statvfs(place: Any) -> os.statvfs_result:
+        try:
+            found = real(place)
+        except OSError as error:
+            answers.append(f"{place}: {error.strerror}")
+            raise
+        answers.append(f"{place}: seen")
+        return found
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    # What the user cannot enter is for the start itself to tell, as what is not there.
+    asyncio.run(look(order(hidden), tmp_path, owner))
+    assert sorted(answers) == sorted([f"{tmp_path}: seen", f"{hidden}: Permission denied"])

@@ -78,3 +78,42 @@ def test_cgroups_of_the_dead_are_named(state: Path, hosts: Path) -> None:
     finally:
         made.remove()
         mine.remove()
+
+
+def test_mount_points_with_odd_names_hide_nothing_and_stop_nobody(
+    state: Path, hosts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may mount something of their own at a name of any bytes."""
+    left = state / "tasks" / "7.1.0" / "scratch"
+    mounts = state / "mounts"
+    odd = "none /home/ada/\u2028\u2028 fuse rw 0 0\n".encode() + b"none /home/\xff\r fuse rw 0 0\n"
+    mounts.write_bytes(odd + f"none {left} tmpfs rw 0 0\n".encode())
+    monkeypatch.setattr("agent.traces._MOUNTS", mounts)
+    assert of_this(traces(state, hosts)) == [f"mounts at {left}"]
+
+
+MOUNTS_ODDLY = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+os.mkdir(sys.argv[1].encode() + b"/\\xff")
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 16384 | 1 << 18, None):
+    sys.exit(3)
+if libc.mount(b"none", sys.argv[1].encode() + b"/\\xff", b"tmpfs", 0, None):
+    sys.exit(3)
+from agent.shim.cgroup import own_cgroup
+own_cgroup()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_mount_point_that_is_not_utf_8_keeps_no_shim_from_its_cgroup(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MOUNTS_ODDLY, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 3:
+        pytest.skip("this container allows no mounts")
+    assert (done.returncode, done.stderr) == (0, "")

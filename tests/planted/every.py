@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from tests.planted import bounds, dirty, hosts, logs, losses, meetings
+from tests.planted import bounds, dirty, hosts, logs, losses, meetings, trust
 
-EVERY = (*logs.BUGS, *hosts.BUGS, *bounds.BUGS, *dirty.BUGS, *meetings.BUGS, *losses.BUGS)
+EVERY = (
+    *logs.BUGS,
+    *hosts.BUGS,
+    *bounds.BUGS,
+    *dirty.BUGS,
+    *meetings.BUGS,
+    *losses.BUGS,
+    *trust.BUGS,
+)

@@ -98,8 +98,9 @@ def nccl_conf(tree: Tree, home: str | None) -> dict[str, str]:
     """What NCCL reads by itself, as `NAME` -> `value (from file)`: the user's file before the
     machine's, and the environment before both."""
     found: dict[str, str] = {}
-    for file in (*(f"{place}/.nccl.conf" for place in _homes(tree, home)), "etc/nccl.conf"):
-        text = tree.text(file)
+    users = [(f"{place}/.nccl.conf", tree.text_of_user) for place in _homes(tree, home)]
+    for file, read in (*users, ("etc/nccl.conf", tree.text)):
+        text = read(file)
         if isinstance(text, Unread):
             continue
         for line in text.splitlines():

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.shim.job_files import RefusedFileError, open_checked
+
 BYTES_MAX: Final = 1 << 16
 _NAMES_MAX: Final = 8192
 _LINKS_MAX: Final = 40
@@ -75,19 +77,13 @@ class Tree:
 
     def text(self, path: str) -> str | Unread:
         """What is in a file, less surrounding white space; an empty one is Unread."""
-        try:
-            raw = self._read(path)
-        except OSError as error:
-            return unread(error)
-        except ValueError:
-            return _ABSENT
-        if len(raw) > BYTES_MAX:
-            return TOO_LONG
-        try:
-            text = raw.decode().strip()
-        except UnicodeDecodeError:
-            return NO_TEXT
-        return text or EMPTY
+        return self._text(lambda: self._read(path))
+
+    def text_of_user(self, path: str) -> str | Unread:
+        """As `text`, of a file in a user's home: only a regular file of the owner of that folder.
+        Otherwise a link there would have root read a file that the user cannot, or open a device,
+        which for some is enough to start them."""
+        return self._text(lambda: self._bytes_of_user(path))
 
     def names(self, path: str) -> tuple[str, ...] | Unread:
         """The names in a folder, in no order."""
@@ -140,6 +136,32 @@ class Tree:
                 pieces.append(piece)
                 size += len(piece)
             return b"".join(pieces)
+        finally:
+            os.close(fd)
+
+    def _text(self, read: Callable[[], bytes]) -> str | Unread:
+        try:
+            raw = read()
+        except OSError as error:
+            return unread(error)
+        except ValueError:
+            return _ABSENT
+        if len(raw) > BYTES_MAX:
+            return TOO_LONG
+        try:
+            text = raw.decode().strip()
+        except UnicodeDecodeError:
+            return NO_TEXT
+        return text or EMPTY
+
+    def _bytes_of_user(self, path: str) -> bytes:
+        owner = os.stat(self._folder(path.rpartition("/")[0])).st_uid
+        try:
+            fd = open_checked(self._resolve(path), owner)
+        except RefusedFileError as error:
+            raise OSError(errno.EMEDIUMTYPE, str(error)) from error
+        try:
+            return os.read(fd, BYTES_MAX + 1)
         finally:
             os.close(fd)
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent.core.stimuli import StacksSeen, Stimulus
-from agent.folders import NCCL, Folders
+from agent.folders import NCCL, Folders, user_of
 from agent.hangs import recorder
 from agent.hangs.looks import Looks
 from agent.hangs.watch import HangWatch
 from muster.daemon.tasks import TaskOwner
 from muster.protocol.messages import LookTask
 from tests.agent.hangs.test_watch import TASK, Now, program, status
+from tests.agent.process.shim_of import be_shim_of
 
 RECORDS = """
 import os, pickle, sys, time
@@ -42,6 +43,7 @@ def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
     folder = folders.path(TASK)
     for name in ("logs", NCCL):
         (folder / name).mkdir(parents=True)
+    be_shim_of(folder)
     out = folder / "logs" / "out"
     out.write_bytes(b"")
     text = f"FOLDER, LOG = {str(folder / NCCL)!r}, {str(out)!r}\n" + RECORDS
@@ -75,7 +77,6 @@ async def story(folders: Folders, folder: Path, out: Path, text: str) -> None:
         assert "wrote nothing" in answer.report.recorded[0].problem
         assert await look() == pytest.approx(15.0)
         (folder / NCCL / "go").touch()
-        asked = [recorder.Asked(0, process.pid)]
-        await recorder.written(folder, asked)
+        await recorder.written(folder, user_of(folder), [recorder.Asked(0)])
         assert await look() == pytest.approx(15.0)
     await owner.close()

@@ -6,17 +6,23 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import pwd
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
+from agent.folders import User
 from agent.hangs import recorder
-from agent.hangs.recorder import Trouble, ask, read, recorded, trigger
+from agent.hangs.recorder import ask, read, recorded, trigger
 from agent.hangs.spy import WAIT_S as STACKS_S
+from agent.shim.job_files import RefusedFileError
 from muster.protocol.hangs import RecordedRank
 from orchestrator.core.limits import HangLimits
 
+OWN = User(os.geteuid(), os.getegid())
 ENTRIES = {
     "version": "2.9",
     "entries": [
@@ -33,14 +39,14 @@ ENTRIES = {
 
 def read_now(path: Path, rank: int) -> RecordedRank:
     async def main() -> RecordedRank:
-        return await read(path, rank, os.getpid(), asyncio.get_running_loop().time() + 30.0)
+        return await read(path, rank, OWN, asyncio.get_running_loop().time() + 30.0)
 
     return asyncio.run(main())
 
 
 async def all_of(folder: Path, ranks: int = 1) -> tuple[RecordedRank, ...]:
-    asked = await ask(folder, dict.fromkeys(range(ranks), os.getpid()))
-    return await recorded(folder, asked)
+    asked = await ask(folder, OWN, range(ranks))
+    return await recorded(folder, OWN, asked)
 
 
 class Evil:
@@ -95,11 +101,11 @@ def test_only_a_pipe_of_the_ranks_own_is_written_to(tmp_path: Path) -> None:
     try:
         trigger(folder, "good.pipe", os.getuid())
         assert os.read(reader, 10) == b"1"
-        with pytest.raises(Trouble, match="not of the rank's user"):
+        with pytest.raises(RefusedFileError, match="not to the job's user"):
             trigger(folder, "good.pipe", os.getuid() + 1)
-        with pytest.raises(Trouble, match="no pipe"):
+        with pytest.raises(RefusedFileError, match="not a pipe"):
             trigger(folder, "file.pipe", os.getuid())
-        with pytest.raises(OSError, match="symbolic link"):
+        with pytest.raises(RefusedFileError, match="symbolic link"):
             trigger(folder, "link.pipe", os.getuid())
         with pytest.raises(FileNotFoundError):
             trigger(folder, "none.pipe", os.getuid())
@@ -149,7 +155,7 @@ def test_ranks_are_waited_for_together(tmp_path: Path, monkeypatch: pytest.Monke
         pipes.append(os.open(folder / f"frp_{rank}.pipe", os.O_RDONLY | os.O_NONBLOCK))
     together = threading.Barrier(3, timeout=30.0)
 
-    def whole(path: Path, before: float) -> bool:
+    def whole(path: Path, user: User, before: float) -> bool:
         together.wait()
         path.write_bytes(pickle.dumps(ENTRIES))
         return True
@@ -169,3 +175,33 @@ def test_a_look_is_answered_before_the_coordinator_waits_no_more() -> None:
 
 def test_without_nccl_there_is_nothing(tmp_path: Path) -> None:
     assert asyncio.run(all_of(tmp_path)) == ()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+def test_a_dump_of_another_user_is_not_read_and_one_of_the_job_as_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = pwd.getpwnam("nobody").pw_uid
+    user = User(nobody, nobody)
+    dump = tmp_path / "fr_0"
+    dump.write_bytes(pickle.dumps(ENTRIES))
+    dump.chmod(0o600)
+
+    async def story() -> tuple[RecordedRank, RecordedRank]:
+        until = asyncio.get_running_loop().time() + 30.0
+        refused = await read(dump, 0, user, until)
+        assert not recorder._whole(dump, user, 0.0)
+        os.chown(dump, nobody, nobody)
+        return refused, await read(dump, 0, user, until)
+
+    # pytest's own folders let nobody else pass.
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        reader = Path(name) / "reader"
+        reader.write_text('#!/bin/sh\necho "{\\"rank\\": 0, \\"last\\": \\"$(id -u)\\"}"\n')
+        reader.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(reader))
+        refused, found = asyncio.run(story())
+    assert f"belongs to uid 0 and not to the job's user, uid {nobody}" in refused.problem
+    assert (found.problem, found.last) == ("", str(nobody))

@@ -18,14 +18,17 @@ import pytest
 from agent.core.cadence import Cadence, Seen
 from agent.core.shim import ShimExit, ShimPhase, ShimRank, ShimStatus
 from agent.core.stimuli import ActivitySeen, Stimulus
+from agent.folders import User
 from agent.hangs import py_spy
 from agent.hangs.processes import Processes
 from agent.hangs.sockets import connections
 from agent.hangs.spy import stacks_of
 from agent.hangs.watch import HangWatch
+from agent.process.members import ENDED, Process
 from muster.protocol.hangs import Doing, RankActivity, Sign
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
+from tests.agent.process.shim_of import be_shim_of
 
 TASK = TaskId("1.1.0")
 SLEEPS = """
@@ -88,6 +91,18 @@ def program(text: str, environ: dict[str, str] | None = None) -> Iterator[subpro
             yield process
         finally:
             process.kill()
+
+
+@pytest.fixture(autouse=True)
+def shim(tmp_path: Path) -> None:
+    """This process: its children are ranks."""
+    be_shim_of(tmp_path)
+
+
+def known(pid: int) -> Process:
+    stat = Processes().stat(pid)
+    assert stat is not None
+    return Process(pid, stat.began)
 
 
 def status(pid: int) -> ShimStatus:
@@ -291,14 +306,21 @@ def test_bytes_of_a_connection_are_exact() -> None:
 @pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 def test_stacks_of_a_process_and_of_one_that_is_none() -> None:
     with program(SLEEPS) as process, subprocess.Popen(["sleep", "600"]) as other:
-        ranks = {3: process.pid, 4: other.pid, 5: 2**22 + 1}
-        good, no_python, gone = asyncio.run(stacks_of(ranks, threads=True))
+        ranks = {
+            3: known(process.pid),
+            4: known(other.pid),
+            5: Process(2**22 + 1, problem=ENDED),
+            6: Process(process.pid, known(process.pid).began + 1),
+        }
+        user = User(os.geteuid(), os.getegid())
+        good, no_python, gone, reused = asyncio.run(stacks_of(ranks, user, threads=True))
         other.kill()
     assert good.main[0].name == "wait_here"
     assert (good.main[0].file, good.main[0].line) == ("<string>", 5)
     assert no_python.main == ()
     assert no_python.problem
-    assert gone.problem == "the process has ended"
+    assert gone.problem == reused.problem == ENDED
+    assert reused.main == ()
 
 
 def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:

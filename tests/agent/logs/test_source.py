@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from agent.logs.source import LogSource, RefusedFileError
+from agent.logs.source import LogSource
+from agent.shim.job_files import RefusedFileError
 
 
 def test_a_file_is_read_at_an_offset_and_seen_to_grow(tmp_path: Path) -> None:
@@ -51,4 +53,29 @@ def test_what_is_no_plain_file_of_one_name_is_refused(tmp_path: Path) -> None:
     for path in ("link", "folder-link/out", "folder", "pipe", "second-name"):
         with pytest.raises(RefusedFileError):
             LogSource.open(inside, path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+def test_in_a_folder_of_the_job_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """The job's user moved it there, who may move what is in a folder of theirs."""
+    nobody = pwd.getpwnam("nobody").pw_uid
+    for name in ("logs", "nccl"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("of the job")
+        (tmp_path / name / "secret").write_text("of root")
+        (tmp_path / name / "secret").chmod(0o600)
+        os.chown(tmp_path / name / "mine", nobody, nobody)
+    os.chown(tmp_path / "nccl", nobody, nobody)
+    (tmp_path / "nccl/below").mkdir()
+    (tmp_path / "nccl/below/secret").write_text("of root")
+    for path in ("logs/mine", "logs/secret", "nccl/mine"):
+        source = LogSource.open(tmp_path, path)
+        assert source is not None
+        source.close()
+    before = len(os.listdir("/proc/self/fd"))
+    for path in ("nccl/secret", "nccl/below/secret"):
+        with pytest.raises(RefusedFileError, match="belongs to uid 0"):
+            LogSource.open(tmp_path, path)
     assert len(os.listdir("/proc/self/fd")) == before

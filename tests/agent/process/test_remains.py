@@ -64,9 +64,21 @@ def test_a_shim_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
     shim.symlink_to("/bin/true")  # the kernel names a process by how it was called
     with subprocess.Popen([shim]) as zombie:
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-        mark = f"7.1.0:{zombie.pid}:0:left"
+        mark = f"7.1.0:{zombie.pid}:0"
         with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as left:
             try:
                 assert [it.pid for it in of_task(mark)] == [left.pid]
             finally:
                 left.kill()
+
+
+@pytest.mark.parametrize(
+    "mark", ["7.1.0:" + "9" * 5000 + ":0", "\x1b[2J:1:0", "7.1.0", "7.1.0:x:0", "a b:1:0"]
+)
+def test_a_mark_that_no_shim_made_is_none(mark: str) -> None:
+    """Any user can put any text there: it ends no process, reaches no log and stops no agent."""
+    with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as other:
+        try:
+            assert [it for it in remains.remains() if it.pid == other.pid] == []
+        finally:
+            other.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -162,4 +163,36 @@ def test_a_file_gives_back_what_was_read_of_it(task: Path, monkeypatch: pytest.M
         file.write(said.info("Using network Socket").encode())
         file.flush()
     assert found.look().sockets == 1
+    found.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has files of several users")
+def test_a_file_of_root_that_the_job_moved_there_is_neither_read_nor_emptied(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FILE_BYTES_MAX", 1)
+    nobody = pwd.getpwnam("nobody").pw_uid
+    os.chown(task / "nccl", nobody, nobody)
+    write(task, "gpu-07.1", "SECRET=of root\n" + said.SOCKET_2_18)
+    (task / "nccl" / "gpu-07.1").chmod(0o600)
+    before = (task / "nccl" / "gpu-07.1").read_bytes()
+    write(task, "gpu-07.2", said.IB_2_18)
+    os.chown(task / "nccl" / "gpu-07.2", nobody, nobody)
+    found = NcclLines(task)
+    evidence = found.look()
+    found.close()
+    assert (evidence.processes, evidence.sockets, evidence.over_rdma) == (1, 0, 4)
+    assert "SECRET" not in (task / LOG).read_text()
+    assert (task / "nccl" / "gpu-07.1").read_bytes() == before
+
+
+def test_of_a_folder_with_very_many_names_a_part_is_listed(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_NAMES_MAX", 10)
+    for number in range(50):
+        write(task, f"gpu-07.{number}", said.info("Using network IB"))
+    found = NcclLines(task)
+    assert found.look().processes == 10
     found.close()

@@ -14,7 +14,7 @@ import pytest
 from agent.shim import linux
 from agent.shim.cgroup import Cgroup, own_cgroup
 from agent.shim.ports import listening
-from agent.shim.tree import signal_exactly
+from agent.shim.tree import Tree, signal_exactly
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -101,3 +101,52 @@ def test_the_template_imports_the_standard_library_only() -> None:
     )
     command = [sys.executable, "-I", "-S", "-c", code]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_a_signal_reaches_no_process_outside_of_the_task() -> None:
+    """A job names the pids: its shim is here a child of this process, without any of its own."""
+    with subprocess.Popen(["sleep", "600"]) as shim, subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            assert Tree(None, shim.pid).signal([other.pid, os.getpid(), 1], signal.SIGKILL) == []
+            assert other.poll() is None
+            assert Tree(None).signal([other.pid], signal.SIGKILL) == [other.pid]
+        finally:
+            shim.kill()
+            other.kill()
+
+
+SHOWS_ITS_MEMORY = """
+import ctypes, mmap, sys
+# struct prctl_mm_map of linux/prctl.h, and prctl(PR_SET_MM, PR_SET_MM_MAP, ...)
+NAMES = ("start_code end_code start_data end_data start_brk brk start_stack arg_start arg_end "
+         "env_start env_end auxv").split()
+fields = [(name, ctypes.c_uint64) for name in NAMES]
+Map = type("Map", (ctypes.Structure,), {"_fields_": [
+    *fields, ("auxv_size", ctypes.c_uint32), ("exe_fd", ctypes.c_uint32)]})
+stat = open("/proc/self/stat").read().rpartition(")")[2].split()
+code, data = stat[23:25], stat[42:44]
+size = int(sys.argv[1])
+memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+brk = int(stat[44])
+new = Map(int(code[0]), int(code[1]), int(data[0]), int(data[1]), brk,
+          brk, int(stat[25]), int(stat[45]), int(stat[46]), start, start + size, 0, 0, 0xFFFFFFFF)
+libc = ctypes.CDLL(None, use_errno=True)
+done = libc.prctl(35, 14, ctypes.byref(new), ctypes.c_ulong(ctypes.sizeof(new)), 0)
+print(ctypes.get_errno() if done else "ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_an_environment_no_more_is_read_than_one_can_have() -> None:
+    """A process can have the kernel show any of its memory as its environment."""
+    size = 4 * linux.ENVIRONMENT_BYTES_MAX
+    argv = [sys.executable, "-c", SHOWS_ITS_MEMORY, str(size)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shows:
+        assert shows.stdout is not None
+        said = shows.stdout.readline().strip()
+        found = len(b"\0".join(linux.environment_of(shows.pid)))
+        shows.kill()
+    if said != "ready":
+        pytest.skip(f"the kernel refuses: {os.strerror(int(said))}")
+    assert found == linux.ENVIRONMENT_BYTES_MAX

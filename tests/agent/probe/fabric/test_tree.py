@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,3 +111,32 @@ def test_a_part_of_a_binary_file(node: Node) -> None:
     assert tree.window("config", 16, 2) == b"\x10\x11"
     assert tree.window("config", 300, 2) == b""
     assert tree.window("none", 0, 2) == b""
+
+
+def test_of_a_user_only_their_own_plain_files_are_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link of theirs to a device would have root open it, which for some is to start them."""
+    node.file("home/ada/file", "mine")
+    node.file("etc/secret", "of the machine")
+    home = Path(node.root) / "home/ada"
+    (home / "dotfile").symlink_to("file")
+    (home / "device").symlink_to("/dev/null")
+    os.mkfifo(home / "pipe")
+    tree = Tree(node.root)
+    assert tree.text_of_user("home/ada/file") == "mine"
+    assert tree.text_of_user("home/ada/dotfile") == "mine"
+    for name in ("device", "pipe", "none"):
+        assert isinstance(tree.text_of_user(f"home/ada/{name}"), Unread)
+    (home / "link").symlink_to("/etc/secret")
+    real = os.stat
+
+    def stat(path: Any, **given: Any) -> os.stat_result:
+        found = real(path, **given)
+        if str(path) != str(home):
+            return found
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:]))
+
+    assert tree.text_of_user("home/ada/link") == "of the machine"
+    monkeypatch.setattr(os, "stat", stat)
+    assert isinstance(tree.text_of_user("home/ada/link"), Unread)
