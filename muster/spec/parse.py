@@ -74,7 +74,7 @@ def parse_mapping(obj: object, caller_env: Mapping[str, str] | None = None) -> J
 def parse_document(document: Document, caller_env: Mapping[str, str] | None = None) -> JobSpec:
     """The job in a document that was read (and perhaps overridden). Raises `SpecError`."""
     check_tree(document.tree)
-    problems = Problems(document.lines)
+    problems = Problems(document.lines, document.options)
     problems.extend(document.problems)
     spec = _read_job(document.tree, caller_env or {}, problems)
     problems.raise_if_any()
