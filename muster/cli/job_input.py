@@ -188,6 +188,6 @@ def meant_for_a_shell(command: tuple[str, ...]) -> str | None:
     if len(command) != 1 or os.path.exists(command[0]):
         return None
     line = command[0].strip()
-    if any(char in line for char in _OF_A_SHELL):
+    if any(char in line for char in _OF_A_SHELL) or "=" in line.partition(" ")[0]:
         return f"bash -c {shlex.quote(line)}"
     return line if any(char.isspace() for char in line) else None

@@ -258,12 +258,13 @@ def _resources(job: Section) -> Resources:
         return least
     if isinstance(found.value, dict) and len(found.value) == 1:  # SkyPilot's {H100: 8}
         model, count = next(iter(found.value.items()))
-        job.problems.add(
-            found.path,
-            shown(found.value),
-            "must be text, not a map",
-            f"write `{printable(str(model))}:{shown(count) or 8}`",
-        )
+        meant = f"{printable(str(model))}:{shown(count) or 8}"
+        try:
+            units.gpu(meant)
+            hint = f"write `{meant}`"
+        except RefusedError as refused:
+            hint = refused.hint
+        job.problems.add(found.path, shown(found.value), "must be text, not a map", hint)
         return least
     return job.typed(found, lambda text: replace(least, **_gpus(text)), least)
 
@@ -377,7 +378,7 @@ def _retry(job: Section) -> Retry:
                     f"{found.path}.{key}",
                     shown(part.raw[key]),
                     "has no effect while `retry.user` is 0",
-                    "say how often: `retry: {user: 3, ...}`",
+                    "say how often: add `user: 3`",
                 )
     return retry
 

@@ -82,10 +82,16 @@ class SeveralRefusedError(RefusedError):
 
 def raise_refused(refused: Sequence[RefusedError]) -> None:
     """Raise what was collected, if anything was."""
-    if len(refused) == 1:
-        raise refused[0]
-    if refused:
-        raise SeveralRefusedError(refused)
+    single = [one for several in refused for one in each_refused(several)]
+    if len(single) == 1:
+        raise single[0]
+    if single:
+        raise SeveralRefusedError(single)
+
+
+def each_refused(refused: RefusedError) -> Sequence[RefusedError]:
+    """Each mistake of a refusal by itself."""
+    return refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
 
 
 class Problems:
@@ -127,8 +133,7 @@ class Problems:
 
     def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
         """Record what a pure reader refused, each mistake by itself."""
-        several = refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
-        for one in several:
+        for one in each_refused(refused):
             self.add(field, value, one.message, one.hint, one.kind)
 
     def extend(self, problems: Sequence[Problem]) -> None:

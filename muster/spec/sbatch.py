@@ -51,8 +51,8 @@ _INSTEAD: Final = {
     "--exclude": "name nodes with --set 'placement.exclude=[...]'",
     "--array": "submit once for each index",
     "--dependency": "wait for the other job first: muster wait ID",
-    "--gpus": "say how many per node: --gpus-per-node",
-    "--ntasks": "say how many per node: --ntasks-per-node",
+    "--gpus": "say how many per node: #SBATCH --gpus-per-node=8",
+    "--ntasks": "say how many per node: #SBATCH --ntasks-per-node=8",
     "--export": "nothing is inherited; name what is needed with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
