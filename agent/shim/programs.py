@@ -102,7 +102,7 @@ class Programs:
         candidates, arguments = command.argv[:1], command.argv[1:]
         if command.interpreter:
             candidates, arguments = self._preparation.interpreters(), command.argv
-        return Program(candidates, arguments, env, fds)
+        return self._preparation.program(candidates, arguments, env, fds)
 
     def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:
         missing = failure.stage == "program" and failure.code == errno.ENOENT
