@@ -65,6 +65,8 @@ class Programs:
         def ended(how: Exit) -> None:
             self._left -= 1
             recorded = self._ranks.recorded_error(rank) if command.ranks and how.failed else None
+            if not command.ranks and not how.failed:
+                recorded = self._ranks.overlooked_failure(rank)
             self._ranks.ended(rank, how, recorded)
             self._ended(how)
 

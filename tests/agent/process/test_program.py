@@ -501,3 +501,23 @@ def test_half_a_character_in_what_a_rank_failed_of(any_stage: Stage) -> None:
         assert msgspec.json.decode(task.read("exit.json"), type=ShimStatus) == status
 
     any_stage.play(story)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("echo ...errors.ChildFailedError: >&2; echo done", "ChildFailedError"),
+        ("echo done >&2", None),
+    ],
+)
+def test_a_script_that_ends_with_0_though_its_torchrun_failed_says_so(
+    stage: Stage, script: str, error: str | None
+) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sh", "-c", script)
+        status = await task.ended()
+        assert status.exit == ShimExit(code=0)
+        assert status.ranks[0].error == error
+
+    stage.play(story)
