@@ -113,7 +113,7 @@ class Section:
     def _unknown(self, path: str, key: str, promised: Mapping[str, str]) -> None:
         meant = suggestion(self.path, key, self._known | set(promised))
         place = f" in `{self.path}`" if self.path else ""
-        if meant in promised:
+        if meant is not None and meant in promised:
             hint = f"{later.not_yet(f'`{meant}`')}: {promised[meant]}"
         elif meant:
             hint = f"did you mean `{meant}`?"

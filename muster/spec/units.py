@@ -192,16 +192,16 @@ def gpu(text: str) -> tuple[int, str | None]:
 def _gpu_advice(typed: str) -> RefusedError:
     if _GPU_WITH_MEMORY.fullmatch(typed):
         parts = typed.split(":")
-        count = min(int(parts[2][:9]) if len(parts) > 2 else 1, MAX_GPUS_PER_NODE) or 1
+        asked = min(int(parts[2][:9]) if len(parts) > 2 else 1, MAX_GPUS_PER_NODE) or 1
         return RefusedError(
             "GPU memory in `gpu` is not supported yet by this release",
-            f"write `{parts[0]}:{count}`",
+            f"write `{gpu_text(asked, _model(parts[0]))}`",
             Kind.LATER,
         )
     if times := _GPU_TIMES.fullmatch(typed):
         model, count = times["model"] or times["after"], times["count"] or times["before"]
-        known = None if model.lower() in _NO_MODELS else model
-        return RefusedError("is no model and count", f"write `{gpu_text(int(count), known)}`")
+        meant = gpu_text(int(count), _model(model))
+        return RefusedError("is no model and count", f"write `{meant}`")
     if typed.lower() in _NO_MODELS:
         return RefusedError("does not say how many", "write `8`, a count per node")
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", typed):
@@ -211,6 +211,11 @@ def _gpu_advice(typed: str) -> RefusedError:
     return RefusedError(
         "is not a number of GPUs", "write the count per node, `8`, or model and count, `H100:8`"
     )
+
+
+def _model(name: str) -> str | None:
+    """None for a word that names no model."""
+    return None if name.lower() in _NO_MODELS else name
 
 
 def gpu_text(count: int, model: str | None) -> str | int:

@@ -114,6 +114,7 @@ MISTAKES: tuple[Job, ...] = (
     {"resources": {"gpu": "A100:80GB:0"}},
     {"resources": {"gpu": "A100:80GB:99999"}},
     {"resources": {"gpu": "A100:80GB"}},
+    {"resources": {"gpu": "gpu:80GB:8"}},
     {"resources": {"gpu": "8 of them"}},
     {"accelerators": {"H100": 8}},
     {"accelerators": {"gpu": 8}},
@@ -248,7 +249,7 @@ def put(job: Job, problem: Problem, text: str) -> Job:
             for key, value in tree.items():
                 own = field.rpartition(".")[2] == key or "retry" in within
                 path = f"{within}.{key}" if own else key
-                job = apply_overrides(job, [], options={path: value})  # type: ignore[dict-item]
+                job = apply_overrides(job, [], options={path: value})
             return job
         return job | tree
     if field.startswith("nproc_per_node."):
@@ -339,7 +340,7 @@ def hints() -> Iterator[tuple[str, str]]:
         }
         documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if id(node) in inner or id(node) in documentation:
+            if not isinstance(node, ast.expr) or id(node) in inner or id(node) in documentation:
                 continue
             parts: list[ast.expr] = []
             if isinstance(node, ast.JoinedStr):
