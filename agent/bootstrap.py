@@ -96,8 +96,7 @@ def main() -> None:
         raise
     shim.tell({"t": "hello", "versions": versions})
     start = shim.await_start()
-    os.environ.clear()
-    os.environ.update(start["env"])
+    _take_environment(start["env"])
     watchers = _watch_ranks(shim, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim, watchers)
     # torchrun's parser takes the last of two: what the job was given wins over these.
@@ -117,6 +116,15 @@ def main() -> None:
     finally:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
+
+
+def _take_environment(env: dict[str, str]) -> None:
+    """Have the job's environment, and keep the bin folder of its Python first on PATH."""
+    path = os.environ.get("PATH", "")
+    if path.endswith(f"{os.pathsep}{env['PATH']}"):
+        env = {**env, "PATH": path}
+    os.environ.clear()
+    os.environ.update(env)
 
 
 def _import_launcher(launcher: str) -> Any:

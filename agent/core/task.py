@@ -251,7 +251,8 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
             rank.local_rank,
             rank.pid or 0,
             exit=rank.exit.status if rank.exit is not None else None,
-            error=(rank.error or "") if rank.rank in quoted else "",
+            # Of one that did not fail: what it overlooked.
+            error=(rank.error or "") if rank.rank in quoted or _ok(rank) else "",
             stderr=(rank.stderr_tail or "") if rank.rank in quoted else "",
             at_s=rank.exit.at_s if rank.exit is not None else None,
             stopped=rank.stopped,
@@ -262,6 +263,10 @@ def _ranks(status: ShimStatus, kills: dict[int, str]) -> tuple[RankReport, ...]:
         )
         for rank in status.ranks
     )
+
+
+def _ok(rank: ShimRank) -> bool:
+    return rank.exit is not None and rank.exit.status.ok
 
 
 def _at_s(rank: ShimRank) -> float:

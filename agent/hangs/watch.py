@@ -84,7 +84,7 @@ class _Rank:
 class _Task:
     folder: Path
     wanted: dict[int, ShimRank] = field(default_factory=dict)
-    gone: tuple[int, ...] = ()  # ranks that have ended
+    gone: dict[int, float] = field(default_factory=dict)  # ranks that have ended, and since when
     ranks: dict[int, _Rank] = field(default_factory=dict)
     kept: dict[int, Kept] | None = None
     refused: set[Process] = field(default_factory=set)  # that are in the log
@@ -123,7 +123,9 @@ class HangWatch:
             return
         known = self._tasks.setdefault(task, _Task(folder))
         known.wanted = {rank.rank: rank for rank in status.ranks if rank.pid and rank.exit is None}
-        known.gone = tuple(rank.rank for rank in status.ranks if rank.exit is not None)
+        at = self._clock.now().mono
+        ended = [rank.rank for rank in status.ranks if rank.exit is not None]
+        known.gone = {rank: known.gone.get(rank, at) for rank in ended}
 
     def pid_of(self, task: TaskId) -> dict[int, int]:
         """The processes of the task's ranks that live."""
@@ -153,7 +155,8 @@ class HangWatch:
 
     async def look(self) -> None:
         """Once, and post what is news."""
-        tasks = {name: task for name, task in self._tasks.items() if task.wanted}
+        # Where all have ended, torchrun may still wait for the other nodes: that is news for once.
+        tasks = {name: task for name, task in self._tasks.items() if task.wanted or task.gone}
         if not tasks:
             return
         wanted = {name: dict(task.wanted) for name, task in tasks.items()}
@@ -176,7 +179,7 @@ class HangWatch:
         if known is None or not known.ranks:
             return None
         seen_at = max(rank.cadence.seen_at for rank in known.ranks.values())
-        return _activity(known), seen_at
+        return _activity(known, seen_at), seen_at
 
     # --- in a thread ------------------------------------------------------------------------------
 
@@ -202,7 +205,7 @@ class HangWatch:
                     network = sum(count or 0 for count in went.values())
                 self._sample(rank, pids[rank.process], network, hcas, own=own)
             at = self._clock.now().mono
-            found[name] = at, _activity(task)
+            found[name] = at, _activity(task, at)
             self._keep(task)
         return found
 
@@ -360,9 +363,15 @@ class HangWatch:
             _log.debug("cadence_not_kept", why=str(error))
 
 
-def _activity(task: _Task) -> tuple[RankActivity, ...]:
+def _activity(task: _Task, at: float) -> tuple[RankActivity, ...]:
     told = [rank.cadence.told() for rank in task.ranks.values()]
-    told += [RankActivity(rank, doing=Doing.GONE) for rank in task.gone if rank not in task.ranks]
+    told += [
+        RankActivity(
+            rank, still_s=max(0.0, at - ended), idle_s=max(0.0, at - ended), doing=Doing.GONE
+        )
+        for rank, ended in task.gone.items()
+        if rank not in task.ranks
+    ]
     return tuple(sorted(told, key=lambda rank: rank.rank))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping, Sequence
 
 from agent.shim import commands
 from agent.shim.children import Child, Children, Told
@@ -106,12 +107,22 @@ class Preparation:
     def environment(self, more: dict[str, str]) -> dict[str, str]:
         """The job's: a small base, then what the job was given, then what makes it ours."""
         env = base_environment(self.identity)
-        python = self._command.python
-        if python is not None and os.path.isabs(python):
-            # Whether it is a prefix or an interpreter, its tools (ninja) come first, as in a venv.
-            folders = [os.path.join(python, "bin"), os.path.dirname(python), env["PATH"]]
-            env["PATH"] = os.pathsep.join(folders)
         return {**env, **self._command.env, **more, **self._marks}
+
+    def program(
+        self,
+        candidates: Sequence[str],
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+    ) -> Program:
+        """One of the job's. The tools of its Python (ninja) come first on PATH, as in a venv,
+        unless the job has a PATH of its own.
+        """
+        python = self._command.python or ""
+        own_path = env["PATH"] != base_environment(self.identity)["PATH"]
+        tools = python if os.path.isabs(python) and not own_path else ""
+        return Program(candidates, arguments, env, fds, tools)
 
     def one_more(self, told: Told) -> Child:
         """A child behind the gate: the one that waits there, then others in its likeness.
@@ -244,7 +255,7 @@ class Preparation:
         if log is None:
             return
         self._outcome.stream("setup", None, SETUP_LOG)
-        program = Program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
+        program = self.program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
         limit = self._command.setup_timeout_s
 
         def told(report: Report) -> None:
@@ -292,7 +303,7 @@ class Preparation:
         child.ended = self._bootstrap_ended
         self._enter(child, self._interpreter_told)
         child.become(
-            Program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_told
+            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_told
         )
         gate.opened()
         os.close(log)

@@ -65,6 +65,8 @@ class Programs:
         def ended(how: Exit) -> None:
             self._left -= 1
             recorded = self._ranks.recorded_error(rank) if command.ranks and how.failed else None
+            if not command.ranks and not how.failed:
+                recorded = self._ranks.overlooked_failure(rank)
             self._ranks.ended(rank, how, recorded)
             self._ended(how)
 
@@ -102,7 +104,7 @@ class Programs:
         candidates, arguments = command.argv[:1], command.argv[1:]
         if command.interpreter:
             candidates, arguments = self._preparation.interpreters(), command.argv
-        return Program(candidates, arguments, env, fds)
+        return self._preparation.program(candidates, arguments, env, fds)
 
     def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:
         missing = failure.stage == "program" and failure.code == errno.ENOENT

@@ -97,6 +97,11 @@ class Ranks:
     def recorded_error(self, rank: int) -> str | None:
         return self._logs.recorded_error(error_file(rank))
 
+    def overlooked_failure(self, rank: int) -> str | None:
+        """torchrun's word that ranks failed, among the last lines of a script."""
+        tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)
+        return _CHILD_FAILED if _CHILD_FAILED in tail else None
+
     def began(self, rank: object, pid: object) -> None:
         """Note its process; also what the job's own process says of that."""
         known = self._status.ranks.get(rank) if isinstance(rank, int) else None
@@ -119,7 +124,9 @@ class Ranks:
                     rank.pid = pid
 
     def ended(self, rank: int, how: Exit, error: str | None) -> None:
-        """Note how a rank ended; the first report of an end is the true one."""
+        """Note how a rank ended; the first report of an end is the true one. `error` of one that
+        did not fail is what it overlooked.
+        """
         known = self._status.ranks.get(rank)
         if known is None or known.exit is not None:
             return
@@ -128,6 +135,7 @@ class Ranks:
             known.at_s = round(now() - self._status.started_at, 6)
         known.stopped = self.signalled or self._status.stopped_by is not None
         if not how.failed:
+            known.error = error
             return
         tail = self._logs.tail(f"rank-{rank}.stderr", ERROR_BYTES_MAX)[-ERROR_BYTES_MAX:]
         known.error = (error or tail)[-ERROR_BYTES_MAX:] or None
@@ -156,7 +164,7 @@ class Ranks:
             how = Exit(None, number)
         else:
             return
-        self.ended(rank, how, error if isinstance(error, str) else None)
+        self.ended(rank, how, error if isinstance(error, str) and how.failed else None)
 
     def of_pid(self, pid: int) -> int | None:
         """The rank that runs as this process."""
@@ -172,6 +180,9 @@ class Ranks:
     def all_ended(self) -> bool:
         ranks = self._status.ranks.values()
         return bool(ranks) and all(rank.exit is not None for rank in ranks)
+
+
+_CHILD_FAILED = "ChildFailedError"
 
 
 def _within(number: object, least: int, most: int) -> TypeGuard[int]:

@@ -62,9 +62,11 @@ class Program:
 
     `candidates` are programs, the first that can be executed wins. Relative ones with a slash are
     taken from the folder it stands in, bare ones from PATH of `env`. `fds`: its number to ours.
+    `python` is an interpreter or a prefix whose bin folder comes first on PATH; "" for none. Only
+    the runner looks for it: a file system that hangs must not hang the shim.
     """
 
-    __slots__ = ("arguments", "candidates", "env", "fds")
+    __slots__ = ("arguments", "candidates", "env", "fds", "python")
 
     def __init__(
         self,
@@ -72,11 +74,13 @@ class Program:
         arguments: Sequence[str],
         env: Mapping[str, str],
         fds: Mapping[int, int],
+        python: str = "",
     ) -> None:
         self.candidates = candidates
         self.arguments = arguments
         self.env = env
         self.fds = fds
+        self.python = python
 
 
 class Failure:
@@ -154,6 +158,7 @@ class Runner:
                 "candidates": list(program.candidates),
                 "arguments": list(program.arguments),
                 "env": dict(program.env),
+                "python": program.python,
             },
             _PLAIN,
         )
@@ -295,7 +300,11 @@ class _Orders:
         self._stage, self._path = "program", candidates[0]
         numbers: list[int] = order["fds"]  # type: ignore[assignment]
         self._answers = arrange_fds(dict(zip(numbers, fds, strict=True)), self._answers)
-        _exec(candidates, document["arguments"], document["env"])
+        env: dict[str, str] = document["env"]
+        folder = _bin_folder(document["python"])
+        if folder:
+            env["PATH"] = os.pathsep.join([folder, env["PATH"]])
+        _exec(candidates, document["arguments"], env)
 
 
 def arrange_fds(wanted: Mapping[int, int], pipe: int) -> int:
@@ -380,6 +389,15 @@ def _exec(candidates: Sequence[str], arguments: Sequence[str], env: dict[str, st
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 break
     raise first or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _bin_folder(python: str) -> str:
+    """Where the programs of a prefix, or those beside an interpreter are; "" if there are none."""
+    if not python:
+        return ""
+    if os.path.isdir(f"{python}/bin"):
+        return f"{python}/bin"
+    return os.path.dirname(python) if os.path.isfile(python) else ""
 
 
 def _telling(error: OSError) -> int:

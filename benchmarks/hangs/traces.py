@@ -32,6 +32,7 @@ class Moment:
     stack: tuple[Frame, ...] = (_MAIN,)
     unseen: bool = False  # its node is cut off
     paused: bool = False  # nobody looks: the machine stands still
+    gone: bool = False  # it has ended
 
 
 Course = Callable[[int, float], Moment]
@@ -194,6 +195,27 @@ def cut(maker: _Maker) -> Case:
     return _hang("the fabric is gone", job, at, lambda _r, _t: job.waiting(), None)
 
 
+def left_behind(maker: _Maker) -> Case:
+    """A program of a few seconds: the others have ended, and one stands at its exit."""
+    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(6, 9)
+    odd = maker.random.randrange(ranks)
+    stack = maker.random.choice(((), (_MAIN,), frames("main", "/w/train.py", 88)))
+    stuck = Moment(where="futex_do_wait", stack=stack)
+    course = _ends(at, lambda r, _: stuck if r == odd else None)
+    return Case("left behind at its exit", course, ranks, at + 420, at, hangs=True, odd=odd)
+
+
+def _ends(at: float, after: Callable[[int, float], Moment | None]) -> Course:
+    """A beginning, too short for a cadence to be learned; then `after`, None for a rank that has
+    ended."""
+    begins = Moment(log=50, cpu=1.0, doing=Doing.RUNS)
+
+    def course(rank: int, t: float) -> Moment:
+        return begins if t < at else after(rank, t) or Moment(gone=True)
+
+    return course
+
+
 def _fine(name: str, job: Job, at: float, seconds: float, between: Course) -> Case:
     end = at + seconds
     return Case(name, _during(job, at, end, between), job.ranks, end + 150, at)
@@ -326,6 +348,32 @@ def paused(maker: _Maker) -> Case:
     return _fine("machines paused", job, at, seconds, lambda _r, _t: Moment(paused=True))
 
 
+def uneven_end(maker: _Maker) -> Case:
+    """The others have ended, and the first rank saves its last model, sends it, or rests."""
+    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(6, 9)
+    seconds = maker.random.uniform(60, 540)
+    stack = frames("save", f"{SITE}/torch/serialization.py", 850)
+    ways = (
+        (Moment(disk=3e7, cpu=0.2, doing=Doing.DISK, stack=stack), seconds),
+        (Moment(doing=Doing.DISK, where="nfs_wait_bit_killable", stack=stack), seconds),
+        (Moment(where="", stack=stack), seconds),
+        (Moment(cpu=1.0, doing=Doing.RUNS, stack=frames("export", "/w/train.py", 12)), seconds),
+        (Moment(network=4e5, stack=frames("send", f"{SITE}/httpx/_client.py", 9)), seconds),
+        (Moment(where="hrtimer_nanosleep"), min(seconds, 240)),
+    )
+    way, lasts = maker.random.choice(ways)
+    course = _ends(at, lambda r, t: way if r == 0 and t < at + lasts else None)
+    return Case("an uneven end", course, ranks, at + lasts + 150, at)
+
+
+def uneven_roles(maker: _Maker) -> Case:
+    """One rank of many has ended early, and the others are silent before their first step."""
+    at, seconds = maker.random.uniform(6, 9), maker.random.uniform(60, 500)
+    rests = Moment(where="futex_do_wait")
+    course = _ends(at, lambda r, t: rests if r > 0 and t < at + seconds else None)
+    return Case("one ends early", course, maker.random.choice((4, 8)), at + seconds + 60, at)
+
+
 def silent(maker: _Maker) -> Case:
     """It has only ever computed: there is one sign, and one is not enough."""
     ranks = maker.random.choice((1, 2))
@@ -337,7 +385,7 @@ def silent(maker: _Maker) -> Case:
     return Case("only computes, then rests", course, ranks, 1000)
 
 
-_HANGS: Final = (stopped, gil, sleeps, locked, spinning, deadlock, cut)
+_HANGS: Final = (stopped, gil, sleeps, locked, spinning, deadlock, cut, left_behind)
 _SLOWS: Final = (
     checkpoint,
     checkpoint_of_all,
@@ -351,6 +399,8 @@ _SLOWS: Final = (
     cut_off,
     paused,
     silent,
+    uneven_end,
+    uneven_roles,
 )
 
 

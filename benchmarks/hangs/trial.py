@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.core.cadence import Cadence, Seen, gist
 from benchmarks.hangs.traces import Case, Moment
-from muster.protocol.hangs import HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
+from muster.protocol.hangs import Doing, HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
 from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.messages import (
@@ -61,6 +61,7 @@ class Trial:
     _homes: dict[TaskId, range] = field(default_factory=dict)
     _said: dict[TaskId, object] = field(default_factory=dict)
     _cadences: list[Cadence] = field(default_factory=list)
+    _gone: dict[int, float] = field(default_factory=dict)
     _away: set[NodeName] = field(default_factory=set)
     _sessions: int = 0
 
@@ -115,6 +116,9 @@ class Trial:
 
     def _look(self, moments: list[Moment]) -> None:
         for cadence, moment in zip(self._cadences, moments, strict=True):
+            if moment.gone:
+                self._gone.setdefault(cadence.rank, self.now)
+                continue
             since = self.now - cadence.seen_at
             slices = [
                 self.case.course(cadence.rank, self.now - since * (part + 0.5) / SLICES)
@@ -153,8 +157,14 @@ class Trial:
                 self._hear(name, report)
 
     def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
-        told = [self._cadences[rank] for rank in self._homes[task]]
-        return tuple(one.told().later(self.now - one.seen_at) for one in told)
+        return tuple(self._told(rank) for rank in self._homes[task])
+
+    def _told(self, rank: int) -> RankActivity:
+        if rank in self._gone:
+            age = self.now - self._gone[rank]
+            return RankActivity(rank, still_s=age, idle_s=age, doing=Doing.GONE)
+        cadence = self._cadences[rank]
+        return cadence.told().later(self.now - cadence.seen_at)
 
     def _answer(self, name: NodeName, look: LookTask) -> None:
         if name in self._away:
@@ -163,6 +173,7 @@ class Trial:
             RankStacks(rank, 1000 + rank, (ThreadStack("MainThread", moment.stack),))
             for rank in self._homes[look.task]
             for moment in (self.case.course(rank, self.now),)
+            if not moment.gone
         )
         found = StacksReport(
             look.task,

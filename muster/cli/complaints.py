@@ -76,7 +76,9 @@ def _unexpected(error: Exception) -> Complaint:
 
     match error:
         case SpecError():
-            return Complaint("the job is refused:\n" + _indented(str(error)), EXIT_USAGE)
+            said = "the job is refused:\n" + _indented(str(error))
+            notes = "".join(f"\n  {safe(note)}" for note in error.notes)
+            return Complaint(said + (f"\nhow it was read:{notes}" if notes else ""), EXIT_USAGE)
         case DaemonError():
             return Complaint(safe(str(error)), EXIT_CLIENT)
         case UnicodeEncodeError():

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from muster.cli.text import safe
 from muster.spec.from_command import from_command
 from muster.spec.overrides import override_document
 from muster.spec.parse import parse_document
+from muster.spec.problems import SpecError
 from muster.spec.scalars import MAX_BYTES, Document, read_yaml
 from muster.spec.types import Argv, JobSpec, Launcher
 from muster.spec.words import suffix
@@ -54,6 +56,13 @@ class Job(NamedTuple):
 def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     """Read, override and check. Raises SpecError with every problem, UsageError for the file."""
     notes: list[str] = []
+    try:
+        return _read(typed, environ, notes)
+    except SpecError as refused:
+        raise SpecError(refused.problems, notes) from None
+
+
+def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> Job:
     document = _document(typed, notes)
     tree, document = override_document(document, typed.sets, typed.env, options=typed.options)
     if typed.command:
@@ -134,7 +143,7 @@ def _with_command(
     changed = {**tree, **made.mapping}
     gone = set(made.mapping)
     lines = {path: line for path, line in document.lines.items() if path not in gone}
-    document = Document(changed, lines, document.problems)
+    document = replace(document, tree=changed, lines=lines)
     return _in_this_folder(changed, document, notes) if typed.file is None else (changed, document)
 
 
@@ -147,7 +156,7 @@ def _in_this_folder(
     here = str(Path.cwd())
     notes.append(f"workdir: {here} (this folder, which the nodes must have too)")
     changed = {**tree, "workdir": here}
-    return changed, Document(changed, document.lines, document.problems)
+    return changed, replace(document, tree=changed)
 
 
 def _text(file: str) -> str:
@@ -179,6 +188,6 @@ def meant_for_a_shell(command: tuple[str, ...]) -> str | None:
     if len(command) != 1 or os.path.exists(command[0]):
         return None
     line = command[0].strip()
-    if any(char in line for char in _OF_A_SHELL):
+    if any(char in line for char in _OF_A_SHELL) or "=" in line.partition(" ")[0]:
         return f"bash -c {shlex.quote(line)}"
     return line if any(char.isspace() for char in line) else None

@@ -17,7 +17,8 @@ from muster.cli.reference import JOB, find_job
 from muster.cli.table import Column, print_table
 from muster.cli.text import coloured, length, moment, safe, span
 from muster.protocol.http import AttemptView, JobView, TaskView
-from muster.protocol.outcome import Cause, ExitStatus
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus
+from muster.protocol.refusals import headline
 from muster.protocol.states import ENDED_STATES
 
 _TASKS: Final = (
@@ -168,7 +169,9 @@ def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
         _line(cause.text, "first cause: ")  # it names the rank and the node
         told.add(cause.text)
     if attempt.tasks:
-        rows = [_task_row(task, launcher, told) for task in attempt.tasks]
+        # A time limit or a cancel ends all nodes, whatever became of the process that starts ranks.
+        ended = cause is not None and cause.node is None and cause.code is not CauseCode.COMPLETED
+        rows = [_task_row(task, launcher, told, ended=ended) for task in attempt.tasks]
         columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
         print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
     for task in attempt.tasks:
@@ -189,22 +192,23 @@ def _print_tail(cause: Cause) -> None:
         print(f"    {safe(line.expandtabs())}")
 
 
-def _task_row(task: TaskView, launcher: str, told: set[str]) -> list[str]:
+def _task_row(task: TaskView, launcher: str, told: set[str], *, ended: bool) -> list[str]:
     return [
         task.node,
         str(task.node_rank),
         task.role,
         task.state.value,
         _ranks(task),
-        _exit(task, launcher),
+        _exit(task, launcher, ended=ended),
         _why_not(task, told),
     ]
 
 
-def _exit(task: TaskView, launcher: str) -> str:
+def _exit(task: TaskView, launcher: str, *, ended: bool) -> str:
     """The code of the node's first rank that failed by itself.
 
     torchrun's own is 1 whatever its ranks returned, so it is named where nothing better is known.
+    `ended`: Muster has ended the whole gang.
     """
     if task.exit is None:
         return "-"
@@ -213,13 +217,13 @@ def _exit(task: TaskView, launcher: str) -> str:
         return exit_text(failed[0])
     if task.exit.ok or launcher in ("none", "processes"):
         return exit_text(task.exit)
-    stopped = any(rank.stopped for rank in task.ranks)
+    stopped = ended or any(rank.stopped for rank in task.ranks)
     return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"
 
 
 def _why_not(task: TaskView, told: set[str]) -> str:
     """What many nodes say alike is said once."""
-    text = task.refusal.text if task.refusal is not None else task.left or ""
+    text = headline(task.refusal.text) if task.refusal is not None else task.left or ""
     if text in told and len(text) > len(_AS_ABOVE):
         return _AS_ABOVE
     told.add(text)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from muster.cli.text import safe
-from muster.protocol.hangs import HangVerdict, StackGroup
-from muster.protocol.wording import named
+from muster.protocol.hangs import HangVerdict, StackGroup, StacksView
+from muster.protocol.wording import count, named
 
 _RANKS = 16
+
+
+def heading(view: StacksView) -> str:
+    """The job, and how many of its ranks are seen."""
+    ranks = sum(len(group.ranks) for group in view.groups)
+    return f"job {view.job}, attempt {view.attempt}  {count(ranks, 'rank')}"
 
 
 def stack_lines(groups: Sequence[StackGroup]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from muster.cli.complaints import RefusedError
 from muster.cli.connection import connect, connection_options
 from muster.cli.json_output import json_option, print_json
 from muster.cli.reference import JOB, find_job
-from muster.cli.stack_text import stack_lines
+from muster.cli.stack_text import heading, stack_lines
 from muster.cli.text import note, safe
 
 
@@ -27,8 +27,7 @@ def command(*, job: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     elif found.groups:
-        ranks = sum(len(group.ranks) for group in found.groups)
-        print(f"job {found.job}, attempt {found.attempt}  {ranks} ranks")
+        print(heading(found))
         for line in stack_lines(found.groups):
             print(line)
     if not found.groups:

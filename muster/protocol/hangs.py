@@ -47,7 +47,8 @@ class RankActivity(msgspec.Struct, frozen=True, omit_defaults=True):
     """One rank. `still_s`: for how long it has moved no bytes; `idle_s`: for how long it has not
     computed either. The gaps are the longest of both kinds after which it went on by itself; they
     count once it is `learned`. `signs` are those that it has ever given, `where` is the kernel
-    function in which it waits.
+    function in which it waits. For a rank that has ended (GONE) both ages count from its end, as
+    far as its agent knows.
     """
 
     rank: int

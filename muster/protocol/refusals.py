@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 
 class RefusalCode(enum.StrEnum):
@@ -47,3 +48,11 @@ class RefusalCode(enum.StrEnum):
     TOO_LARGE = "command_too_large"
     FABRIC_DIFFERS = "fabric_differs"
     PREFLIGHT = "preflight"
+
+
+_LAST_LINES: Final = "; its last lines:"
+
+
+def headline(text: str) -> str:
+    """The sentence of a refusal, without the last lines of a program that follow it."""
+    return text.partition("\n")[0].removesuffix(_LAST_LINES)

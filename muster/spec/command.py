@@ -8,12 +8,13 @@ or refused with the exact line to write.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from muster.spec.environment import MAX_STRING_BYTES
+from muster.spec.environment import MAX_STRING_BYTES, check_name
 from muster.spec.problems import RefusedError, raise_refused
 from muster.spec.scalars import scalar_text
 from muster.spec.types import Argv, Command, Launcher, Shell
@@ -71,8 +72,7 @@ def _read_line(text: str, check: Callable[[list[str]], list[str]], empty: str) -
     variables = list(itertools.takewhile(_ASSIGNMENT.fullmatch, words))
     words = words[len(variables) :]
     if variables:
-        hint = f"write `env: {_listed(variables)}` instead"
-        refused.append(RefusedError("begins by setting a variable", hint))
+        refused.append(_variables_refused(variables))
     if words:
         try:
             words = check(words)
@@ -132,9 +132,9 @@ def _training_words(words: list[str]) -> list[str]:
     if first.startswith("-"):
         raise RefusedError(f"`{first}` is an option and no script", "begin with the script or `-m`")
     if _ASSIGNMENT.fullmatch(first):
-        raise RefusedError("begins by setting a variable", f"write `env: [{first}]` instead")
+        raise _variables_refused(list(itertools.takewhile(_ASSIGNMENT.fullmatch, words)))
     if not is_python_script(first):
-        bare = "/" not in first and not suffix(first)
+        bare = "/" not in first and is_python_script(f"./{first}")
         raise RefusedError(
             f"`{first}` is not a Python script, and torchrun starts nothing else",
             "add `launcher: none`" + (f", or write `./{first}` if it is one" if bare else ""),
@@ -202,9 +202,12 @@ def _after_python(words: list[str]) -> list[str]:
         )
     rest = _module_words(rest) if rest[0] == "-m" else rest
     if words[0] not in PLAIN_PYTHON:
-        raise RefusedError(
-            "names the interpreter", f"write `python: {words[0]}` and `run: {shlex.join(rest)}`"
-        )
+        relative = "/" in words[0] and not words[0].startswith("/")
+        path = f"/path/on/the/nodes/{words[0].removeprefix('./')}" if relative else words[0]
+        # Without a suffix only `python` says that it is a script.
+        known = rest[0] == "-m" or is_python_script(rest[0])
+        run = _as_run(rest) if known else f"run: {shlex.join([PLAIN_PYTHON[0], *rest])}"
+        raise RefusedError("names the interpreter", f"write `python: {path}` and `{run}`")
     return rest
 
 
@@ -228,6 +231,21 @@ _ACCELERATE_KEYS: Final = {
     "--same-network": "",
     "--max-restarts": "retry",
 }
+_ACCELERATE_SWITCHES: Final = frozenset({"--same-network"})
+# Of deepspeed: what stands alone, and what is a key here.
+_DEEPSPEED_SWITCHES: Final = frozenset(
+    {
+        "--module",
+        "--no_python",
+        "--no_local_rank",
+        "--no_ssh",
+        "--no_ssh_check",
+        "--force_multi",
+        "--elastic_training",
+        "--bind_cores_to_rank",
+    }
+)
+_DEEPSPEED_KEYS: Final = {"--num_nodes": "nodes", "--num_gpus": "nproc_per_node"}
 
 
 def _accelerate_words(value: object) -> list[str]:
@@ -241,13 +259,15 @@ def _accelerate_words(value: object) -> list[str]:
 def _accelerate_checked(words: list[str]) -> list[str]:
     if base_name(words[0]) == "accelerate":
         raise _launcher_refused("accelerate", words[1:])
-    for word in itertools.takewhile(lambda word: not is_python_script(word), words):
+    refused = []
+    for word in itertools.takewhile(lambda word: not _begins_program(word), words):
         option = word.partition("=")[0].replace("_", "-")
         if option in _ACCELERATE_KEYS:
             key = _ACCELERATE_KEYS[option]
             hint = f"leave it out, and write `{key}`" if key else "leave it out"
-            raise RefusedError(f"`{word}` is for Muster to say", hint)
-    if not any(is_python_script(word) or word in ("-m", "--module") for word in words):
+            refused.append(RefusedError(f"`{word}` is for Muster to say", hint))
+    raise_refused(refused)
+    if not any(_begins_program(word) for word in words):
         raise RefusedError(
             "names no Python script",
             "write it after the options: `--mixed_precision bf16 train.py`",
@@ -255,15 +275,79 @@ def _accelerate_checked(words: list[str]) -> list[str]:
     return words
 
 
+def _begins_program(word: str) -> bool:
+    """Whether the options of accelerate end here."""
+    return is_python_script(word) or word in ("-m", "--module")
+
+
 def _launcher_refused(program: str, words: list[str]) -> RefusedError:
     """The correction of `accelerate launch WORDS` and `deepspeed WORDS`."""
-    rest = words[1:] if program == "accelerate" and words[:1] == ["launch"] else words
-    if program == "deepspeed":
-        rest = list(itertools.dropwhile(lambda word: not is_python_script(word), rest))
-    run = f" and `run: {shlex.join(rest)}`" if rest else ""
+    said = f"Muster starts the ranks in {program}'s place"
+    read = _of_accelerate if program == "accelerate" else _of_deepspeed
+    try:
+        rest, keys = read(words)
+    except RefusedError:
+        # `accelerate config`, or a script whose name a shell fills in.
+        return RefusedError(said, f"name the script; for anything else use `launcher: {_NO_RANKS}`")
+    counts = [f"`{key}: {count}`" for key, count in keys.items() if 0 < count <= _MOST]
     return RefusedError(
-        f"Muster starts the ranks in {program}'s place", f"write `launcher: {program}`{run}"
+        said, " and ".join([f"write `launcher: {program}`", f"`{_as_run(rest)}`", *counts])
     )
+
+
+_NO_RANKS: Final = Launcher.NONE.value
+_MOST: Final = 1024  # as many as every key for a count takes
+
+
+def _of_accelerate(words: list[str]) -> tuple[list[str], dict[str, int]]:
+    """What remains of `accelerate WORDS` to run, and the keys that its options are here. Raises
+    `RefusedError`."""
+    if words[:1] != ["launch"]:
+        raise RefusedError("starts no ranks")
+    rest: list[str] = []
+    taken: dict[str, str] = {}
+    at = 1
+    while at < len(words) and not _begins_program(words[at]):
+        option, equals, value = words[at].partition("=")
+        option = option.replace("_", "-")
+        at += 1
+        if option not in _ACCELERATE_KEYS:
+            rest.append(words[at - 1])
+            continue
+        if not equals and option not in _ACCELERATE_SWITCHES:
+            value = words[at] if at < len(words) else ""
+            at += 1
+        taken[option] = value
+    rest += words[at:]
+    nodes = _count(taken.get("--num-machines", "1"))
+    processes = _count(taken.get("--num-processes", ""))
+    keys = {"nodes": nodes} if "--num-machines" in taken else {}
+    if nodes and processes % nodes == 0:
+        # accelerate counts the processes of all machines together.
+        keys["nproc_per_node"] = processes // nodes
+    return _accelerate_checked(rest or [""]), keys
+
+
+def _of_deepspeed(words: list[str]) -> tuple[list[str], dict[str, int]]:
+    """As `_of_accelerate`, for `deepspeed WORDS`."""
+    keys: dict[str, int] = {}
+    module, at = False, 0
+    while at < len(words) and words[at].startswith("-"):
+        option, equals, value = words[at].partition("=")
+        at += 1
+        module = module or option == "--module"
+        if not equals and option not in _DEEPSPEED_SWITCHES:
+            value = words[at] if at < len(words) else ""
+            at += 1
+        if option in _DEEPSPEED_KEYS:
+            keys[_DEEPSPEED_KEYS[option]] = _count(value)
+    rest = ["-m", *words[at:]] if module else words[at:]
+    return _training_words(rest or [""]), keys
+
+
+def _count(text: str) -> int:
+    """A number as an option has it; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 class Torchrun(NamedTuple):
@@ -307,16 +391,54 @@ def _torchrun_refused(words: list[str]) -> RefusedError:
     said = "Muster writes the torchrun line itself"
     if not rest:
         return RefusedError(said, "write what torchrun is to start: `run: train.py`")
+    try:
+        rest = _training_words(rest)
+    except RefusedError as refused:
+        return refused  # what torchrun was to start is no script either
     keys = [
-        f"`{_TORCHRUN_KEYS[option]}: {int(value)}`"
+        f"`{_TORCHRUN_KEYS[option]}: {_count(value)}`"
         for option, value in options.items()
-        if option in _TORCHRUN_KEYS and value.isdecimal()
+        if option in _TORCHRUN_KEYS and 0 < _count(value) <= _MOST
     ]
-    return RefusedError(said, " and ".join([f"write `run: {shlex.join(rest)}`", *keys]))
+    return RefusedError(said, " and ".join([f"write `{_as_run(rest)}`", *keys]))
+
+
+def _variables_refused(variables: Sequence[str]) -> RefusedError:
+    """The correction of a command that begins with `variables`, each `NAME=value`."""
+    allowed: list[str] = []
+    left: list[str] = []
+    for variable in variables:
+        name = variable.partition("=")[0]
+        try:
+            check_name(name)
+        except RefusedError:
+            left.append(f"`{name}`")
+        else:
+            allowed.append(variable)
+    hints = [f"write `env: {_listed(allowed)}` instead"] if allowed else []
+    hints += [f"leave out {', '.join(left)}, which is set for each rank or node"] if left else []
+    return RefusedError("begins by setting a variable", " and ".join(hints))
+
+
+_PLAIN_WORD: Final = re.compile(r"-*[A-Za-z0-9_./][A-Za-z0-9_./+=@%~^-]*")
+_INDICATORS: Final = "'\"[]{}&*!|>%@`#,?:"
 
 
 def _listed(words: Sequence[str]) -> str:
-    return "[" + ", ".join(words) + "]"
+    """A list in YAML; a word that YAML would take apart is quoted."""
+    quoted = (
+        word if _PLAIN_WORD.fullmatch(word) else json.dumps(word, ensure_ascii=False)
+        for word in words
+    )
+    return "[" + ", ".join(quoted) + "]"
+
+
+def _as_run(words: Sequence[str]) -> str:
+    """The line of a job file that runs `words`: as text, or as a list where YAML would read the
+    text as something else."""
+    text = shlex.join(words)
+    misread = text[:1] in _INDICATORS or text.endswith(":") or ": " in text or " #" in text
+    return f"run: {_listed(words) if misread or not text.isprintable() else text}"
 
 
 def sanitised_name(text: str) -> str:

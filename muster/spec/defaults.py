@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from muster.spec.overrides import as_map, put, spellings
 from muster.spec.parse import parse_mapping
 from muster.spec.problems import Problem, SpecError
@@ -51,7 +53,7 @@ def fill_in(document: Document, defaults: PoolDefaults) -> Filled:
         # A section that is no map is the job's mistake, and told as such when it is read.
         if put(tree, path, value) is None:
             keys.append(path)
-    return Filled(Document(tree, document.lines, document.problems), tuple(keys))
+    return Filled(replace(document, tree=tree), tuple(keys))
 
 
 def _leaves(tree: Tree, above: str = "") -> Iterator[tuple[str, object]]:

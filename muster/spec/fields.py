@@ -174,7 +174,8 @@ def nodes(text: str) -> tuple[int, int | None]:
         return count(text), None
     low, dots, high = match.groups()
     if dots != ".." or not low or not high:
-        raise RefusedError("is no range of nodes", f"write both bounds: `{low or 1}..{high or 4}`")
+        least, most = sorted(min(max(int(n[:9]), 1), MAX_NODES) for n in (low or "1", high or "4"))
+        raise RefusedError("is no range of nodes", f"write both bounds: `{least}..{most}`")
     least, most = count(low), count(high)
     if least > most:
         raise RefusedError("ends before it begins", f"write `{most}..{least}`")
@@ -322,9 +323,11 @@ def warn(text: str) -> Warn | None:
     seconds, and without any it is a minute."""
     name, at, before = text.strip().partition("@")
     if name.upper().startswith(("B:", "R:", "RB:")):
+        meant = text.partition(":")[2].strip()
+        warn(meant)  # refuses what is wrong with it besides
         raise RefusedError(
             f"`{printable(name.split(':')[0])}:` is Slurm's",
-            f"write `{printable(text.partition(':')[2])}`: the ranks get it, and nobody else",
+            f"write `{printable(meant)}`: the ranks get it, and nobody else",
         )
     signal = units.signal_name(name)
     if signal in ("SIGKILL", "SIGSTOP"):

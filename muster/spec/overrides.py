@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from muster.spec.problems import Problem, SpecError, printable
 from muster.spec.scalars import Document, read_yaml
 
@@ -63,21 +65,25 @@ def override_document(
     changed: Tree = {str(key): value for key, value in (tree or {}).items()}
     lines = dict(document.lines)
     problems: list[Problem] = []
-    for path, value in _changes(options or {}, sets, env, problems):
+    origins = dict(document.options)
+    for path, value, option in _changes(options or {}, sets, env, problems):
         problem = put(changed, path, value)
         if problem is not None:
             problems.append(problem)
         for spelling in spellings(path):
             _forget(lines, spelling)
+        origins[path] = option
     if problems:
         raise SpecError(problems)
-    return changed, Document(changed, lines, document.problems)
+    return changed, replace(document, tree=changed, lines=lines, options=origins)
 
 
 def _changes(
     options: Mapping[str, str], sets: Sequence[str], env: Sequence[str], problems: list[Problem]
-) -> Iterator[tuple[str, object]]:
-    yield from options.items()
+) -> Iterator[tuple[str, object, str]]:
+    """Path, value and the option to name in a mistake; "" where the path says as much."""
+    for path, given in options.items():
+        yield path, given, ""
     for text in sets:
         path, equals, value = text.partition("=")
         if not equals or not _PATH.fullmatch(path):
@@ -85,7 +91,7 @@ def _changes(
             problems.append(Problem("--set", printable(path), "is not `key=value`", hint))
             continue
         try:
-            yield path, _value(value)
+            yield path, _value(value), f"--set {path}"
         except SpecError as error:
             problems.extend(Problem(path, None, p.message, p.hint, p.kind) for p in error.problems)
     for text in env:
@@ -93,7 +99,7 @@ def _changes(
         if not name:
             problems.append(Problem("-e", None, "names no variable", "write `-e KEY=value`"))
             continue
-        yield f"env.{name}", value if equals else None
+        yield f"env.{name}", value if equals else None, f"-e {name}"
 
 
 def _value(text: str) -> object:

@@ -74,7 +74,7 @@ def parse_mapping(obj: object, caller_env: Mapping[str, str] | None = None) -> J
 def parse_document(document: Document, caller_env: Mapping[str, str] | None = None) -> JobSpec:
     """The job in a document that was read (and perhaps overridden). Raises `SpecError`."""
     check_tree(document.tree)
-    problems = Problems(document.lines)
+    problems = Problems(document.lines, document.options)
     problems.extend(document.problems)
     spec = _read_job(document.tree, caller_env or {}, problems)
     problems.raise_if_any()
@@ -258,12 +258,13 @@ def _resources(job: Section) -> Resources:
         return least
     if isinstance(found.value, dict) and len(found.value) == 1:  # SkyPilot's {H100: 8}
         model, count = next(iter(found.value.items()))
-        job.problems.add(
-            found.path,
-            shown(found.value),
-            "must be text, not a map",
-            f"write `{printable(str(model))}:{shown(count) or 8}`",
-        )
+        meant = f"{printable(str(model))}:{shown(count) or 8}"
+        try:
+            units.gpu(meant)
+            hint = f"write `{meant}`"
+        except RefusedError as refused:
+            hint = refused.hint
+        job.problems.add(found.path, shown(found.value), "must be text, not a map", hint)
         return least
     return job.typed(found, lambda text: replace(least, **_gpus(text)), least)
 
@@ -377,7 +378,7 @@ def _retry(job: Section) -> Retry:
                     f"{found.path}.{key}",
                     shown(part.raw[key]),
                     "has no effect while `retry.user` is 0",
-                    "say how often: `retry: {user: 3, ...}`",
+                    "say how often: add `user: 3`",
                 )
     return retry
 

@@ -31,7 +31,8 @@ class Problem(msgspec.Struct, frozen=True):
 
     `field` is its path (`retry.on_exit_codes[1]`; empty for the text as a whole), `value` what was
     typed, shortened and safe to print (None where there is none or it may be secret), `line` the
-    line in the user's file where that is known.
+    line in the user's file where that is known, `option` the option of the command line that set
+    the field (`-e RANK`).
     """
 
     field: str
@@ -40,9 +41,11 @@ class Problem(msgspec.Struct, frozen=True):
     hint: str = ""
     kind: Kind = Kind.INVALID
     line: int | None = None
+    option: str = ""
 
     def __str__(self) -> str:
         where = [f"line {self.line}"] if self.line is not None else []
+        where += [printable(self.option)] if self.option else []
         where += [printable(self.field)] if self.field else []
         where += [f"`{self.value}`"] if self.value is not None else []
         said = ": ".join([*where, self.message])
@@ -50,10 +53,12 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class SpecError(ValueError):
-    """The job is refused; `problems` holds every reason, in the order of the file."""
+    """The job is refused; `problems` holds every reason, in the order of the file. `notes` say how
+    the job was read, for whoever shows the refusal: what a batch script lost, for example."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], notes: Sequence[str] = ()) -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
+        self.notes: tuple[str, ...] = tuple(notes)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -77,20 +82,30 @@ class SeveralRefusedError(RefusedError):
 
 def raise_refused(refused: Sequence[RefusedError]) -> None:
     """Raise what was collected, if anything was."""
-    if len(refused) == 1:
-        raise refused[0]
-    if refused:
-        raise SeveralRefusedError(refused)
+    single = [one for several in refused for one in each_refused(several)]
+    if len(single) == 1:
+        raise single[0]
+    if single:
+        raise SeveralRefusedError(single)
+
+
+def each_refused(refused: RefusedError) -> Sequence[RefusedError]:
+    """Each mistake of a refusal by itself."""
+    return refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
 
 
 class Problems:
     """Collects problems, knows the line of each field, and keeps a hostile file from making many.
 
-    `lines` maps field paths to lines of the user's file; empty where there was no file.
+    `lines` maps field paths to lines of the user's file; empty where there was no file. `options`
+    maps those that the command line set to the option.
     """
 
-    def __init__(self, lines: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, lines: Mapping[str, int] | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
         self._lines = lines or {}
+        self._options = options or {}
         self._found: list[Problem] = []
         self._left_out = 0
 
@@ -113,12 +128,12 @@ class Problems:
             return
         said = printable(message, _SAID_CHARS)
         advice = printable(hint, _SAID_CHARS)
-        self._found.append(Problem(field, value, said, advice, kind, self._line_of(field)))
+        line, option = self._origin_of(field)
+        self._found.append(Problem(field, value, said, advice, kind, line, option))
 
     def refuse(self, field: str, value: str | None, refused: RefusedError) -> None:
         """Record what a pure reader refused, each mistake by itself."""
-        several = refused.refused if isinstance(refused, SeveralRefusedError) else (refused,)
-        for one in several:
+        for one in each_refused(refused):
             self.add(field, value, one.message, one.hint, one.kind)
 
     def extend(self, problems: Sequence[Problem]) -> None:
@@ -139,14 +154,17 @@ class Problems:
             )
         raise SpecError(found)
 
-    def _line_of(self, field: str) -> int | None:
+    def _origin_of(self, field: str) -> tuple[int | None, str]:
+        """The line and the option that set the field, or the nearest section that holds it."""
         path = field
         while path:
+            if path in self._options:
+                return None, self._options[path]
             if path in self._lines:
-                return self._lines[path]
+                return self._lines[path], ""
             cut = max(path.rfind("."), path.rfind("["))
             path = path[:cut] if cut > 0 else ""
-        return None
+        return None, ""
 
 
 def printable(text: str, limit: int = _SHOWN_CHARS) -> str:

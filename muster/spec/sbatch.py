@@ -20,7 +20,7 @@ from muster.spec.environment import check_name
 from muster.spec.gpu_rules import VISIBLE
 from muster.spec.problems import Problem, RefusedError, SpecError, printable
 from muster.spec.srun import Start, read_start
-from muster.spec.words import base_name, split_words
+from muster.spec.words import base_name, script_words
 
 _HEADER: Final = re.compile(r"#SBATCH\s+(.*)")
 _SHORT: Final = {
@@ -51,8 +51,8 @@ _INSTEAD: Final = {
     "--exclude": "name nodes with --set 'placement.exclude=[...]'",
     "--array": "submit once for each index",
     "--dependency": "wait for the other job first: muster wait ID",
-    "--gpus": "say how many per node: --gpus-per-node",
-    "--ntasks": "say how many per node: --ntasks-per-node",
+    "--gpus": "say how many per node: #SBATCH --gpus-per-node=8",
+    "--ntasks": "say how many per node: #SBATCH --ntasks-per-node=8",
     "--export": "nothing is inherited; name what is needed with -e",
 }
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -338,7 +338,7 @@ def _prefix(script: str, folder: str) -> str:
 def _words(line: str) -> list[str]:
     """The words of a plain command; none where a shell is needed to read it."""
     try:
-        return split_words(line)
+        return script_words(line)
     except RefusedError:
         return []
 

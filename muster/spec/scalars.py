@@ -33,11 +33,15 @@ TOO_MANY: Final = (f"holds more than {MAX_VALUES} values", "a job is short; ship
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What was read: the tree, the line of each field path, and mistakes that did not stop us."""
+    """What was read: the tree, the line of each field path, and mistakes that did not stop us.
+
+    `options` are the field paths that the command line set, each with its option.
+    """
 
     tree: object
     lines: dict[str, int] = {}
     problems: tuple[Problem, ...] = ()
+    options: dict[str, str] = {}
 
 
 def read_yaml(text: str) -> Document:

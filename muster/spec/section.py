@@ -113,11 +113,12 @@ class Section:
     def _unknown(self, path: str, key: str, promised: Mapping[str, str]) -> None:
         meant = suggestion(self.path, key, self._known | set(promised))
         place = f" in `{self.path}`" if self.path else ""
-        hint = (
-            f"did you mean `{meant}`?"
-            if meant
-            else f"known keys{place}: {', '.join(sorted(self._names))}"
-        )
+        if meant is not None and meant in promised:
+            hint = f"{later.not_yet(f'`{meant}`')}: {promised[meant]}"
+        elif meant:
+            hint = f"did you mean `{meant}`?"
+        else:
+            hint = f"known keys{place}: {', '.join(sorted(self._names))}"
         # The value is not repeated: who misspells `secrets` or `env` has a secret there.
         self.problems.add(
             printable(path), None, f"there is no key `{printable(key)}`{place}", hint, Kind.UNKNOWN

@@ -18,7 +18,7 @@ _CLOCK: Final = re.compile(r"([0-9]{1,6}):([0-5][0-9]):([0-5][0-9])")
 _DAYS_CLOCK: Final = re.compile(
     r"([0-9]{1,6})-([01]?[0-9]|2[0-3])(?::([0-5][0-9])(?::([0-5][0-9]))?)?"
 )
-_BARE: Final = re.compile(r"[0-9]{1,18}(\.[0-9]{1,6})?")
+_BARE: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _MINUTES_SECONDS: Final = re.compile(r"([0-9]{1,6}):([0-5][0-9])")
 
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGTP]?)(i?)B")
@@ -32,6 +32,7 @@ _GPU_TIMES: Final = re.compile(
     r"|(?P<before>[1-9][0-9]?)[x*](?P<after>[A-Za-z][A-Za-z0-9_.-]{0,60})"
 )
 MAX_GPUS_PER_NODE: Final = 1024
+_NO_MODELS: Final = ("gpu", "gpus")
 
 # Linux numbers on x86 and arm; spelled out because the host that reads a job need not be Linux.
 SIGNALS: Final = {
@@ -134,7 +135,8 @@ def size(text: str) -> int:
         raise RefusedError("is not a size", "write `200GB`, `512MiB` or `100B`")
     amount, prefix, binary = match.groups()
     if binary and not prefix:
-        raise RefusedError("is not a size", "write `KiB`, `MiB`, `GiB` or `B`")
+        units = [f"`{amount}{unit}`" for unit in ("KiB", "MiB", "GiB")]
+        raise RefusedError("is not a size", f"write {', '.join(units)} or `{amount}B`")
     base: int = 1024 if binary else 1000
     return round(float(amount) * float(base ** _SIZE_POWER[prefix]))
 
@@ -173,10 +175,10 @@ def gpu(text: str) -> tuple[int, str | None]:
     model, digits = match.groups()
     count = int(digits)
     if str(count) != digits:
-        raise RefusedError("begins with a zero", f"write `{count}`")
-    if model is not None and model.lower() in ("gpu", "gpus"):
+        raise RefusedError("begins with a zero", f"write `{gpu_text(count, model)}`")
+    if model is not None and model.lower() in _NO_MODELS:
         raise RefusedError(
-            "`gpu:` is not a model", f"write `{count}`, or a model as in `H100:{count}`"
+            "`gpu:` is not a model", f"write `{count}`, or a model as in `H100:{count or 8}`"
         )
     if model is not None and count == 0:
         raise RefusedError("asks for no GPU of a model", "write `0`, or a count of at least 1")
@@ -190,15 +192,18 @@ def gpu(text: str) -> tuple[int, str | None]:
 def _gpu_advice(typed: str) -> RefusedError:
     if _GPU_WITH_MEMORY.fullmatch(typed):
         parts = typed.split(":")
-        count = parts[2] if len(parts) > 2 else "1"
+        asked = min(int(parts[2][:9]) if len(parts) > 2 else 1, MAX_GPUS_PER_NODE) or 1
         return RefusedError(
             "GPU memory in `gpu` is not supported yet by this release",
-            f"write `{parts[0]}:{count}`",
+            f"write `{gpu_text(asked, _model(parts[0]))}`",
             Kind.LATER,
         )
     if times := _GPU_TIMES.fullmatch(typed):
         model, count = times["model"] or times["after"], times["count"] or times["before"]
-        return RefusedError("is no model and count", f"write `{model}:{count}`")
+        meant = gpu_text(int(count), _model(model))
+        return RefusedError("is no model and count", f"write `{meant}`")
+    if typed.lower() in _NO_MODELS:
+        return RefusedError("does not say how many", "write `8`, a count per node")
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", typed):
         return RefusedError(
             "says which GPU and not how many", f"write `{typed}:8`, a count per node"
@@ -206,6 +211,11 @@ def _gpu_advice(typed: str) -> RefusedError:
     return RefusedError(
         "is not a number of GPUs", "write the count per node, `8`, or model and count, `H100:8`"
     )
+
+
+def _model(name: str) -> str | None:
+    """None for a word that names no model."""
+    return None if name.lower() in _NO_MODELS else name
 
 
 def gpu_text(count: int, model: str | None) -> str | int:

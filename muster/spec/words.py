@@ -15,12 +15,24 @@ _BLANK: Final = " \t\r"
 _OPERATORS: Final = ";&|<>"
 _NO_SHELL: Final = "no shell reads this: quote it, or use `launcher: none`, where bash does"
 _ESCAPED_IN_QUOTES: Final = '$`"\\'
+# What opens a part of a substitution, and what closes it.
+_CLOSES: Final = {"(": ")", "{": "}", "`": "`", "'": "'", '"': '"'}
 
 
 def split_words(text: str) -> list[str]:
     """The words of `text`; `$NAME`, `*` and `~` stay as they are. Raises `RefusedError`."""
     refused: list[RefusedError] = []
     words = first_words(text, refused)
+    raise_refused(refused[:1])
+    return words
+
+
+def script_words(text: str) -> list[str]:
+    """The words of a line of a shell script: a command substitution stays as typed, as a part of
+    its word, whatever it holds. Raises `RefusedError`.
+    """
+    refused: list[RefusedError] = []
+    words = _Splitter(text.strip(_BLANK + "\n"), refused, substitutes=True).words()
     raise_refused(refused[:1])
     return words
 
@@ -33,9 +45,13 @@ def first_words(text: str, refused: list[RefusedError]) -> list[str]:
 
 
 class _Splitter:
-    def __init__(self, text: str, refused: list[RefusedError]) -> None:
+    def __init__(
+        self, text: str, refused: list[RefusedError], *, substitutes: bool = False
+    ) -> None:
+        """`substitutes`: `$(...)`, `${...}` and backticks do not end at a blank."""
         self._refused = refused
         self._text = text
+        self._substitutes = substitutes
         self._at = 0
         self._word: list[str] | None = None  # None between words
         self._made: list[str] = []
@@ -61,6 +77,11 @@ class _Splitter:
         self._at += 1
 
     def _step(self, char: str) -> None:
+        end = self._substituted(self._at)
+        if end > self._at:
+            self._add(self._text[self._at : end])
+            self._at = end
+            return
         match char:
             case "'":
                 self._add(self._until_single_quote())
@@ -101,6 +122,10 @@ class _Splitter:
             self._add(following)
         self._at += 2
 
+    def _substituted(self, at: int) -> int:
+        """Where the substitution that begins at `at` ends; `at` itself if none begins there."""
+        return _substitution_end(self._text, at) if self._substitutes else at
+
     def _until_single_quote(self) -> str:
         end = self._text.find("'", self._at + 1)
         if end < 0:
@@ -114,6 +139,11 @@ class _Splitter:
         at = self._at + 1
         while at < len(self._text):
             char, following = self._text[at], self._text[at + 1 : at + 2]
+            end = self._substituted(at)
+            if end > at:
+                part.append(self._text[at:end])
+                at = end
+                continue
             if char == '"':
                 self._at = at + 1
                 return "".join(part)
@@ -126,6 +156,38 @@ class _Splitter:
                 part.append(char)
                 at += 1
         raise RefusedError('has a quote " that is never closed', 'close it, or write `\\"`')
+
+
+def _substitution_end(text: str, at: int) -> int:
+    """The index after the `$(...)`, `${...}` or backticks that begin at `at`; `at` if none does.
+
+    Parentheses, braces, quotes and further substitutions nest. Raises `RefusedError` for one that
+    is never closed.
+    """
+    closes: list[str] = []
+    begin = at
+    while at < len(text):
+        char, wanted = text[at], closes[-1] if closes else ""
+        if char == "\\" and closes and wanted != "'":
+            at += 2
+            continue
+        if closes and char == wanted:
+            closes.pop()
+        elif wanted == "'":
+            pass
+        elif text.startswith(("$(", "${"), at):
+            at += 1
+            closes.append(_CLOSES[text[at]])
+        elif char == "`" or (wanted != '"' and closes and char in _CLOSES):
+            closes.append(_CLOSES[char])
+        elif not closes:
+            return begin
+        at += 1
+        if not closes:
+            return at
+    if not closes:
+        return begin
+    raise RefusedError("has a command substitution that is never closed", "close it")
 
 
 def base_name(word: str) -> str:

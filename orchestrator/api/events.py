@@ -6,6 +6,7 @@ import msgspec
 
 from muster.protocol.http import EventView
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.refusals import headline
 from muster.protocol.timestamp import timestamp
 from muster.spec.render import nodes_text
 from muster.spec.units import duration_text
@@ -192,7 +193,7 @@ def _task_text(
         case f.TaskPrepared():
             return "prepared"
         case f.TaskRefused(_, _, _, refusal):
-            return f"refused: {refusal.text}"
+            return f"refused: {headline(refusal.text)}"
         case f.TaskArranged():
             return "arranged"
         case f.TaskListening():

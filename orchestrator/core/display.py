@@ -18,6 +18,7 @@ from muster.spec.units import duration_text
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.checkpoints import checkpoint_text
 from orchestrator.core.clocks import clock_warning
+from orchestrator.core.ended import ended_line, hint
 from orchestrator.core.gpu_view import gpu_views, job_gpus
 from orchestrator.core.gpus import gpus_used
 from orchestrator.core.grace import stop_grace_s
@@ -245,6 +246,7 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
             if attempt.started_at is None:
                 return h.Reason("starting", _progress(attempt, TaskState.STARTED, "started"))
             progress = _and(checkpoint_text(state.jobs[attempt.job], attempt, now))
+            progress += _and(ended_line(state.jobs[attempt.job], attempt))
             progress += _and(_hang_text(attempt)) + _and(attempt.idle)
             where = named([task.node for task in attempt.present])
             return h.Reason("running", f"on {where}{_size(state, attempt)}{progress}")
@@ -337,7 +339,7 @@ def _hang_text(attempt: Attempt) -> str:
     if attempt.hang is None:
         return ""
     quiet = duration_text(float(round(attempt.hang.quiet_s)))
-    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}{_and(hint(attempt))}"
 
 
 def host_port(address: str, port: int) -> str:
@@ -360,8 +362,18 @@ def _task_view(task: Task, odd: str | None, node: Node | None, running: range) -
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
-        warnings=(*task.warnings, *(said for said in (odd, clock) if said)),
+        warnings=(*task.warnings, *(said for said in (odd, clock, _overlooked(task)) if said)),
         gpus=task.gpus or None,
+    )
+
+
+def _overlooked(task: Task) -> str:
+    """What a script that ended with code 0 has overlooked."""
+    if not any(rank.exit is not None and rank.exit.ok and rank.error for rank in task.ranks):
+        return ""
+    return (
+        "a torchrun of the script reported ranks that failed, and the script ended with code 0: "
+        "let it end with torchrun's code, such as by `exec torchrun ...` in its last line"
     )
 
 

@@ -47,12 +47,17 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.TaskArranged()
             | f.TaskListening()
             | f.TaskStarted()
-            | f.TaskExited()
             | f.TaskCleaned()
             | f.TaskLost()
             | f.TaskLeft()
         ):
             return task_moved(state, fact, now, limits)
+        case f.TaskExited():
+            moved = task_moved(state, fact, now, limits)
+            # The others may have been silent before.
+            job = state.jobs[fact.job]
+            left = looks.consider(state, job, job.attempts[fact.attempt - 1], now, limits)
+            return Decision([*moved.facts, *left.facts], [*moved.actions, *left.actions])
         case (
             f.NodeHeard()
             | f.EpochStarted()

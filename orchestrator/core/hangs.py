@@ -4,6 +4,9 @@ Suspicion needs every sign to be absent: no log bytes, no bytes of sockets, HCAs
 progress of the CPU, on all ranks or on a few against the others; for longer than the longest gap
 that the gang has shown, five times over. Two looks at the stacks then tell one that hangs from one
 that is slow. Whoever computes, or waits for a disk or a file server, is slow at the most.
+
+A gang that has shown no steps yet is judged by one thing only: at least half of its ranks have
+ended, and all others are idle.
 """
 
 from __future__ import annotations
@@ -72,11 +75,12 @@ def due_in_s(ranks: Sequence[RankActivity], limits: HangLimits) -> float | None:
 
 def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
     alive = [rank for rank in ranks if rank.doing is not Doing.GONE]
-    if not alive or any(not rank.learned or len(rank.signs) < SIGNS_MIN for rank in alive):
-        return []
-    if any(rank.doing is Doing.TRACED for rank in alive):
+    if not alive or any(rank.doing is Doing.TRACED for rank in alive):
         # Somebody has it in a debugger.
         return []
+    if any(not rank.learned or len(rank.signs) < SIGNS_MIN for rank in alive):
+        left = _left_behind(alive, [rank for rank in ranks if rank.doing is Doing.GONE], limits)
+        return [] if left is None else [left]
     idle = [rank for rank in alive if rank.idle_s is not None]
     names = frozenset(rank.rank for rank in idle)
     still = [rank.still_s for rank in alive if rank.still_s is not None]
@@ -92,6 +96,41 @@ def _dues(ranks: Sequence[RankActivity], limits: HangLimits) -> list[Suspicion]:
         limit_s = limits.of_gap(max(rank.idle_gap_s for rank in idle))
         found.append(Suspicion(Rule.ODD, names, min(r.idle_s or 0.0 for r in idle), limit_s))
     return found
+
+
+def _left_behind(
+    alive: Sequence[RankActivity], ended: Sequence[RankActivity], limits: HangLimits
+) -> Suspicion | None:
+    """Ranks without a cadence that do nothing after the others have ended: at their exit, or in a
+    call that waits for those others.
+
+    The silence counts from the last of these ends: before that, they may have waited for it. The
+    limit is that of a gang which pauses for `quiet_s`. A rank of which no sign was ever seen may
+    be one that cannot be watched.
+    """
+    quiet = [rank.idle_s for rank in (*alive, *ended)]
+    if len(ended) < len(alive) or not all(rank.signs for rank in alive) or None in quiet:
+        return None
+    quiet_s = min(seconds for seconds in quiet if seconds is not None)
+    names = frozenset(rank.rank for rank in alive)
+    return Suspicion(Rule.IDLE, names, quiet_s, limits.of_gap(limits.quiet_s))
+
+
+AT_ITS_END: Final = (
+    "where a rank stands at its exit: torch (2.13, with gloo) can block there after a collective "
+    "in the last milliseconds, as the thread that frees DDP waits for gloo's threads while it "
+    "holds the GIL (pytorch #56297, #190489); a barrier and a short pause before the end of the "
+    "program help, such as time.sleep(0.02), destroy_process_group() alone does not"
+)
+"""A hint for a rank that does nothing after others have ended."""
+
+
+def ended_text(ranks: Sequence[RankActivity]) -> str:
+    """`ranks 0 to 2 have ended`; "" where none has, or all have."""
+    gone = tuple(sorted(rank.rank for rank in ranks if rank.doing is Doing.GONE))
+    if not gone or len(gone) == len(ranks):
+        return ""
+    return f"{ranks_text(gone)} {'has' if len(gone) == 1 else 'have'} ended"
 
 
 class Opinion(enum.Enum):
@@ -180,11 +219,14 @@ def verdict(
         where += " (stopped by a signal)" if stopped and set(odd) <= set(stopped) else ""
     else:
         where = _everywhere(alive, groups)
+    ended = ended_text(ranks)
+    at_its_end = bool(ended) and kind is HangKind.HUNG and suspected.rule is Rule.IDLE
+    notes = (*notes, AT_ITS_END) if at_its_end and not stopped else notes
     order = sorted(alive, key=lambda one: (one.rank not in odd, one.rank))
     told = [stacks[one.rank] for one in order if one.rank in stacks]
     return HangVerdict(
         kind=kind,
-        text=f"{kind.value}: {where}",
+        text=f"{kind.value}: {where}" + (f"; {ended}" if ended else ""),
         quiet_s=round(suspected.quiet_s, 1),
         limit_s=round(suspected.limit_s, 1),
         firm=bool(stopped) or all(r.rank in stacks and stacks[r.rank].main for r in alive),

@@ -34,6 +34,7 @@ from orchestrator.core import stimuli as s
 from orchestrator.core.actions import unknown_job
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.decision import Decision
+from orchestrator.core.ended import ended_ranks
 from orchestrator.core.hangs import Opinion, due_in_s, opinion, suspicion, verdict
 from orchestrator.core.limits import Limits
 from orchestrator.core.node import LinkState
@@ -272,7 +273,7 @@ def _judge(
         return Decision([hf.HangSuspected(*key, first, at)], [_timer(job, attempt, at)])
     before = {rank.rank: rank for rank in watch.first}
     found = opinion(suspected, ranks, before, stacks)
-    quiet_s = max(rank.still_s or 0.0 for rank in ranks)
+    quiet_s = max(rank.still_s or 0.0 for rank in ranks if rank.doing is not Doing.GONE)
     if found is Opinion.DISMISSED:
         return _dismissed(job, attempt, now, limits.hangs.quiet_s)
     if found is Opinion.SLOW and quiet_s < limits.hangs.slow_s:
@@ -305,9 +306,12 @@ def _ranks(
 ) -> tuple[RankActivity, ...] | None:
     """All ranks of the gang, as of now; None as long as one of them cannot be seen."""
     found: list[RankActivity] = []
+    ended: list[RankActivity] = []
+    since = state.running.get(job.id)
     for task in attempt.present:
         node = state.nodes[task.node]
         if task.exit is not None:
+            ended += ended_ranks(job, task, None if since is None else now.mono - since)
             continue
         seen = node.link is LinkState.CONNECTED and task.state is TaskState.STARTED
         if not seen or not task.activity:
@@ -318,7 +322,7 @@ def _ranks(
     whole = fixed and all(task.exit is None for task in attempt.present)
     if whole and len(found) < _ranks_expected(job, attempt):
         return None
-    return tuple(found) or None
+    return (*found, *ended) if found else None
 
 
 def _ranks_expected(job: Job, attempt: Attempt) -> int:

@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.refusals import RefusalCode, headline
 from muster.protocol.states import TaskState
 from muster.protocol.wording import listed, named
 from muster.spec.types import Retry
@@ -93,7 +93,7 @@ def _with_the_others(job: Job, cause: Cause) -> Cause:
     if cause.refusal is None or cause.code is CauseCode.START_FAILED:
         return cause
     said = {
-        task.node: task.refusal.text.partition("\n")[0]
+        task.node: headline(task.refusal.text)
         for attempt in job.attempts
         for task in attempt.tasks
         if task.refusal is not None and task.node != cause.node

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from muster.protocol.ids import NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.refusals import RefusalCode, headline
 from muster.protocol.states import TaskState
 from orchestrator.core import facts as f
 from orchestrator.core import service_facts as sf
@@ -109,7 +109,7 @@ def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
             if task.refusal.code == RefusalCode.FABRIC_DIFFERS:
                 continue
             if name != cause.node:
-                said = task.refusal.text.partition("\n")[0]
+                said = headline(task.refusal.text)
                 text = f"{name} refused: {said}"
         elif name != cause.node:
             text = f"{name} was lost; {cause.text}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.refusals import RefusalCode, headline
 from muster.protocol.states import TaskState
 from orchestrator.core.attempt import AttemptPhase
 from orchestrator.core.blame import OF_NOBODY
@@ -54,7 +54,7 @@ def _unreached(attempt: Attempt, worker: Task) -> Cause:
 def refusal_of(attempt: Attempt, task: Task) -> Cause:
     """What one task's refusal is to its gang."""
     assert task.refusal is not None
-    text, _, tail = task.refusal.text.partition("\n")
+    text, tail = headline(task.refusal.text), task.refusal.text.partition("\n")[2]
     if task.refusal.code != RefusalCode.FABRIC_DIFFERS:
         text = f"{task.node} refused: {text}"
     preparing = attempt.phase is AttemptPhase.PREPARING

@@ -375,7 +375,9 @@ RULES: Final = (
         FailureKind.ABORTED,
         "terminate called without an active exception",
         r"terminate called without an active exception",
-        "its threads still ran as it ended, most often those of a process group: call "
-        "torch.distributed.destroy_process_group() at the end of the program",
+        "its threads still ran as it ended, most often gloo's: a race in torch (2.13) when a "
+        "collective ends within milliseconds of the program (pytorch #56297, #190489); a barrier "
+        "and a short pause before the end help, such as time.sleep(0.02), "
+        "destroy_process_group() alone does not",
     ),
 )

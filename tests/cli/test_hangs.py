@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.stack_text import stack_lines, verdict_lines
+from muster.cli.stack_text import heading, stack_lines, verdict_lines
 from muster.protocol.hangs import (
     Doing,
     Frame,
@@ -23,6 +23,7 @@ from muster.protocol.hangs import (
     RankStacks,
     RecordedRank,
     StackGroup,
+    StacksView,
     ThreadStack,
 )
 from tests.cli.conftest import DEADLINE_S
@@ -131,6 +132,11 @@ def test_evidence_of_what_is_not_there(muster: Muster, job: str) -> None:
     done = muster("evidence", "--node", "n1")
     assert done.returncode == 125
     assert "there is no node 'n1'" in done.stderr
+
+
+def test_the_heading_counts_ranks() -> None:
+    assert heading(StacksView(1, 2, GROUPS[:1])) == "job 1, attempt 2  1 rank"
+    assert heading(StacksView(1, 2, GROUPS)) == "job 1, attempt 2  4 ranks"
 
 
 def test_stacks_as_text() -> None:

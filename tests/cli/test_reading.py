@@ -347,6 +347,44 @@ def test_the_exit_of_a_node_is_that_of_its_rank(
     assert re.split("  +", row.strip())[5] == shown
 
 
+@pytest.mark.parametrize("how", [ExitStatus(signal=9), ExitStatus(1)])
+def test_after_a_time_limit_every_node_is_said_to_be_stopped(
+    run: Run, fake: FakeCoordinator, how: ExitStatus
+) -> None:
+    """Also one whose torchrun was killed before it could tell of its ranks."""
+    ended_ranks = (api.RankView(0, ExitStatus(signal=15), stopped=True),)
+    tasks = (
+        api.TaskView("gpu-01", 0, "launcher", TaskState.CLEANED, ended_ranks, ExitStatus(1), None),
+        api.TaskView("gpu-02", 1, "worker", TaskState.CLEANED, (), how, None),
+    )
+    cause = Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, "its time limit of 20s was over")
+    attempt = api.AttemptView(1, "closed", tasks, cause, None, timestamp(1), None, timestamp(3))
+    fake.put(job_view(attempts=(attempt,), spec={"run": "x", "launcher": "torchrun"}))
+    lines = run("show", "42").stdout.decode().splitlines()
+    rows = [re.split("  +", line.strip()) for line in lines if line.startswith("  gpu-0")]
+    assert [row[5] for row in rows] == ["stopped", "stopped"]
+
+
+def test_a_failed_setup_is_shown_once_with_its_lines(run: Run, fake: FakeCoordinator) -> None:
+    sentence = "`setup` exited with code 7"
+    said = api.Reason("setup_failed", f"{sentence}; its last lines:\nno such wheel\nhint: none")
+    task = api.TaskView("gpu-01", 0, "launcher", TaskState.CLEANED, (), None, said)
+    cause = Cause(
+        CauseCode.PREPARE_REFUSED,
+        Outcome.INFRA,
+        f"gpu-01 refused: {sentence}",
+        "gpu-01",
+        tail="no such wheel\nhint: none",
+    )
+    attempt = api.AttemptView(1, "closed", (task,), cause, None, timestamp(1), None, timestamp(3))
+    fake.put(job_view(attempts=(attempt,)))
+    text = run("show", "42").stdout.decode()
+    assert "\\n" not in text
+    assert "its last lines:" not in text
+    assert text.count("no such wheel") == 1
+    assert "  last lines on gpu-01:\n    no such wheel\n    hint: none\n" in text
+
+
 def test_a_long_sentence_is_said_once(run: Run, fake: FakeCoordinator) -> None:
     said = "node-2 refused: the folder /shared/data/x does not exist on it, and nobody made it"
     cause = Cause(CauseCode.RANK_FAILED, Outcome.USER, said, "node-2", None, None)

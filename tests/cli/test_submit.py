@@ -245,6 +245,30 @@ def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
     assert run("submit", "--from-sbatch", "job.sh", "-f", "job.yaml").returncode == 2
 
 
+def test_the_refusal_of_a_batch_script_names_what_was_not_taken_over(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 0 -p gpu\nsrun python train.py\n")
+    done = run("submit", "--from-sbatch", "job.sh")
+    assert done.returncode == 2
+    said = done.stderr.decode()
+    assert "nodes: `0`" in said
+    assert "  #SBATCH --partition=gpu is not taken over: name a pool with --pool\n" in said
+    assert not fake.script.submitted
+
+
+def test_a_mistake_of_an_option_is_not_blamed_on_the_file(
+    run: Run, fake: FakeCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("run: train.py\nenv: {A: '1'}\nretry: {infra: 1}\n")
+    done = run("submit", "-f", "job.yaml", "-e", "RANK=0", "--set", "retry.user=x")
+    said = done.stderr.decode()
+    assert "\n  -e RANK: env.RANK: " in said
+    assert "\n  --set retry.user: retry.user: " in said
+    assert "line " not in said
+    assert not fake.script.submitted
+
+
 @pytest.mark.parametrize(
     ("env", "level"),
     [("{}", None), ("{NCCL_DEBUG: WARN}", "INFO"), ("{NCCL_DEBUG: trace}", "trace")],

@@ -391,7 +391,7 @@ def test_values_cannot_write_to_a_terminal() -> None:
 def test_a_correction_is_bounded_and_printable() -> None:
     (problem,) = problems_of('run: "torchrun x.py \\e[2J ' + "a " * 5000 + '"')
     assert "\x1b" not in str(problem)
-    assert problem.hint.startswith("write `run: x.py")
+    assert problem.hint.startswith("write `run: [x.py, ")
     assert len(str(problem)) < 5000
 
 

@@ -282,3 +282,39 @@ def test_headers_behind_the_first_command_are_none() -> None:
 def test_a_script_without_a_command_is_refused() -> None:
     with pytest.raises(SpecError, match="no command"):
         from_sbatch("#!/bin/bash\n#SBATCH --nodes=4\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("srun torchrun --role $(hostname -s): --tee 3 x.py", "--role=$(hostname -s): --tee=3"),
+        ("srun torchrun --role `hostname -s` --tee 3 x.py", "--role=`hostname -s` --tee=3"),
+        (
+            'torchrun --rdzv_endpoint "$(scontrol show hostnames "$L" | head -n 1)":29500 x.py',
+            "",
+        ),
+        (
+            "torchrun --role $(basename $(pwd) ')') --rdzv-id ${SLURM_JOB_ID:-no id} x.py",
+            "--role=$(basename $(pwd) ')')",
+        ),
+        ("torchrun --role $((1 + (2 * 3))) x.py", "--role=$((1 + (2 * 3)))"),
+        ("srun --chdir $(dirname `pwd -P`) torchrun x.py", "--chdir $(dirname `pwd -P`)"),
+    ],
+)
+def test_a_command_substitution_is_one_word(line: str, left: str) -> None:
+    found = made(body=line)
+    assert found.mapping["run"] == ["x.py"]
+    told = [note for note in found.notes if "not taken over" in note]
+    assert [note.partition("not taken over: ")[2] for note in told] == ([left] if left else [])
+
+
+@pytest.mark.parametrize("word", ["$(nproc --all)", "`nproc --all`", '"$(nproc | head -n 1)"'])
+def test_a_substitution_among_the_arguments_is_for_a_shell(word: str) -> None:
+    found = made(body=f"srun torchrun x.py --workers {word}")
+    assert found.mapping["launcher"] == "none"
+    assert any("is for a shell to fill in" in note for note in found.notes)
+
+
+def test_a_substitution_that_is_never_closed_is_a_script() -> None:
+    found = made(body="srun torchrun --role $(hostname -s x.py")
+    assert found.mapping["launcher"] == "none"

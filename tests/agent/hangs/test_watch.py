@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.core.cadence import Cadence, Seen
@@ -146,6 +147,29 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     quiet = [one for one in seen if one.ranks[0].still_s is not None]
     assert len(quiet) == 1
     assert len(seen) <= 4
+
+
+def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> None:
+    """Its torchrun waits for those of other nodes meanwhile."""
+    clock, posted = Now(), list[Stimulus]()
+    watch = HangWatch(clock, posted.append, 5.0, root=tmp_path)
+
+    def look() -> None:
+        clock.mono += 5.0
+        asyncio.run(watch.look())
+
+    with program(SLEEPS) as process:
+        running = status(process.pid)
+        watch.heard(TASK, tmp_path, running)
+        look()
+        rank = msgspec.structs.replace(running.ranks[0], exit=ShimExit(0))
+        watch.heard(TASK, tmp_path, msgspec.structs.replace(running, ranks=(rank,)))
+        for _ in range(3):
+            look()
+    seen = [one.ranks for one in posted if isinstance(one, ActivitySeen)]
+    assert [[rank.doing for rank in ranks] for ranks in seen[-1:]] == [[Doing.GONE]]
+    assert len([ranks for ranks in seen if ranks[0].doing is Doing.GONE]) == 1
+    assert seen[-1][0].idle_s == pytest.approx(5.0)
 
 
 def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -238,6 +239,49 @@ def test_setup_runs_first_with_its_own_log(any_stage: Stage) -> None:
     any_stage.play(story)
 
 
+BASE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@pytest.mark.parametrize("python", ["", "/bin/python"])
+@pytest.mark.parametrize("step", ["setup", "program"])
+def test_the_tools_of_the_python_come_first_and_nothing_else_does(
+    stage: Stage, tmp_path: Path, python: str, step: str
+) -> None:
+    """`python` is a prefix or an interpreter, and only its own bin folder is on PATH."""
+    venv = tmp_path / "parent" / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(PYTHON)
+    said = tmp_path / "said"
+    command = ["sh", "-c", f'echo "$PATH" > {said}']
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        if step == "setup":
+            await task.prepared(python=f"{venv}{python}", setup=command)
+        else:
+            await task.run(*command, python=f"{venv}{python}")
+            await task.ended()
+        assert said.read_text() == f"{venv}/bin:{BASE_PATH}\n"
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize(
+    ("python", "env", "path"),
+    [("/no/such/venv", {}, BASE_PATH), (sys.prefix, {"PATH": "/usr/bin:/bin"}, "/usr/bin:/bin")],
+)
+def test_a_folder_that_is_not_there_and_a_path_of_the_job_add_nothing(
+    stage: Stage, python: str, env: dict[str, str], path: str
+) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sh", "-c", 'echo "$PATH"', python=python, env=env)
+        await task.ended()
+        assert task.read("logs/rank-0.stdout").decode() == f"{path}\n"
+
+    stage.play(story)
+
+
 def test_a_failed_setup_is_refused_with_its_last_lines(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
@@ -457,3 +501,23 @@ def test_half_a_character_in_what_a_rank_failed_of(any_stage: Stage) -> None:
         assert msgspec.json.decode(task.read("exit.json"), type=ShimStatus) == status
 
     any_stage.play(story)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("echo ...errors.ChildFailedError: >&2; echo done", "ChildFailedError"),
+        ("echo done >&2", None),
+    ],
+)
+def test_a_script_that_ends_with_0_though_its_torchrun_failed_says_so(
+    stage: Stage, script: str, error: str | None
+) -> None:
+    async def story(node: Node) -> None:
+        task = await node.task()
+        await task.run("sh", "-c", script)
+        status = await task.ended()
+        assert status.exit == ShimExit(code=0)
+        assert status.ranks[0].error == error
+
+    stage.play(story)

@@ -98,6 +98,7 @@ value = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(value)
 print("rank", dist.get_rank(), "sum", value.item(), beside.NAME, __name__, os.getcwd(), sys.path[0])
 print("error of", os.environ["RANK"], file=sys.stderr)
+print("path", os.environ["PATH"], file=sys.stderr)
 dist.destroy_process_group()
 """
 
@@ -130,7 +131,9 @@ def test_two_ranks_all_reduce_and_their_files_are_theirs(any_stage: Stage, tmp_p
             assert rank.exit.code == 0
             wanted = f"rank {rank.rank} sum 3.0 neighbour __main__ {work} {scripts}\n"
             assert task.read(rank.stdout).decode() == wanted
-            assert f"error of {rank.rank}" in task.read(rank.stderr).decode()
+            said = task.read(rank.stderr).decode()
+            assert f"error of {rank.rank}" in said
+            assert f"path {os.path.dirname(PYTHON)}:/usr/local/sbin:" in said
         assert {stream.stream for stream in status.streams} == {
             StreamName.LAUNCHER,
             StreamName.STDOUT,

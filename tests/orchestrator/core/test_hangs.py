@@ -20,13 +20,14 @@ from muster.protocol.hangs import (
     ThreadStack,
 )
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.messages import LOOKS, LookTask, StacksReport
-from muster.protocol.outcome import CauseCode, Outcome
+from muster.protocol.messages import LOOKS, LookTask, RankReport, StacksReport
+from muster.protocol.outcome import CauseCode, ExitStatus, Outcome
 from muster.protocol.states import TaskState
 from orchestrator.core import actions as a
 from orchestrator.core import facts as f
 from orchestrator.core import notice_facts as nf
 from orchestrator.core import stimuli as s
+from orchestrator.core.display import job_view
 from orchestrator.core.durability import Durability, durability_of
 from orchestrator.core.limits import HangLimits
 from orchestrator.webhooks.message import message
@@ -233,7 +234,7 @@ def test_others_that_hang_when_a_rank_has_ended_are_found() -> None:
     cluster = gang()
     hang(cluster, RankActivity(0, doing=Doing.GONE), idle(1))
     (fact,) = judged(cluster)
-    assert fact.verdict.text == "hung: rank 1 at data.py:17"
+    assert fact.verdict.text == "hung: rank 1 at data.py:17; rank 0 has ended"
     cluster.beat(60.0)
     assert cluster.job(1).attempts[0].hang is not None
 
@@ -420,3 +421,90 @@ def test_looks_change_nothing_of_the_job() -> None:
     assert cluster.job(1).revision == before
     assert cluster.node("n0").name == NodeName("n0")
     assert looks(cluster, 0)[0].task == TaskId("1.1.0")
+
+
+def fresh(rank: int, seconds: float) -> RankActivity:
+    """Of a program that has run for a few seconds: it computed, and has shown no steps."""
+    return RankActivity(
+        rank, still_s=seconds, idle_s=seconds, doing=Doing.SLEEPS, signs=(Sign.CPU,)
+    )
+
+
+def gone(rank: int, seconds: float) -> RankActivity:
+    return RankActivity(rank, still_s=seconds, idle_s=seconds, doing=Doing.GONE)
+
+
+def reason(cluster: Cluster) -> str:
+    return job_view(cluster.state, cluster.job(1), cluster.now).reason.text
+
+
+@pytest.mark.parametrize("task_ended", [True, False], ids=("task ended", "launcher waits"))
+def test_a_rank_that_stays_silent_after_the_others_have_ended_is_judged_without_a_cadence(
+    task_ended: bool,
+) -> None:
+    cluster = gang()
+    says(cluster, 0, fresh(0, 15.0))
+    assert "ended" not in reason(cluster)
+    if task_ended:
+        ranks = (RankReport(1, exit=ExitStatus(0), at_s=0.0),)
+        cluster.report(
+            task(1, 1, 1), TaskState.EXITED, prepared=prepared(), exit=ExitStatus(0), ranks=ranks
+        )
+    else:
+        says(cluster, 1, gone(1, 0.0))
+    since = cluster.mono
+    assert "; rank 1 has ended" in reason(cluster)
+    cluster.beat(280.0)
+    assert looks(cluster, 0) == []
+    for seconds in (25.0, 6.0):
+        cluster.beat(seconds)
+        answers(cluster, 0, STEP, rank=fresh(0, 15.0 + cluster.mono - since))
+        if not task_ended:
+            look = looks(cluster, 1)[-1]
+            session = cluster.node("n1").session
+            assert session is not None
+            report = StacksReport(look.task, look.epoch, look.number)
+            cluster.turn(s.ReportReceived(session, report))
+    (fact,) = judged(cluster)
+    assert fact.verdict.text == "hung: rank 0 at train.py:41; rank 1 has ended"
+    assert fact.verdict.quiet_s < 400
+    assert "time.sleep(0.02)" in reason(cluster)
+
+
+def test_a_rank_that_waited_for_the_end_of_the_others_is_silent_from_there_only() -> None:
+    cluster = gang()
+    says(cluster, 0, fresh(0, 900.0))
+    says(cluster, 1, gone(1, 0.0))
+    cluster.beat(280.0)
+    assert looks(cluster, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("alive", "other"),
+    [
+        (RankActivity(0, still_s=900.0, signs=(Sign.CPU,)), gone(1, 900.0)),  # it computes
+        (RankActivity(0, still_s=900.0, idle_s=900.0), gone(1, 900.0)),  # no sign was ever seen
+        (fresh(0, 900.0), fresh(1, 900.0)),  # none has ended
+        (fresh(0, 900.0), RankActivity(1, doing=Doing.GONE)),  # nobody knows since when
+    ],
+)
+def test_no_gang_without_a_cadence_is_judged_by_less(
+    alive: RankActivity, other: RankActivity
+) -> None:
+    cluster = gang()
+    says(cluster, 0, alive)
+    says(cluster, 1, other)
+    cluster.beat(900.0)
+    assert looks(cluster, 0) == []
+
+
+def test_scripts_of_a_gang_end_when_they_like() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(spec(nodes=2, launcher="none"))
+    cluster.run_gang(1)
+    says(cluster, 0, fresh(0, 15.0))
+    cluster.end(task(1, 1, 1), ExitStatus(0))
+    cluster.beat(900.0)
+    assert looks(cluster, 0) == []
+    assert "ended" not in reason(cluster)

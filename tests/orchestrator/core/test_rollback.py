@@ -206,7 +206,7 @@ def test_a_long_refusal_is_a_line_and_its_tail() -> None:
     said = "`setup` exited with code 3; its last lines:\nno such package\n\x1b[31mhint: none"
     cluster.report(task(1, 1, 0), TaskState.CLEANED, refusal=Refusal("setup_failed", said))
     cause = cluster.cause(1)
-    assert cause.text == "n0 refused: `setup` exited with code 3; its last lines:"
+    assert cause.text == "n0 refused: `setup` exited with code 3"
     assert cause.tail.startswith("no such package")
 
 

@@ -489,3 +489,11 @@ def test_a_torch_without_cuda() -> None:
         check=False,
     )
     assert judge(ExitStatus(done.returncode), done.stderr).kind is FailureKind.NO_CUDA
+
+
+def test_an_abort_at_the_exit_names_what_helps() -> None:
+    """A program that has called destroy_process_group() is aborted as well."""
+    verdict = judge(ExitStatus(signal=6), "terminate called without an active exception")
+    assert verdict.kind is FailureKind.ABORTED
+    assert "time.sleep(0.02)" in verdict.advice
+    assert "destroy_process_group() alone does not" in verdict.advice
