@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId
 
-
 # Several times what arrives at once.
 _RESERVE_MIN: Final = 1 << 20
 
