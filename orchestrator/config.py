@@ -14,6 +14,7 @@ from muster.daemon.settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
 from muster.spec.defaults import check_defaults
 from muster.spec.problems import SpecError
+from orchestrator.core.log_space import Bounds
 from orchestrator.webhooks.allowed import read_allowed, refused
 
 SECRET_BYTES_MIN: Final = 16
@@ -52,12 +53,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobLogs(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the output of jobs is stored, and what of it is kept; None: below the state folder."""
+    """Where the output of jobs is stored, and what of it is kept; None: below the state folder.
+    `task_bytes_max` None: half of `job_bytes_max`."""
 
     dir: Path | None = None
     keep_s: Annotated[float, msgspec.Meta(gt=0)] = 30 * 86400
     keep_bytes_max: Count = 100 << 30
+    job_bytes_max: Count = 20 << 30
+    task_bytes_max: Count | None = None
     free_bytes_min: Annotated[int, msgspec.Meta(ge=0)] = 256 << 20
+
+    @property
+    def bounds(self) -> Bounds:
+        """What is stored of one job and of one task at most."""
+        return Bounds(self.job_bytes_max, self.task_bytes_max or max(1, self.job_bytes_max // 2))
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):

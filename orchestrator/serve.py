@@ -35,6 +35,7 @@ from orchestrator.shell.coordinator import Coordinator, replay
 from orchestrator.shell.forgetting import Forgetting, KeepJobs
 from orchestrator.shell.logs.connection import LogConnections
 from orchestrator.shell.logs.retention import Keep, Retention
+from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
 from orchestrator.shell.meters import Histogram
@@ -73,6 +74,7 @@ class _Parts:
     logs: LogConnections
     store: LogStore
     retention: Retention
+    room: MakeRoom
     forgetting: Forgetting
     sender: Sender
     runner: web.AppRunner
@@ -136,7 +138,11 @@ def _build(
     owner = TaskOwner("coordinator")
     changes = Changes()
     store = LogStore(
-        config.job_logs_path, changes, clock, free_bytes_min=config.job_logs.free_bytes_min
+        config.job_logs_path,
+        changes,
+        clock,
+        free_bytes_min=config.job_logs.free_bytes_min,
+        bounds=config.job_logs.bounds,
     )
     agents = AgentSessions(
         owner,
@@ -177,10 +183,13 @@ def _build(
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
     retention = Retention(config.job_logs_path, store, coordinator, keep)
+    room = MakeRoom(config.job_logs_path, store.space, coordinator, retention.remove)
     kept = KeepJobs(config.ended_jobs.keep_s, config.ended_jobs.keep_max)
     forgetting = Forgetting(coordinator, kept)
     sender = Sender(coordinator, owner, allowed, secret)
-    return _Parts(owner, coordinator, agents, logs, store, retention, forgetting, sender, runner)
+    return _Parts(
+        owner, coordinator, agents, logs, store, retention, room, forgetting, sender, runner
+    )
 
 
 def _origins(config: CoordinatorConfig) -> Origins:
@@ -202,6 +211,7 @@ async def _start(
     await parts.owner.run_until(parts.coordinator.started)
     parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
     parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.room.run(), name="log-room", eternal=True)
     parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
     parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
     parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)

@@ -124,7 +124,7 @@ class Ledger:
         known = self.stream(stream)
         if known is None or known.sent is None:
             return
-        full = known.room == 0
+        full = known.room <= 0  # a hole may be far longer than the window
         known.stored = max(known.stored, min(offset, known.sent))
         if full:
             self._queue(known)

@@ -27,6 +27,7 @@ from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import (
     Chunk,
+    Hole,
     LogAck,
     LogHello,
     LogReport,
@@ -38,7 +39,7 @@ from muster.protocol.logs import (
     encode_chunk,
     encode_text,
 )
-from muster.protocol.messages import NO_OUTPUT
+from muster.protocol.messages import HOLES, NO_OUTPUT
 
 PATH: Final = "/v1/agent/logs"
 # For files that are not there yet, or for which the kernel had no watch left.
@@ -76,6 +77,7 @@ class LogShipper:
         self._heartbeat_s = 5.0
         # Whether the coordinator takes it for the end of a log that the task's report says so.
         self._heeds_silence = False
+        self._ships_holes = False  # as holes, and not as zeros
         self._work = asyncio.Event()
         self._unheard: set[StreamId] = set()
         self._unopened: set[StreamId] = set()  # for want of descriptors
@@ -89,6 +91,7 @@ class LogShipper:
         """The coordinator knows this agent: before, the log connection would only be refused."""
         self._heartbeat_s = heartbeat_s
         self._heeds_silence = protocol >= NO_OUTPUT
+        self._ships_holes = protocol >= HOLES
         if not self._heeds_silence:
             for message in self._ledger.break_silence():
                 self._tell(message)
@@ -238,7 +241,13 @@ class LogShipper:
         if not data:
             self._say.extend(self._ledger.read_to_end(stream))
             return
-        chunk = Chunk(stream.id, stream.sent, self._clock.now().wall)
+        now = self._clock.now().wall
+        if isinstance(data, int):
+            hole = Hole(stream.id, stream.sent, data, now)
+            self._ledger.sent(stream, data)
+            await websocket.send_frame(encode_text(hole).encode(), aiohttp.WSMsgType.TEXT)
+            return
+        chunk = Chunk(stream.id, stream.sent, now)
         # Counted first: when sending waits, an acknowledgement may overtake it.
         self._ledger.sent(stream, len(data))
         await websocket.send_frame(encode_chunk(chunk, data), aiohttp.WSMsgType.BINARY)
@@ -251,12 +260,15 @@ class LogShipper:
 
     # --- the files --------------------------------------------------------------------------------
 
-    def _read(self, stream: Stream) -> bytes:
+    def _read(self, stream: Stream) -> bytes | int:
+        """The next bytes, or the length of a hole that comes next."""
         tail = self._sources.get(stream.id) or self._open(stream.id, stream.path)
         if tail is None or tail.source is None:
             return b""
         assert stream.sent is not None
         try:
+            if self._ships_holes:
+                return tail.source.take(stream.sent, stream.room)
             return tail.source.read(stream.sent, stream.room)
         except OSError as error:
             _log.error("log_unreadable", stream=stream.path, why=error.strerror)

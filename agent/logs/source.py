@@ -78,6 +78,28 @@ class LogSource:
             return EMPTIED[:limit]
         return os.pread(self._fd, limit, at)
 
+    def take(self, offset: int, limit: int) -> bytes | int:
+        """What `read` returns, or the length of the hole of the file that begins at `offset`."""
+        data = self.read(offset, limit)
+        at = offset - self._begins_at
+        if at < 0 or b"\0" not in data:
+            return data
+        try:
+            begins = self._next_data(at)
+            if begins > at and not data[: begins - at].strip(b"\0"):
+                return begins - at
+            return data[: os.lseek(self._fd, at, os.SEEK_HOLE) - at] or data
+        except OSError:
+            return data  # this file system does not tell
+
+    def _next_data(self, at: int) -> int:
+        try:
+            return os.lseek(self._fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return self.size()  # a hole to the end
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

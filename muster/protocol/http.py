@@ -341,7 +341,7 @@ class LogRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `cursor` resumes the merged tail after this record; `offset` and `len` count bytes of this
     stream; `ts` is when the agent read them. A record with `gap` has no bytes: it says why those
-    from `offset` on are not here yet.
+    from `offset` on are not here yet, or were never stored.
     """
 
     attempt: int

@@ -51,6 +51,15 @@ class OpenStream(msgspec.Struct, frozen=True, tag="open"):
     stream: StreamId
 
 
+class Hole(msgspec.Struct, frozen=True, tag="hole"):
+    """`length` bytes of the stream from `offset` were never written: the file has a hole there."""
+
+    stream: StreamId
+    offset: int
+    length: int
+    ts: float
+
+
 class EndStream(msgspec.Struct, frozen=True, tag="end"):
     """The stream's file will not grow any more; `length` is its size in bytes."""
 
@@ -93,7 +102,7 @@ class TaskLogsStored(msgspec.Struct, frozen=True, tag="task_stored"):
     task: TaskId
 
 
-LogReport = LogHello | OpenStream | EndStream | TaskLogsEnd
+LogReport = LogHello | OpenStream | Hole | EndStream | TaskLogsEnd
 LogCommand = StreamAt | LogAck | TaskLogsStored
 
 _encoder: Final = msgspec.json.Encoder()

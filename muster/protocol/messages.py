@@ -28,11 +28,12 @@ from muster.protocol.proof import FabricReport, PortHealth
 from muster.protocol.states import TaskState
 
 PROTOCOL_MIN = 1
-PROTOCOL_MAX = 6
+PROTOCOL_MAX = 7
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
 which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
 5: `LookTask`, which agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of
-5 wait for the end of the log."""
+5 wait for the end of the log. 7: `Hole`, without which coordinators of 6 ask for the bytes again
+and again."""
 LEASES_OF_TASKS: Final = 4
 """From this protocol on `PrepareTask.lease_s` and `Welcome.leases` are heeded."""
 STARTS_WITH_PLAN: Final = 3
@@ -41,6 +42,8 @@ LOOKS: Final = 5
 """From this protocol on `LookTask` is understood."""
 NO_OUTPUT: Final = 6
 """From this protocol on `TaskReport.no_output` alone says that a log has ended without a byte."""
+HOLES: Final = 7
+"""From this protocol on `Hole` is understood."""
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):

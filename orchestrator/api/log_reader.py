@@ -228,6 +228,7 @@ class LogReader:
             data=data,
             data_b64=data_b64,
             node_rank=key.node_rank,
+            gap=piece.gap,
         )
 
     def _sources(self) -> list[Source]:

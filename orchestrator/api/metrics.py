@@ -162,6 +162,17 @@ FAMILIES: Final = {
             "Streams that could not be stored for a time; their nodes keep the bytes.",
         ),
         Family(
+            "muster_log_dropped_bytes",
+            "counter",
+            "Bytes of jobs' logs beyond a bound of job_logs: acknowledged and not stored.",
+        ),
+        Family("muster_log_store_short", "gauge", "1 while the log disk is short of room."),
+        Family(
+            "muster_log_waiting_jobs",
+            "gauge",
+            "Running jobs that wait with their logs: they use more than their share of the disk.",
+        ),
+        Family(
             "muster_http_requests",
             "counter",
             "Requests that were answered; 0 is one whose caller went before.",
@@ -260,6 +271,10 @@ class MetricsApi(Collector):
         yield _values("muster_websocket_sent_bytes", sent)
         yield _values("muster_log_stored_bytes", {(): self._log_store.stored_bytes})
         yield _values("muster_log_stalls", {(): self._log_store.stalls})
+        yield _values("muster_log_dropped_bytes", {(): self._log_store.dropped_bytes})
+        space = self._log_store.space
+        yield _values("muster_log_store_short", {(): int(space.is_short)})
+        yield _values("muster_log_waiting_jobs", {(): len(space.waiting)})
         yield _values("muster_http_requests", self.http.requests)
         seconds = {(route,): found for route, found in self.http.seconds.items()}
         yield _histograms("muster_http_request_seconds", seconds)

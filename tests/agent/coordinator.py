@@ -17,6 +17,7 @@ from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.logs import (
     Chunk,
     EndStream,
+    Hole,
     LogAck,
     LogHello,
     OpenStream,
@@ -124,6 +125,7 @@ class Store:
     def __init__(self) -> None:
         self.hellos: list[LogHello] = []
         self.data: dict[StreamId, bytearray] = {}
+        self.holes: dict[StreamId, list[tuple[int, int]]] = {}
         self.ended: dict[StreamId, int] = {}
         self.tasks: dict[TaskId, int] = {}
         self.chunks = 0
@@ -137,6 +139,10 @@ class Store:
     async def until(self, that: Callable[[Store], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self.changed:
             await self.changed.wait_for(lambda: that(self))
+
+    def size(self, stream: StreamId) -> int:
+        holes = self.holes.get(stream, [])
+        return len(self.data[stream]) + sum(length for _, length in holes)
 
     async def serve(self, websocket: web.WebSocketResponse) -> None:
         async for message in websocket:
@@ -152,20 +158,24 @@ class Store:
 
     async def _take(self, websocket: web.WebSocketResponse, chunk: Chunk, data: memoryview) -> None:
         stored = self.data[chunk.stream]
-        assert chunk.offset == len(stored), "bytes are missing or were sent twice"
+        assert chunk.offset == self.size(chunk.stream), "bytes are missing or were sent twice"
         stored += data
         self.chunks += 1
-        await websocket.send_str(encode_text(LogAck(chunk.stream, len(stored))))
+        await websocket.send_str(encode_text(LogAck(chunk.stream, self.size(chunk.stream))))
 
     async def _hear(self, websocket: web.WebSocketResponse, text: str) -> None:
         match decode_log_report(text):
             case LogHello() as hello:
                 self.hellos.append(hello)
             case OpenStream(stream):
-                stored = self.data.setdefault(stream, bytearray())
-                await websocket.send_str(encode_text(StreamAt(stream, len(stored))))
+                self.data.setdefault(stream, bytearray())
+                await websocket.send_str(encode_text(StreamAt(stream, self.size(stream))))
+            case Hole(stream, offset, length):
+                assert offset == self.size(stream)
+                self.holes.setdefault(stream, []).append((offset, length))
+                await websocket.send_str(encode_text(LogAck(stream, offset + length)))
             case EndStream(stream, length):
-                assert length == len(self.data[stream])
+                assert length == self.size(stream)
                 self.ended[stream] = length
             case TaskLogsEnd(task, streams):
                 assert streams == sum(stream.task == task for stream in self.ended)

@@ -15,6 +15,7 @@ from muster.protocol.logs import (
     HEADER_BYTES_MAX,
     Chunk,
     EndStream,
+    Hole,
     LogAck,
     LogCommand,
     LogHello,
@@ -202,6 +203,8 @@ class LogConnections:
             case OpenStream(stream):
                 connection.asked.pop(stream, None)
                 self._ask(connection, stream)
+            case Hole():
+                self._take_hole(connection, message)
             case EndStream(stream, length):
                 self._end_stream(connection, stream, length)
             case TaskLogsEnd(task, streams):
@@ -216,6 +219,22 @@ class LogConnections:
         try:
             taken = self._store.append(
                 stream, chunk.offset, payload, chunk.ts, connection.acknowledge
+            )
+        except LogStoreError:
+            self._hold(connection, stream)
+            return
+        if taken is None:
+            self._ask(connection, stream)
+        else:
+            connection.asked.pop(stream, None)
+
+    def _take_hole(self, connection: _Connection, hole: Hole) -> None:
+        stream = hole.stream
+        if stream in connection.held:
+            return
+        try:
+            taken = self._store.skip(
+                stream, hole.offset, hole.length, hole.ts, connection.acknowledge
             )
         except LogStoreError:
             self._hold(connection, stream)
@@ -270,10 +289,19 @@ class LogConnections:
         held, connection.held = connection.held, set()
         ends, connection.held_ends = connection.held_ends, {}
         for stream in held:
+            if not self._has_room(stream):
+                self._hold(connection, stream)  # its bytes would travel for nothing
+                continue
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
         for task, streams in ends.items():
             self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
+
+    def _has_room(self, stream: StreamId) -> bool:
+        try:
+            return self._store.has_room(stream)
+        except LogStoreError:
+            return False
 
     async def _is_ours(self, connection: _Connection, name: TaskId) -> bool:
         """Whether the node has or had this task. What it has not is left with it."""
@@ -294,7 +322,7 @@ class LogConnections:
         return False
 
 
-def _task_of(message: OpenStream | EndStream | TaskLogsEnd) -> TaskId:
+def _task_of(message: OpenStream | Hole | EndStream | TaskLogsEnd) -> TaskId:
     return message.task if isinstance(message, TaskLogsEnd) else message.stream.task
 
 

@@ -11,9 +11,10 @@ from typing import Final
 
 from muster.daemon.errors import FileError
 from muster.daemon.files import sync_directory
+from muster.protocol.ids import JobId
 from orchestrator.shell.logs.index import index_path
 from orchestrator.shell.logs.removed import is_mark
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream import LogStoreError, allocated
 
 _SILENT: Final = "silent"
 
@@ -79,3 +80,26 @@ def numbered(folder: Path) -> list[int]:
         return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
     except FileNotFoundError:
         return []
+
+
+def present_jobs(root: Path) -> list[JobId]:
+    """The jobs that have a folder. Raises LogStoreError."""
+    try:
+        with os.scandir(root) as entries:
+            return [JobId(int(entry.name)) for entry in entries if entry.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LogStoreError(f"{root} cannot be read: {error.strerror}") from error
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes on disk of the streams below and their indexes; what vanishes meanwhile counts
+    nothing.
+    """
+    return sum(
+        allocated(os.path.join(above, name))
+        for above, _, files in os.walk(folder)
+        for name in files
+        if not is_mark(name) and name != _SILENT
+    )

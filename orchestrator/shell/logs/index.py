@@ -4,6 +4,11 @@ A record is (start, length, ts, seq): bytes of the stream from `start`, read by 
 (UTC seconds, never less than in the record before), the `seq`-th arrival of the whole job. `ts`
 orders history, `seq` what comes live, and both place a cursor. Records tile the stream and
 never cut a UTF-8 character. A record of length 0 says that the stream has ended.
+
+A record whose length has its highest bit set begins a gap: bytes that count in the offsets and were
+never stored, for the reason that the other bits name (`Gap`). The gap reaches to the start of the
+next record, or to the end of the stream. A closing record, reason 0, stands before bytes that
+follow a gap.
 """
 
 import os
@@ -17,6 +22,8 @@ _RECORD: Final = struct.Struct(">QIdQ")
 RECORD_BYTES: Final = _RECORD.size
 _BLOCK_RECORDS: Final = 512
 LENGTH_MAX: Final = 1 << 20
+_GAP: Final = 1 << 31
+CLOSES_GAP: Final = _GAP
 
 
 class Entry(NamedTuple):
@@ -27,7 +34,23 @@ class Entry(NamedTuple):
 
     @property
     def end(self) -> int:
-        return self.start + self.length
+        """The end of the bytes; of a gap, whose length is not known here, that of its first."""
+        if self.length < _GAP:
+            return self.start + self.length
+        return self.start + (self.gap > 0)
+
+    @property
+    def gap(self) -> int:
+        """The reason of the gap that begins here, 0 if none does."""
+        return self.length & ~_GAP if self.length >= _GAP else 0
+
+    @property
+    def has_bytes(self) -> bool:
+        return 0 < self.length < _GAP
+
+
+def gap_entry(start: int, reason: int, ts: float, seq: int) -> Entry:
+    return Entry(start, _GAP | reason, ts, seq)
 
 
 def pack(entry: Entry) -> bytes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from orchestrator.shell.logs.gaps import gap_text
 from orchestrator.shell.logs.index import Entry, IndexFile, incomplete_tail
 from orchestrator.shell.logs.stream import LogStoreError, StreamKey, key_of_file
 
@@ -77,13 +78,16 @@ class Source(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Bytes of one stream from `offset`, and the place right after them."""
+    """Bytes of one stream from `offset`, and the place right after them; or a gap in their place,
+    with the reason.
+    """
 
     key: StreamKey
     offset: int
     ts: float
     data: bytes
     place: Place
+    gap: str | None = None
 
 
 def parse_cursor(text: str) -> Place:
@@ -108,6 +112,10 @@ def history(sources: Iterable[Source], boundary: int, after: History | None) -> 
         for ts, key, _, source, entry in heapq.merge(*found):
             same = after is not None and (ts, key) == (after.ts, after.stream)
             skip = after.offset if after is not None and same else 0
+            if entry.gap and skip <= entry.start:
+                end = _end_of_gap(source, entry)
+                why = gap_text(entry.gap, end - entry.start)
+                yield Piece(key, entry.start, ts, b"", History(boundary, ts, key, end), why)
             for offset, data in files.read(source, entry, skip):
                 place = History(boundary, ts, key, offset + len(data))
                 yield Piece(key, offset, ts, data, place)
@@ -119,7 +127,12 @@ def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
     found = (_by_arrival(s, after.seq, until) for s in sources if s.last_seq >= after.seq)
     with _Files() as files:
         for seq, key, source, entry in heapq.merge(*found):
-            for offset, data in files.read(source, entry, after.offset if seq == after.seq else 0):
+            skip = after.offset if seq == after.seq else 0
+            if entry.gap and skip <= entry.start:
+                end = _end_of_gap(source, entry)
+                why = gap_text(entry.gap, end - entry.start)
+                yield Piece(key, entry.start, entry.ts, b"", Live(seq, end), why)
+            for offset, data in files.read(source, entry, skip):
                 yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
 
 
@@ -198,6 +211,18 @@ def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
     return first
 
 
+def _end_of_gap(source: Source, entry: Entry) -> int:
+    index = IndexFile(source.path)
+    count = len(index)
+    after = index.bisect(count, lambda other: other.start > entry.start)
+    try:
+        if after < count:
+            return index.read(after, after + 1)[0].start
+        return os.stat(source.path, follow_symlinks=False).st_size
+    except OSError as error:
+        raise LogStoreError(f"{source.path} cannot be read: {error.strerror}") from error
+
+
 class _Files:
     """Stream files that are being read, a few of them open: records may be a line each."""
 
@@ -215,7 +240,7 @@ class _Files:
     def read(self, source: Source, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]:
         """The bytes of a record from offset `skip_to` of the stream, in pieces."""
         at = max(entry.start, skip_to, source.offset)
-        if at >= entry.end:
+        if at >= entry.end or not entry.has_bytes:
             return
         try:
             fd = self._fd(source.path)

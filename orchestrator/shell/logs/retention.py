@@ -21,6 +21,7 @@ from orchestrator.core.removal import Allowance
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.folder import bytes_below, present_jobs
 from orchestrator.shell.logs.removed import is_mark
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream import LogStoreError
@@ -68,7 +69,7 @@ class Retention:
         """Remove what is to go by now. Raises LogStoreError."""
         now = self._coordinator.now()
         self._ages.look(now)
-        present = await asyncio.to_thread(_present, self._root)
+        present = await asyncio.to_thread(present_jobs, self._root)
         sizes: dict[JobId, int] = {}
         ended: list[tuple[float, JobId]] = []  # how long ago
         jobs = self._coordinator.state.jobs
@@ -113,9 +114,10 @@ class Retention:
             else:
                 continue
             total -= sizes[name]
-            await self._remove(name, why, sizes[name])
+            await self.remove(name, why, sizes[name])
 
-    async def _remove(self, name: JobId, why: str, size: int) -> None:
+    async def remove(self, name: JobId, why: str, size: int) -> None:
+        """Remove the logs of a job, which are so many bytes. Raises LogStoreError."""
         self._settled.pop(name, None)
         self._ended.pop(name, None)
         await self._store.remove(name, why)
@@ -139,31 +141,13 @@ class Retention:
         return None if awaited(job, self._store.job(name).stored) else age
 
 
-def _present(root: Path) -> list[JobId]:
-    """The jobs that have a folder."""
-    try:
-        with os.scandir(root) as entries:
-            return [JobId(int(entry.name)) for entry in entries if entry.name.isdecimal()]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise LogStoreError(f"{root} cannot be read: {error.strerror}") from error
-
-
 def _size(folder: Path) -> int | None:
     """Bytes on disk of everything below, None where only the mark of a removal is left; what
     vanishes meanwhile counts nothing."""
     with contextlib.suppress(OSError):
         if all(map(is_mark, names := os.listdir(folder))) and names:
             return None
-    total = 0
-    for above, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += os.stat(os.path.join(above, name), follow_symlinks=False).st_size
-            except FileNotFoundError:
-                continue
-    return total
+    return bytes_below(folder)
 
 
 def _days(seconds: float) -> str:

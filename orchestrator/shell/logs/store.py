@@ -24,7 +24,8 @@ from muster.daemon.clock import Clock
 from muster.daemon.errors import FileError
 from muster.daemon.files import write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.logs import StreamId
+from muster.protocol.logs import CHUNK_BYTES_MAX, StreamId
+from orchestrator.core.log_space import Bounds
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs.folder import (
     note_silent,
@@ -33,7 +34,10 @@ from orchestrator.shell.logs.folder import (
     silent_ranks,
     sync_files,
 )
+from orchestrator.shell.logs.gaps import Gap, gap_of
+from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.removed import Removed, read_removed, write_removed
+from orchestrator.shell.logs.space import Space, Usage
 from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, StreamKey, key_of_file
 
 SYNC_EVERY_S: Final = 0.2
@@ -43,6 +47,7 @@ _SYNC_BYTES: Final = 1 << 20
 STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _JOBS_KEPT: Final = 1024
+_UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
 _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
 
 _log = structlog.get_logger("muster.logs")
@@ -70,6 +75,7 @@ class JobLogs:
         self.removed = read_removed(root)
         self.grew_at = 0.0
         self.next_seq = 1
+        self.usage = Usage()
         if self.removed is None:
             self._load()
 
@@ -89,6 +95,7 @@ class JobLogs:
             if stream.repair(self.next_seq):
                 self.next_seq += 1
             stream.release()
+        self.usage = Usage.of((key[:2], s.stored) for key, s in self.streams.items())
 
     def take_seq(self) -> int:
         self.next_seq += 1
@@ -98,16 +105,24 @@ class JobLogs:
 class LogStore:
     """Writes what agents deliver. `changes` is bumped at `log_key(job)`; read through `job`.
 
-    It leaves `free_bytes_min` of its disk to others: the journal may be on it.
+    It leaves `free_bytes_min` of its disk to others: the journal may be on it. What exceeds
+    `bounds` is acknowledged, counts in the offsets of its stream, and is not stored.
     """
 
     def __init__(
-        self, root: Path, changes: Changes, clock: Clock, *, free_bytes_min: int = 0
+        self,
+        root: Path,
+        changes: Changes,
+        clock: Clock,
+        *,
+        free_bytes_min: int = 0,
+        bounds: Bounds = _UNBOUNDED,
     ) -> None:
         self._root = root
         self._changes = changes
         self._clock = clock
-        self._free_bytes_min = free_bytes_min
+        self._bounds = bounds
+        self.space = Space(root, free_bytes_min)
         self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -118,7 +133,7 @@ class LogStore:
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
         self._rounds: list[asyncio.Future[None]] = []
-        self.stored_bytes = self.stalls = 0
+        self.stored_bytes = self.dropped_bytes = self.stalls = 0
 
     def prepare(self) -> None:
         """Make the folder of all logs, for nobody else's eyes; without it every stream is late."""
@@ -203,19 +218,78 @@ class LogStore:
             synced(name, offset + len(data))
             return 0
         stream = self.stream(name)
-        if offset + len(data) > stream.size:
+        if stream.size < offset + len(data):
+            full = self._bounds.reached(job.usage.job, job.usage.tasks.get(key[:2], 0))
+            if full is not None:
+                return self._skip(name, offset, len(data), gap_of(full), ts, synced)
             self._check_room(job, stream, len(data))
+        taken = self._write(
+            job, stream, lambda: stream.append(offset, data, ts, job.next_seq), name, synced
+        )
+        if taken:
+            self.stored_bytes += taken
+        return taken
+
+    def skip(
+        self, name: StreamId, offset: int, length: int, ts: float, synced: Synced
+    ) -> int | None:
+        """Take a hole of a stream: it counts in the offsets, and nothing is written for it. The
+        result and the errors are as of `append`.
+        """
+        job, key = self._place(name)
+        if job.removed is not None:
+            synced(name, offset + length)
+            return 0
+        full = self._bounds.reached(job.usage.job, job.usage.tasks.get(key[:2], 0))
+        gap = Gap.HOLE if full is None else gap_of(full)
+        return self._skip(name, offset, length, gap, ts, synced)
+
+    def _skip(
+        self, name: StreamId, offset: int, length: int, gap: Gap, ts: float, synced: Synced
+    ) -> int | None:
+        job, key = self._place(name)
+        stream = self.stream(name)
+        begins = gap is Gap.HOLE or stream.gap != gap
+        if begins and stream.size < offset + length:
+            self._check_room(job, stream, RECORD_BYTES)
+        taken = self._write(
+            job, stream, lambda: stream.skip(offset, length, gap, ts, job.next_seq), name, synced
+        )
+        if taken and gap is not Gap.HOLE:
+            self.dropped_bytes += taken
+            if begins:
+                _log.warning(
+                    "log_bound_reached",
+                    task=name.task,
+                    stream=key.file_name,
+                    from_byte=offset,
+                    bound=gap.name.lower(),
+                    job_bytes=job.usage.job,
+                )
+        return taken
+
+    def _write(
+        self,
+        job: JobLogs,
+        stream: StreamFile,
+        write: Callable[[], int | None],
+        name: StreamId,
+        synced: Synced,
+    ) -> int | None:
+        """Run `write`, and note what came of it."""
+        key, before = stream.key, stream.stored
         try:
-            # Whatever becomes of it, no other arrival gets this number.
-            taken = stream.append(offset, data, ts, job.next_seq)
+            taken = write()
         except LogStoreError as error:
+            # No other arrival gets this number, even if the write failed halfway.
             job.take_seq()
             self._late(job, key, stream.size, str(error.__cause__ or error))
             raise
+        finally:
+            job.usage.add(key[:2], stream.stored - before)
+            self._unsynced += stream.stored - before
         if taken:
-            self.stored_bytes += taken
             job.take_seq()
-            self._unsynced += taken
             job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
                 _log.info("log_store_recovered", path=str(stream.path))
@@ -223,6 +297,11 @@ class LogStore:
         if taken is not None:
             self._touched(stream, name, synced)
         return taken
+
+    def has_room(self, name: StreamId) -> bool:
+        """Whether the next bytes of a stream would be taken. Raises BadId and LogStoreError."""
+        job, _ = self._place(name)
+        return job.removed is not None or self.space.refusal(job.usage.job, CHUNK_BYTES_MAX) is None
 
     def end(self, name: StreamId, length: int, synced: Synced) -> bool:
         """Say that the stream has `length` bytes and no more; False where some are missing.
@@ -301,6 +380,7 @@ class LogStore:
                 await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
             job.streams, job.late = {}, {}
+            job.usage = Usage()
             for stream in gone:
                 stream.release()
                 self._open.pop(stream, None)
@@ -343,16 +423,9 @@ class LogStore:
 
     def _check_room(self, job: JobLogs, stream: StreamFile, count: int) -> None:
         """Raises LogStoreError where these bytes would take what is left to others."""
-        if not self._free_bytes_min:
+        why = self.space.refusal(job.usage.job, count)
+        if why is None:
             return
-        try:
-            disk = os.statvfs(self._root)
-        except OSError as error:
-            why = f"{self._root}: {error.strerror}"
-        else:
-            if disk.f_bavail * disk.f_frsize >= self._free_bytes_min + count:
-                return
-            why = f"less than {self._free_bytes_min >> 20} MiB would be left of the log disk"
         self._late(job, stream.key, stream.size, why)
         raise LogStoreError(f"{stream.path} is not written: {why}")
 

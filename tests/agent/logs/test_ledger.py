@@ -169,3 +169,17 @@ def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
     assert ledger.store(TASK)
     ledger.at(STREAMS[0], 0)
     assert ledger.next_readable() is None, "it is all stored"
+
+
+def test_a_stream_goes_on_after_a_hole_longer_than_its_window() -> None:
+    ledger = Ledger()
+    ledger.add_stream(STREAMS[0], "path")
+    ledger.at(STREAMS[0], 0)
+    stream = ledger.next_readable()
+    assert stream is not None
+    hole = 100 * WINDOW_BYTES
+    ledger.sent(stream, hole)
+    assert ledger.next_readable() is None, "nothing more before it is stored"
+    ledger.acked(STREAMS[0], hole)
+    assert ledger.next_readable() is stream
+    assert stream.room == CHUNK_BYTES

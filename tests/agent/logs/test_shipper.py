@@ -22,7 +22,7 @@ from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import StreamId, StreamKind
-from muster.protocol.messages import NO_OUTPUT
+from muster.protocol.messages import HOLES, NO_OUTPUT
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 from tests.descriptors import descriptors_left
 
@@ -167,6 +167,52 @@ def test_a_file_is_followed_whatever_its_name_becomes(tmp_path: Path) -> None:
                 it.complete(TASK)
                 await coordinator.logs.until(lambda store: TASK in store.tasks)
             assert coordinator.logs.data[OUT] == b"one two"
+
+    asyncio.run(story())
+
+
+def test_a_hole_is_sent_as_its_length_and_what_follows_it_at_its_offset(tmp_path: Path) -> None:
+    size = 100 << 30
+
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            shipping(tmp_path, coordinator, HOLES) as (it, stored),
+        ):
+            path = tmp_path / "logs/rank-0.stdout"
+            path.write_bytes(b"first\n")
+            it.follow(TASK, tmp_path, STREAMS[:1])
+            await coordinator.logs.until(lambda it: it.data.get(OUT) == bytearray(b"first\n"))
+            os.truncate(path, size)
+            await coordinator.logs.until(lambda it: OUT in it.holes)
+            coordinator.drop_all()  # it is not sent again, nor asked for
+            with path.open("ab") as file:
+                file.write(b"last\n")
+            it.complete(TASK)
+            assert await stored.take(1) == {TASK}
+            assert coordinator.logs.ended == {OUT: size + 5}
+            (hole,) = coordinator.logs.holes[OUT]
+            assert sum(hole) == size, "it reaches to the end of the file"
+            data = coordinator.logs.data[OUT]
+            assert data.replace(b"\0", b"") == b"first\nlast\n"
+            assert len(data) <= 2 * (64 << 10), "zeros only of the blocks that are written"
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_knows_no_holes_gets_zeros(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with (
+            Coordinator() as coordinator,
+            shipping(tmp_path, coordinator, HOLES - 1) as (it, _),
+        ):
+            path = tmp_path / "logs/rank-0.stdout"
+            path.touch()
+            os.truncate(path, 1_000_000)
+            it.follow(TASK, tmp_path, STREAMS[:1])
+            it.complete(TASK)
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert coordinator.logs.data[OUT] == bytes(1_000_000)
 
     asyncio.run(story())
 

@@ -79,3 +79,64 @@ def test_in_a_folder_of_the_job_a_file_of_another_user_is_refused(tmp_path: Path
         with pytest.raises(RefusedFileError, match="belongs to uid 0"):
             LogSource.open(tmp_path, path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def read_all(source: LogSource, limit: int) -> list[bytes | int]:
+    found: list[bytes | int] = []
+    at = 0
+    while piece := source.take(at, limit):
+        found.append(piece)
+        at += piece if isinstance(piece, int) else len(piece)
+    return found
+
+
+@pytest.mark.parametrize("limit", [4096, 128 * 1024, 1 << 20])
+def test_holes_are_told_from_bytes_wherever_they_are(tmp_path: Path, limit: int) -> None:
+    """Text, a hole, text that begins in the middle of a block, zeros that were written, a hole."""
+    path = tmp_path / "out"
+    size = 1 << 30
+    with path.open("wb") as file:
+        file.write(b"begin")
+        file.seek(size + 100)
+        file.write(b"middle" + bytes(1 << 20))
+        file.truncate(2 * size)
+    source = LogSource.open(tmp_path, "out")
+    assert source is not None
+    pieces = read_all(source, limit)
+    sent = b"".join(piece for piece in pieces if isinstance(piece, bytes))
+    holes = [piece for piece in pieces if isinstance(piece, int)]
+    source.close()
+    assert len(sent) + sum(holes) == 2 * size
+    assert len(holes) == 2
+    assert sent.replace(b"\0", b"") == b"beginmiddle"
+    assert 1 << 20 < len(sent) < (1 << 20) + 4 * 65536, "zeros that were written are bytes"
+
+
+def test_many_small_holes_are_not_blown_up(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        for at in range(64):
+            file.seek(at * 100_000)
+            file.write(b"x")
+    taken = os.stat(path).st_blocks * 512
+    source = LogSource.open(tmp_path, "out")
+    assert source is not None
+    pieces = read_all(source, 128 * 1024)
+    source.close()
+    assert sum(len(piece) for piece in pieces if isinstance(piece, bytes)) <= taken
+    assert sum(p if isinstance(p, int) else len(p) for p in pieces) == path.stat().st_size
+
+
+def test_a_log_that_was_emptied_has_no_hole_before_its_mark(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"0123456789")
+    source = LogSource.open(tmp_path, "out")
+    assert source is not None
+    assert source.take(0, 100) == b"0123456789"
+    os.truncate(path, 0)
+    mark = source.take(10, 200)
+    assert isinstance(mark, bytes)
+    assert b"emptied" in mark
+    os.truncate(path, 1 << 20)
+    assert source.take(10 + len(mark), 100) == 1 << 20
+    source.close()

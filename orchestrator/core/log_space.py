@@ -1,0 +1,83 @@
+"""Space of the log store: the bounds of a job, and who gives way when the disk runs short."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from muster.protocol.ids import JobId
+
+# Several times what arrives at once.
+_RESERVE_MIN: Final = 1 << 20
+
+
+class Full(enum.Enum):
+    """The bound that the stored logs have reached."""
+
+    JOB = "job"
+    TASK = "task"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes that are stored at most. A bound may be exceeded by one chunk."""
+
+    job_bytes: int
+    task_bytes: int
+
+    def reached(self, job_used: int, task_used: int) -> Full | None:
+        """The bound that a job with so many stored bytes has reached, None if there is none."""
+        if job_used >= self.job_bytes:
+            return Full.JOB
+        return Full.TASK if task_used >= self.task_bytes else None
+
+
+class JobUse(NamedTuple):
+    """Stored log bytes of a job; `ended_at` (UTC seconds) is None while the job has not ended."""
+
+    job: JobId
+    used: int
+    ended_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The logs to remove, and the bytes beyond which a running job has to wait (None: no limit)."""
+
+    remove: tuple[JobId, ...] = ()
+    share: int | None = None
+
+
+def low_mark(free_min: int) -> int:
+    """Free bytes below which the store is short.
+
+    The store never goes below `free_min`. What lies between the two is for jobs that have used
+    little: a job that has filled the disk down to this mark cannot take it from them.
+    """
+    return free_min + max(free_min, _RESERVE_MIN)
+
+
+def plan(jobs: Iterable[JobUse], free: int, free_min: int) -> Plan:
+    """Decide what gives way with `free` bytes left on the disk.
+
+    Logs of ended jobs go first, the oldest first. What is left is shared equally between the
+    running jobs and one more, so that a job that begins now finds room, too.
+    """
+    low = low_mark(free_min)
+    if free >= low:
+        return Plan()
+    jobs = list(jobs)
+    # Somewhat more than the mark, or each byte that arrives would cost another decision.
+    wanted = low + free_min // 2
+    ended = [(use.ended_at, use) for use in jobs if use.ended_at is not None and use.used > 0]
+    remove: list[JobId] = []
+    for _, use in sorted(ended, key=lambda found: (found[0], found[1].job)):
+        if free >= wanted:
+            break
+        remove.append(use.job)
+        free += use.used
+    running = [use.used for use in jobs if use.ended_at is None]
+    room = sum(running) + max(0, free - free_min)
+    return Plan(tuple(remove), room // (len(running) + 1))

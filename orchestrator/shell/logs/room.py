@@ -1,0 +1,124 @@
+"""Makes room on the log disk when it runs short, and shares what is left."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final, Never
+
+import structlog
+
+from muster.protocol.ids import JobId
+from orchestrator.core.job import JobPhase
+from orchestrator.core.log_space import JobUse, low_mark, plan
+from orchestrator.journal.errors import JournalError
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.folder import bytes_below, present_jobs
+from orchestrator.shell.logs.space import Space
+from orchestrator.shell.logs.stream import LogStoreError
+
+_EVERY_S: Final = 1.0
+_WALKS_APART: Final = 10  # how many times longer than a look at all folders the next one is away
+_SIZE_KNOWN_S: Final = 3600.0
+_LARGEST: Final = 5
+
+_log = structlog.get_logger("muster.logs")
+
+Remove = Callable[[JobId, str, int], Awaitable[None]]
+
+
+class MakeRoom:
+    """Decides again every second or so while the store is short; idle otherwise."""
+
+    def __init__(self, root: Path, space: Space, coordinator: Coordinator, remove: Remove) -> None:
+        self._root = root
+        self._space = space
+        self._coordinator = coordinator
+        self._remove = remove
+        # Sizes of logs that do not change any more.
+        self._sizes: dict[JobId, int] = {}
+        self._logged: frozenset[JobId] | None = None
+
+    async def run(self) -> Never:
+        """Make room whenever the store is short, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._space.short.wait()
+            began = loop.time()
+            try:
+                await self.make()
+            except (LogStoreError, JournalError, OSError) as error:
+                _log.error("log_room_failed", why=str(error))
+            await asyncio.sleep(max(_EVERY_S, _WALKS_APART * (loop.time() - began)))
+
+    async def make(self) -> None:
+        """Decide once. Raises LogStoreError, JournalError and OSError."""
+        space = self._space
+        free = space.free()
+        if free >= low_mark(space.free_min):
+            self._recovered(free)
+            return
+        space.is_short = True
+        jobs = await self._uses()
+        decided = plan(jobs, free, space.free_min)
+        if decided.share is not None:
+            space.share = decided.share
+        space.waiting = frozenset(
+            use.job for use in jobs if use.ended_at is None and use.used > space.share
+        )
+        self._report(free, jobs)
+        sizes = {use.job: use.used for use in jobs}
+        why = (
+            f"less than {low_mark(space.free_min)} bytes were free on the disk of the logs, and "
+            "its were the oldest of an ended job (job_logs.free_bytes_min)"
+        )
+        for job in decided.remove:
+            self._sizes.pop(job, None)
+            await self._remove(job, why, sizes[job])
+
+    def _recovered(self, free: int) -> None:
+        space = self._space
+        space.short.clear()
+        space.is_short, space.share, space.waiting = False, space.free_min, frozenset()
+        if self._logged is not None:
+            self._logged = None
+            _log.info("log_store_has_room", free_bytes=free)
+
+    def _report(self, free: int, jobs: list[JobUse]) -> None:
+        """Log who uses the store when it runs short, and when other jobs have to wait."""
+        if self._space.waiting == self._logged:
+            return
+        self._logged = self._space.waiting
+        largest = sorted(jobs, key=lambda use: -use.used)[:_LARGEST]
+        _log.error(
+            "log_store_short",
+            free_bytes=free,
+            low_bytes=low_mark(self._space.free_min),
+            share_bytes=self._space.share,
+            waiting_jobs=sorted(self._space.waiting),
+            largest=[
+                {"job": use.job, "bytes": use.used, "ended": use.ended_at is not None}
+                for use in largest
+            ],
+        )
+
+    async def _uses(self) -> list[JobUse]:
+        """The jobs that have logs. Those that nobody knows are left alone, and left out."""
+        present = await asyncio.to_thread(present_jobs, self._root)
+        jobs = self._coordinator.state.jobs
+        archived = await self._coordinator.archive.ended_at([n for n in present if n not in jobs])
+        ended: dict[JobId, float | None] = {JobId(n): at for n, at in archived.items()}
+        for name in present:
+            job = jobs.get(name)
+            if job is not None:
+                ended[name] = job.ended_at if job.phase is JobPhase.ENDED else None
+        unsized = [name for name in ended if name not in self._sizes]
+        sizes = await asyncio.to_thread(self._measure, unsized)
+        now = self._coordinator.now().wall
+        for name, size in sizes.items():
+            at = ended[name]
+            if at is not None and now - at > _SIZE_KNOWN_S:
+                self._sizes[name] = size
+        return [JobUse(n, sizes.get(n, self._sizes.get(n, 0)), at) for n, at in ended.items()]
+
+    def _measure(self, jobs: Iterable[JobId]) -> dict[JobId, int]:
+        return {name: bytes_below(self._root / str(name)) for name in jobs}

@@ -1,0 +1,71 @@
+"""Space on the disk of the log store: what a job may still store of it."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster.protocol.ids import JobId
+from orchestrator.core.log_space import low_mark
+
+
+@dataclass(slots=True)
+class Usage:
+    """Stored bytes of a job and of each of its tasks."""
+
+    job: int = 0
+    tasks: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[tuple[int, int], int]]) -> "Usage":
+        usage = cls()
+        for task, count in found:
+            usage.add(task, count)
+        return usage
+
+    def add(self, task: tuple[int, int], count: int) -> None:
+        self.job += count
+        self.tasks[task] = self.tasks.get(task, 0) + count
+
+
+class Space:
+    """Judges each write by the free bytes of the disk. `free_min` 0: takes all there is.
+
+    `short` is set when less than the low mark is free; `share` is then what one running job may
+    use, and is decided by whoever waits for `short`.
+    """
+
+    def __init__(self, root: Path, free_min: int) -> None:
+        self._root = root
+        self.free_min = free_min
+        # Until there has been a decision, only jobs that have used little go on.
+        self.share = free_min
+        self.short = asyncio.Event()
+        self.is_short = False
+        self.waiting: frozenset[JobId] = frozenset()  # running jobs beyond their share
+
+    def free(self) -> int:
+        """Raises OSError."""
+        disk = os.statvfs(self._root)
+        return disk.f_bavail * disk.f_frsize
+
+    def refusal(self, used: int, count: int) -> str | None:
+        """Why `count` more bytes of a job that has stored `used` are not taken now, if so."""
+        if not self.free_min:
+            return None
+        try:
+            free = self.free()
+        except OSError as error:
+            return f"{self._root}: {error.strerror}"
+        if free >= low_mark(self.free_min):
+            return None
+        self.short.set()
+        if free < self.free_min + count:
+            return f"less than {self.free_min >> 20} MiB would be left of the log disk"
+        if used > self.share:
+            return (
+                f"the log disk is nearly full, and this job uses {used >> 20} MiB of it, more "
+                f"than its share of {self.share >> 20} MiB"
+            )
+        return None

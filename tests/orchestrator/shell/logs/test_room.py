@@ -1,0 +1,183 @@
+"""A log disk that runs short: ended logs go, small jobs go on, and room is used at once."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from muster.daemon.clock import SystemClock
+from muster.protocol.ids import JobId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.logs import StreamId, StreamKind
+from orchestrator.core.job import JobPhase
+from orchestrator.shell.changes import Changes
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.room import MakeRoom
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
+
+MIB = 1 << 20
+DISK = 64 * MIB
+FLOOR = 2 * MIB
+NOW = 1e6
+
+
+class Rig:
+    """A store on a disk whose free bytes are counted here; `others` is used by somebody else."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.others = 0
+        self.store = LogStore(root, Changes(), SystemClock(), free_bytes_min=FLOOR)
+        monkeypatch.setattr(type(self.store.space), "free", lambda _: self.free())
+        self.jobs: dict[JobId, Any] = {}
+        self.archived: dict[JobId, float] = {}
+        self.gone: list[int] = []
+        coordinator = SimpleNamespace(
+            now=lambda: Instant(0.0, NOW),
+            state=SimpleNamespace(jobs=self.jobs),
+            archive=SimpleNamespace(ended_at=self._ended_at),
+        )
+        self.room = MakeRoom(root, self.store.space, cast("Coordinator", coordinator), self.remove)
+
+    async def _ended_at(self, names: list[JobId]) -> dict[JobId, float]:
+        return {name: self.archived[name] for name in names if name in self.archived}
+
+    async def remove(self, job: JobId, why: str, size: int) -> None:
+        self.gone.append(job)
+        await self.store.remove(job, why)
+
+    def free(self) -> int:
+        used = sum(
+            os.stat(os.path.join(above, name)).st_size
+            for above, _, files in os.walk(self.root)
+            for name in files
+        )
+        return DISK - self.others - used
+
+    def job(self, number: int, ended_at: float | None = None) -> StreamId:
+        phase = JobPhase.ACTIVE if ended_at is None else JobPhase.ENDED
+        self.jobs[JobId(number)] = SimpleNamespace(phase=phase, ended_at=ended_at)
+        return StreamId(TaskId(f"{number}.1.0"), StreamKind.STDOUT, 0)
+
+    def put(self, stream: StreamId, size: int) -> bool:
+        at = self.store.size(stream)
+        try:
+            self.store.append(stream, at, memoryview(bytes(size)), 1.0, lambda *_: None)
+        except LogStoreError:
+            return False
+        return True
+
+    def fill(self, stream: StreamId, most: int = DISK) -> int:
+        """Write until no more is taken."""
+        written = 0
+        while written < most and self.put(stream, MIB // 4):
+            written += MIB // 4
+        return written
+
+    def make(self) -> None:
+        asyncio.run(self.room.make())
+
+
+def test_a_greedy_job_waits_and_a_small_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    greedy, honest = rig.job(1), rig.job(2)
+    assert rig.put(honest, 100)
+    assert rig.fill(greedy) > DISK // 2
+    assert rig.store.space.short.is_set(), "it is noticed at once"
+    (late,) = rig.store.job(JobId(1)).late.values()
+    assert "more than its share" in late.why
+    assert "the node keeps it" in late.why
+    rig.make()
+    assert rig.gone == [], "nothing of a running job is removed"
+    assert rig.store.space.waiting == {1}
+    for _ in range(100):
+        assert rig.put(honest, 1000)
+    assert not rig.put(greedy, 1)
+    assert not rig.store.has_room(greedy)
+    assert rig.store.has_room(honest)
+    assert rig.put(rig.job(3), 1000), "a job that begins now finds room, too"
+    rig.make()
+    said = capsys.readouterr().out
+    assert said.count("log_store_short") == 1, "once, as long as it is the same"
+    assert "'job': 1" in said
+
+
+def test_when_the_greedy_job_has_ended_its_logs_go_and_all_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    old, young, greedy, honest = rig.job(1, NOW - 9), rig.job(2, NOW - 5), rig.job(3), rig.job(4)
+    rig.put(old, MIB)
+    rig.put(young, 9 * MIB)
+    assert rig.fill(greedy)
+    rig.make()
+    assert rig.gone == [1, 2], "ended jobs go first"
+    assert rig.fill(greedy)
+    rig.make()
+    assert rig.gone == [1, 2]
+    assert rig.store.space.waiting == {3}
+    rig.others += rig.free() - FLOOR
+    assert not rig.put(honest, 1000), "not a byte of what is left to others is taken"
+    rig.job(3, NOW)
+    rig.make()
+    assert rig.gone == [1, 2, 3]
+    assert rig.put(honest, 1000)
+    assert rig.fill(honest) > DISK // 8
+    rig.others = 0
+    rig.make()
+    assert not rig.store.space.is_short
+    assert not rig.store.space.short.is_set()
+    rig.make()
+    assert rig.gone == [1, 2, 3], "what has gone is not taken for something to remove"
+
+
+def test_archived_jobs_are_removed_and_unknown_ones_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    archived, unknown = rig.job(1, NOW), rig.job(2, NOW)
+    rig.put(archived, MIB)
+    rig.put(unknown, MIB)
+    rig.archived[JobId(1)] = NOW - 7200
+    rig.jobs.clear()
+    rig.others = rig.free() - FLOOR
+    rig.make()
+    assert rig.gone == [1]
+
+
+def test_it_waits_until_the_store_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path, monkeypatch)
+        ended, running = rig.job(1, NOW), rig.job(2)
+        removed = asyncio.Event()
+
+        async def remove(job: JobId, why: str, size: int) -> None:
+            await rig.store.remove(job, why)
+            removed.set()
+
+        rig.room._remove = remove
+        run = asyncio.get_running_loop().create_task(rig.room.run())
+        rig.put(ended, MIB)
+        rig.others = rig.free() - FLOOR
+        assert not rig.put(running, 1000)
+        await removed.wait()
+        assert rig.put(running, 1000)
+        run.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_without_a_reserve_nothing_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.store.space.free_min = 0
+    rig.others = DISK
+    assert rig.put(rig.job(1), MIB)
+    assert not rig.store.space.short.is_set()
