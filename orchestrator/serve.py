@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, Never
 
 import structlog
@@ -27,6 +28,7 @@ from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
 from orchestrator.core.hangs import HangLimits
 from orchestrator.core.limits import Limits, Quarantine
+from orchestrator.core.seats import streams_of
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
@@ -132,7 +134,11 @@ def _build(
     owner = TaskOwner("coordinator")
     changes = Changes()
     store = LogStore(
-        config.job_logs_path, changes, clock, free_bytes_min=config.job_logs.free_bytes_min
+        config.job_logs_path,
+        changes,
+        clock,
+        free_bytes_min=config.job_logs.free_bytes_min,
+        streams_max=partial(streams_of, state),
     )
     agents = AgentSessions(
         owner,

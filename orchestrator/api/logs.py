@@ -61,7 +61,7 @@ class LogsApi:
         """Refuse now what cannot be answered once the stream has begun."""
         try:
             removed = self._store.removed(name)
-            streams = reader.streams()
+            ambiguous = query.offset is not None and reader.several()
         except LogStoreError as error:
             raise ApiError(
                 503, "logs_unreadable", str(error), "try again; an operator must look at the disk"
@@ -73,7 +73,7 @@ class LogsApi:
                 removed.text(name),
                 "job_logs in the coordinator's configuration says how long logs are kept",
             )
-        if query.offset is not None and streams > 1:
+        if ambiguous:
             raise _wrong_offset(query, "names a byte of one stream", "name its node, too")
 
 

@@ -24,7 +24,7 @@ from muster.daemon.clock import Clock
 from muster.daemon.errors import FileError
 from muster.daemon.files import write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.logs import StreamId
+from muster.protocol.logs import STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs.folder import (
     note_silent,
@@ -34,13 +34,19 @@ from orchestrator.shell.logs.folder import (
     sync_files,
 )
 from orchestrator.shell.logs.removed import Removed, read_removed, write_removed
-from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, StreamKey, key_of_file
+from orchestrator.shell.logs.stream import (
+    Late,
+    LogStoreError,
+    NotWantedError,
+    StreamFile,
+    StreamKey,
+    key_of_file,
+)
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
 # An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
 _SYNC_BYTES: Final = 1 << 20
-STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _JOBS_KEPT: Final = 1024
 _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
@@ -65,6 +71,7 @@ class JobLogs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.streams: dict[StreamKey, StreamFile] = {}
+        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # the same, by attempt and node
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
@@ -81,7 +88,7 @@ class JobLogs:
                 for entry in os.scandir(folder):
                     key = key_of_file(attempt, node_rank, entry.name)
                     if key is not None:
-                        self.streams[key] = StreamFile(key, folder / entry.name)
+                        self.add(StreamFile(key, folder / entry.name))
                     elif entry.name == _MARKER:
                         self.stored.add((attempt, node_rank))
         self.next_seq = 1 + max((stream.last_seq for stream in self.streams.values()), default=0)
@@ -89,6 +96,10 @@ class JobLogs:
             if stream.repair(self.next_seq):
                 self.next_seq += 1
             stream.release()
+
+    def add(self, stream: StreamFile) -> None:
+        self.streams[stream.key] = stream
+        self.of_task.setdefault(stream.key[:2], []).append(stream)
 
     def take_seq(self) -> int:
         self.next_seq += 1
@@ -102,8 +113,16 @@ class LogStore:
     """
 
     def __init__(
-        self, root: Path, changes: Changes, clock: Clock, *, free_bytes_min: int = 0
+        self,
+        root: Path,
+        changes: Changes,
+        clock: Clock,
+        *,
+        free_bytes_min: int = 0,
+        streams_max: Callable[[TaskId], int] = lambda _: STREAMS_PER_TASK_MAX,
     ) -> None:
+        """`streams_max` is how many streams the plan of a task allows."""
+        self._streams_max = streams_max
         self._root = root
         self._changes = changes
         self._clock = clock
@@ -170,20 +189,24 @@ class LogStore:
                 future.set_result(None)
 
     def stream(self, name: StreamId) -> StreamFile:
-        """The stream's file, with its folder made. Raises BadId and LogStoreError."""
+        """The stream's file, with its folder made. Raises BadId, LogStoreError and, where the task
+        is not to have this stream, NotWantedError.
+        """
         job, key = self._place(name)
         found = job.streams.get(key)
         if found is not None:
             return found
-        if key.rank < -1 or sum(1 for k in job.streams if k[:2] == key[:2]) >= STREAMS_PER_TASK_MAX:
-            raise LogStoreError(f"task {name.task} has no stream {key.file_name}")
+        most = min(self._streams_max(name.task), STREAMS_PER_TASK_MAX)
+        if key.rank < -1 or len(job.of_task.get(key[:2], ())) >= most:
+            why = f"{key.file_name} is not stored: by its plan, task {name.task} has {most} logs"
+            raise NotWantedError(why)
         try:
             path = self._folder(job, key.attempt, key.node_rank) / key.file_name
             found = StreamFile(key, path)
         except OSError as error:
             self._late(job, key, 0, error.strerror or str(error))
             raise LogStoreError(f"{job.root} cannot be used: {error.strerror}") from error
-        job.streams[key] = found
+        job.add(found)
         return found
 
     def size(self, name: StreamId) -> int:
@@ -252,7 +275,7 @@ class LogStore:
         job = self.job(job_id)
         if job.removed is not None or (attempt, node_rank) in job.stored:
             return True
-        mine = [s for key, s in job.streams.items() if key[:2] == (attempt, node_rank)]
+        mine = list(job.of_task.get((attempt, node_rank), ()))
         if len(mine) < streams or not all(stream.ended for stream in mine):
             return False
         try:
@@ -300,7 +323,7 @@ class LogStore:
             if job.removed is None:
                 await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
-            job.streams, job.late = {}, {}
+            job.streams, job.of_task, job.late = {}, {}, {}
             for stream in gone:
                 stream.release()
                 self._open.pop(stream, None)
