@@ -104,6 +104,7 @@ class LogReader:
         try:
             after = await self._history(response, place, tail)
             while True:
+                await self._store.load(self._name)
                 changes = self._coordinator.changes
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 # Looked at before reading: what makes it final was stored before.

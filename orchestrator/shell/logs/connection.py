@@ -1,6 +1,7 @@
 """The agents' bulk connections: log bytes into the store, acknowledgements back."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
@@ -212,6 +213,7 @@ class LogConnections:
         if isinstance(data, bytes):
             chunk, payload = decode_chunk(data)
             if await self._is_ours(connection, chunk.stream.task):
+                await self._load(chunk.stream.task)
                 self._take_chunk(connection, chunk, payload)
             return
         try:
@@ -222,6 +224,8 @@ class LogConnections:
             connection, _task_of(message)
         ):
             return
+        if not isinstance(message, LogHello):
+            await self._load(_task_of(message))
         match message:
             case LogHello():
                 raise ProtocolError("a second hello on the same connection")
@@ -234,6 +238,10 @@ class LogConnections:
                 await self._end_task(connection, task, streams)
             case _:
                 assert_never(message)
+
+    async def _load(self, task: TaskId) -> None:
+        with contextlib.suppress(LogStoreError):  # which is raised again by what is done next
+            await self._store.load(parse_task_id(task)[0])
 
     def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
         stream = chunk.stream

@@ -14,6 +14,7 @@ import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -128,6 +129,7 @@ class LogStore:
         self._clock = clock
         self._free_bytes_min = free_bytes_min
         self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
+        self._loading: dict[JobId, asyncio.Future[JobLogs]] = {}
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
@@ -272,6 +274,7 @@ class LogStore:
     async def end_task(self, task: TaskId, streams: int) -> bool:
         """Make a task's logs complete, on disk; False where streams are missing or go on."""
         job_id, attempt, node_rank = parse_task_id(task)
+        await self.load(job_id)
         job = self.job(job_id)
         if job.removed is not None or (attempt, node_rank) in job.stored:
             return True
@@ -297,9 +300,13 @@ class LogStore:
         return True
 
     def job(self, job: JobId) -> JobLogs:
-        """The job's streams; ask again after each wait, as jobs at rest are forgotten."""
+        """The job's streams; ask again after each wait, as jobs at rest are forgotten. Call `load`
+        before. Raises LogStoreError.
+        """
         found = self._jobs.get(job)
         if found is None:
+            if job in self._loading:
+                raise LogStoreError(f"the logs of job {job} are being read; ask again")
             try:
                 found = JobLogs(self._root / str(job))
             except OSError as error:
@@ -309,12 +316,36 @@ class LogStore:
         self._jobs.move_to_end(job)
         return found
 
+    async def load(self, job: JobId) -> None:
+        """Have a thread read what there is of a job's logs: a gang has very many files. Raises
+        LogStoreError.
+        """
+        if job in self._jobs:
+            return
+        loading = self._loading.get(job)
+        if loading is None:
+            loop = asyncio.get_running_loop()
+            loading = loop.run_in_executor(None, JobLogs, self._root / str(job))
+            self._loading[job] = loading
+            loading.add_done_callback(partial(self._loaded, job))
+        try:
+            await asyncio.shield(loading)  # others may wait for it, too
+        except OSError as error:
+            raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
+
+    def _loaded(self, job: JobId, loading: asyncio.Future[JobLogs]) -> None:
+        del self._loading[job]
+        if not loading.cancelled() and loading.exception() is None:
+            self._jobs[job] = loading.result()
+            self._forget_some()
+
     def removed(self, job: JobId) -> Removed | None:
         """The mark of a job whose logs were removed. Raises LogStoreError."""
         return self.job(job).removed
 
     async def remove(self, job_id: JobId, why: str) -> None:
         """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
+        await self.load(job_id)
         job = self.job(job_id)
         gone = list(job.streams.values())
         mark = job.removed or Removed(self._clock.now().wall, why)
@@ -337,6 +368,7 @@ class LogStore:
     async def forget(self, job_id: JobId) -> None:
         """Leave nothing of a job that nobody knows any more, not even a mark. Raises
         LogStoreError."""
+        await self.load(job_id)
         root = self.job(job_id).root
         await self.remove(job_id, "the job was forgotten")
         try:

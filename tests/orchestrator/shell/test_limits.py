@@ -1,20 +1,20 @@
 """An agent or a user at twice what it may say: nobody else waits for the API meanwhile."""
 
 import asyncio
+import threading
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
-from muster.protocol.codec import FRAME_BYTES_MAX
 from muster.protocol.gpus import DEVICES_MAX, GpuDevice
-from muster.protocol.hardware import EVENTS_MAX, HardwareEvent
+from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.http import TAIL_MAX
 from muster.protocol.ids import TaskId
-from muster.protocol.interfaces import ADDRESSES_MAX, INTERFACES_MAX, Interface
+from muster.protocol.interfaces import INTERFACES_MAX, Interface, InterfaceKind
 from muster.protocol.logs import (
     RANKS_PER_NODE_MAX,
     STREAMS_PER_TASK_MAX,
@@ -23,12 +23,12 @@ from muster.protocol.logs import (
     StreamKind,
     TaskLogsEnd,
 )
-from muster.protocol.messages import Heartbeat, Inventory, RankReport, TaskReport
+from muster.protocol.messages import Heartbeat, HeartbeatAck, Inventory, RankReport, TaskReport
 from muster.protocol.states import TaskState
 from muster.spec.fields import MAX_NODES
 from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
-from muster.spec.scalars import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+from muster.spec.scalars import MAX_VALUES
 from orchestrator.api.parameters import PAGE_MAX
 from orchestrator.shell.agents import OUTBOX_MAX
 from orchestrator.shell.inbox import WAITING_MAX
@@ -38,7 +38,6 @@ from tests.orchestrator.fake_agent import (
     FakeLogLink,
     connect,
     connect_logs,
-    hello,
     prepared,
 )
 from tests.orchestrator.process import CoordinatorProcess
@@ -52,23 +51,28 @@ ANSWER_S_MAX = 1.0
 async def quick_answers(coordinator: CoordinatorProcess) -> AsyncIterator[User]:
     """Nobody waits long for the API meanwhile."""
     waits: list[float] = []
-    async with user_of(coordinator) as user:
+    over = threading.Event()
+    request = urllib.request.Request(f"{coordinator.url}/v1/nodes", headers=coordinator.headers())
 
-        async def ask() -> None:
+    def ask() -> None:
+        while True:
+            last = over.is_set()  # one answer is behind all that came
             began = time.monotonic()
-            await user.get("/v1/nodes")
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
             waits.append(time.monotonic() - began)
+            if last:
+                return
+            over.wait(0.01)
 
-        async def again_and_again() -> None:
-            while True:
-                await ask()
-                await asyncio.sleep(0.01)
-
-        asking = asyncio.create_task(again_and_again())
-        yield user
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await ask()  # and behind all that came
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        async with user_of(coordinator) as user:
+            yield user
+    finally:
+        over.set()
+        await asyncio.to_thread(asking.join)
     print(f"{len(waits)} answers, the slowest after {max(waits) * 1000:.0f} ms")
     assert max(waits) < ANSWER_S_MAX
 
@@ -126,7 +130,9 @@ async def many_foreign_tasks(agent: FakeAgent, _link: FakeLogLink, _task: TaskId
 
 
 async def many_events(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
-    events = tuple(HardwareEvent(n, "xid", f"event {n}") for n in range(2 * EVENTS_MAX))
+    events = tuple(
+        HardwareEvent("b", n, "xid 79", Grade.SHOWN, f"event {n}") for n in range(2 * EVENTS_MAX)
+    )
     for _ in range(64):
         await agent.say(Heartbeat(1.0, hardware=events))
 
@@ -161,8 +167,11 @@ def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flo
                 try:
                     async with asyncio.timeout(60):
                         await flood(agent, link, task)
-                except ConnectionError:
-                    pass  # it was cut off
+                        await agent.say(Heartbeat(7.0))
+                        while await agent.hear() != HeartbeatAck(7.0):
+                            pass
+                except (AssertionError, ConnectionError):
+                    print("it was cut off")
 
     asyncio.run(main())
 
@@ -174,12 +183,12 @@ def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flo
             "interfaces",
             {
                 "interfaces": tuple(
-                    Interface(f"eth{n}", addresses=()) for n in range(2 * INTERFACES_MAX)
+                    Interface(f"eth{n}", InterfaceKind.ETHERNET, ("10.0.0.5/16",))
+                    for n in range(2 * INTERFACES_MAX)
                 )
             },
         ),
         ("GPUs", {"devices": tuple(GpuDevice(f"GPU-{n}") for n in range(2 * DEVICES_MAX))}),
-        ("bytes", {"labels": {"a": "x" * (2 * FRAME_BYTES_MAX)}}),
     ],
 )
 def test_an_agent_that_has_too_much(
@@ -189,7 +198,7 @@ def test_an_agent_that_has_too_much(
         inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{what}", **fields)
         async with quick_answers(coordinator) as user:
             async with connect(coordinator, f"has-{what.lower()}") as agent:
-                with pytest.raises((AssertionError, ConnectionError, ValueError)):
+                with pytest.raises(AssertionError):
                     await agent.hello(inventory=inventory)
             names = [node["name"] for node in (await user.get("/v1/nodes"))["nodes"]]
             assert f"has-{what.lower()}" not in names
@@ -206,7 +215,6 @@ def test_an_agent_that_has_too_much(
         {"notify": [f"http://127.0.0.1/{n}" for n in range(2 * MAX_WEBHOOKS)]},
         {"placement": {"include": [f"n{n}" for n in range(2 * MAX_VALUES)]}},
         {"env": {f"NAME_{n}": "x" for n in range(2 * MAX_VALUES)}},
-        {"env": {"NAME": "x" * 2 * MAX_BYTES}},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -217,7 +225,7 @@ def test_a_job_that_asks_for_too_much(
         async with quick_answers(coordinator) as user:
             for _ in range(8):
                 async with user.http.post("/v1/jobs", json={**JOB, **fields}) as answer:
-                    assert answer.status in (413, 422), await answer.text()
+                    assert answer.status in (400, 413, 422), await answer.text()
 
     asyncio.run(main())
 

@@ -1,6 +1,7 @@
 """Log bytes on disk: by offset, once, in order, whatever is sent twice, late or cut off."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,37 @@ def test_a_task_has_no_more_streams_than_its_plan_allows(tmp_path: Path, again: 
         syncing = asyncio.get_running_loop().create_task(rig.store.run())
         assert await rig.store.end_task(TASK, allowed)
         syncing.cancel()
+
+    with_store(tmp_path, main)
+
+
+def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(rig: Rig) -> None:
+        rig.put(0, b"ab")
+        rig.store.close()
+        rig.store = LogStore(rig.root, rig.changes, SystemClock())
+        reads: list[Path] = []
+        go_on = threading.Event()
+        read = store_module.JobLogs._load
+
+        def slowly(logs: store_module.JobLogs) -> None:
+            reads.append(logs.root)
+            assert go_on.wait(30)
+            read(logs)
+
+        monkeypatch.setattr(store_module.JobLogs, "_load", slowly)
+        loads = [asyncio.create_task(rig.store.load(JobId(7))) for _ in range(2)]
+        await asyncio.sleep(0)
+        loads[0].cancel()
+        with pytest.raises(LogStoreError, match="being read"):
+            rig.store.job(JobId(7))
+        go_on.set()
+        await loads[1]
+        assert rig.store.size(OUT) == 2
+        await rig.store.load(JobId(7))
+        assert len(reads) == 1
 
     with_store(tmp_path, main)
 
