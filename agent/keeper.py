@@ -102,6 +102,7 @@ class Keeper:
         self._removal = asyncio.Event()
         self._statuses: deque[ShimStatus] = deque()  # heard, and not said
         self._waiting = False  # for the last figures of its traffic
+        self._complaint = ""  # the last one that was logged
 
     def order(self, order: Order) -> None:
         """Carried out when those before it have been; for a shim that has gone there are none."""
@@ -313,7 +314,8 @@ class Keeper:
         self.known.set()
 
     def _say(self, status: ShimStatus) -> None:
-        if status.complaint:
+        if status.complaint and status.complaint != self._complaint:
+            self._complaint = status.complaint
             _log.warning("shim_complains", task=self.task, text=status.complaint)
         self._logs.follow(self.task, self._folder, status.streams)
         self._hangs.heard(self.task, self._folder, status)

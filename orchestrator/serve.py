@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple, Never
 
 import structlog
@@ -26,6 +27,7 @@ from orchestrator.api.token_file import TokenStore
 from orchestrator.config import CoordinatorConfig, webhook_secret
 from orchestrator.core.display import host_port
 from orchestrator.core.limits import HangLimits, Limits, Quarantine
+from orchestrator.core.seats import streams_of
 from orchestrator.core.state import State
 from orchestrator.journal.sqlite import Journal
 from orchestrator.journal.writer import JournalWriter
@@ -143,6 +145,7 @@ def _build(
         clock,
         free_bytes_min=config.job_logs.free_bytes_min,
         bounds=config.job_logs.bounds,
+        streams_max=partial(streams_of, state),
     )
     agents = AgentSessions(
         owner,

@@ -49,6 +49,7 @@ class TaskStreams:
 
     id: TaskId
     streams: dict[StreamId, Stream] = field(default_factory=dict)
+    refused: set[StreamId] = field(default_factory=set)  # by the coordinator, for good
     complete: bool = False  # no process of the task is left
     silent: bool = False  # and its own report says that it has written nothing
     end_said: bool = False
@@ -80,7 +81,7 @@ class Ledger:
     def add_stream(self, stream: StreamId, path: str) -> OpenStream | None:
         """Note a stream; what to say of it, None where it was known."""
         task = self.add_task(stream.task)
-        if stream in task.streams or task.end_said:
+        if stream in task.streams or stream in task.refused or task.end_said:
             return None
         task.streams[stream] = Stream(stream, path)
         return OpenStream(stream)
@@ -115,6 +116,18 @@ class Ledger:
         known.sent = known.stored = offset
         known.ended = task.end_said = False
         self._queue(known)
+
+    def refuse(self, stream: StreamId) -> list[LogReport]:
+        """The coordinator will never take it: the task's log ends without it. What to say."""
+        known = self.stream(stream)
+        task = self._tasks.get(stream.task)
+        if known is None or task is None or task.stored:
+            return []
+        task.end_said = False
+        del task.streams[stream]
+        task.refused.add(stream)
+        known.ended = True
+        return self.end_of_task(task.id)
 
     def grown(self, stream: Stream) -> None:
         """The file may have more bytes than were sent."""

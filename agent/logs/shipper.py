@@ -8,6 +8,7 @@ stream in turn; another listens.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +27,13 @@ from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import (
+    STREAMS_PER_TASK_MAX,
     Chunk,
     Hole,
     LogAck,
     LogHello,
     LogReport,
+    NotWanted,
     StreamAt,
     StreamId,
     StreamKind,
@@ -44,6 +47,7 @@ from muster.protocol.messages import HOLES, NO_OUTPUT
 PATH: Final = "/v1/agent/logs"
 # For files that are not there yet, or for which the kernel had no watch left.
 _POLL_S: Final = 0.5
+_POLLED_MAX: Final = 256  # files a round: each costs some system calls
 # A coordinator that is not heard on this connection for so many heartbeats is dialled anew. More
 # than on the control link: on a slow line whole chunks stand before its answer.
 SILENT_BEATS: Final = 4
@@ -71,6 +75,8 @@ class LogShipper:
         self._sources: dict[StreamId, _Tail] = {}
         # Streams without a byte so far, and their paths: most never get one, and cost no message.
         self._quiet: dict[StreamId, str] = {}
+        self._named: dict[TaskId, set[StreamId]] = {}  # all streams that were followed
+        self._full: set[TaskId] = set()  # their further streams are not sent
         self._say: deque[LogReport] = deque()
         self._wake = asyncio.Event()
         self._welcomed = asyncio.Event()
@@ -79,7 +85,7 @@ class LogShipper:
         self._heeds_silence = False
         self._ships_holes = False  # as holes, and not as zeros
         self._work = asyncio.Event()
-        self._unheard: set[StreamId] = set()
+        self._unheard: dict[StreamId, None] = {}
         self._unopened: set[StreamId] = set()  # for want of descriptors
         self._late: set[TaskId] = set()  # complete, but for those
         self._inotify: Inotify | None = None
@@ -106,10 +112,20 @@ class LogShipper:
             if kind is None:
                 continue
             stream = StreamId(task, kind, known.rank)
-            if stream not in self._quiet and self._ledger.stream(stream) is None:
-                self._quiet[stream] = known.path
-                self._look(stream)
+            if stream in self._named.setdefault(task, set()) or self._is_full(task):
+                continue
+            self._named[task].add(stream)
+            self._quiet[stream] = known.path
+            self._look(stream)
         self._work.set()
+
+    def _is_full(self, task: TaskId) -> bool:
+        full = len(self._named[task]) >= STREAMS_PER_TASK_MAX
+        if full and task not in self._full:
+            self._full.add(task)
+            why = f"a task has at most {STREAMS_PER_TASK_MAX} logs; the others are not sent"
+            _log.warning("too_many_logs", task=task, why=why)
+        return full
 
     def complete(self, task: TaskId, *, reported: bool = True) -> bool:
         """No process of the task is left, and all its streams have been named. True where it has
@@ -130,7 +146,7 @@ class LogShipper:
             # What has been said of its end stays true, whatever its shim says after it.
             told = known.silent
         self._late.discard(task)
-        silent = told and not known.streams
+        silent = told and not known.streams and not known.refused
         self._ledger.complete(task, silent=silent)
         for message in self._ledger.end_of_task(task):
             self._tell(message)
@@ -146,6 +162,8 @@ class LogShipper:
             self._close_source(stream)
             self._quiet.pop(stream, None)
         self._late.discard(task)
+        self._full.discard(task)
+        self._named.pop(task, None)
         self._ledger.drop(task)
         self._folders.pop(task, None)
 
@@ -212,6 +230,8 @@ class LogShipper:
                 case LogAck():
                     self._progress = True
                     self._ledger.acked(command.stream, command.offset)
+                case NotWanted(stream, why):
+                    self._refuse(stream, why)
                 case TaskLogsStored():
                     self._progress = True
                     if self._ledger.store(command.task):
@@ -219,6 +239,15 @@ class LogShipper:
                         self._stored(command.task)
             self._wake.set()
         return f"the coordinator closed the log connection ({websocket.close_code})"
+
+    def _refuse(self, stream: StreamId, why: str) -> None:
+        """The coordinator will never take this stream: its file stays until the task is removed."""
+        task = self._ledger.task(stream.task)
+        if task is not None and not task.refused:
+            _log.warning("log_not_wanted", task=stream.task, stream=stream.kind.value, why=why)
+        for message in self._ledger.refuse(stream):
+            self._tell(message)
+        self._close_source(stream)
 
     async def _speak(self, websocket: Websocket) -> Never:
         while True:
@@ -311,11 +340,11 @@ class LogShipper:
             self._unopened.add(stream)
             source = None
         if source is None:
-            self._unheard.add(stream)
+            self._unheard[stream] = None
             return None
         tail = self._sources[stream] = _Tail(source, self._watch(source, stream))
         if tail.watch is not None:
-            self._unheard.discard(stream)
+            self._unheard.pop(stream, None)
         return tail
 
     def _watch(self, source: LogSource, stream: StreamId) -> int | None:
@@ -330,13 +359,16 @@ class LogShipper:
                     why=f"{error.strerror}; raise fs.inotify.max_user_watches",
                     looked_at_every_s=_POLL_S,
                 )
-        self._unheard.add(stream)
+        self._unheard[stream] = None
         return None
 
     async def _poll(self) -> Never:
         while True:
             await asyncio.sleep(_POLL_S)
-            for stream in list(self._unheard):
+            # As dictionaries keep their order, those that were looked at come last.
+            for stream in list(itertools.islice(self._unheard, _POLLED_MAX)):
+                del self._unheard[stream]
+                self._unheard[stream] = None
                 self._look(stream)
             for task in list(self._late):
                 self._end(task, told=False)
@@ -347,7 +379,7 @@ class LogShipper:
             self._close_source(stream)
 
     def _close_source(self, stream: StreamId) -> None:
-        self._unheard.discard(stream)
+        self._unheard.pop(stream, None)
         self._unopened.discard(stream)
         tail = self._sources.pop(stream, None)
         if tail is None:

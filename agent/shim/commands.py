@@ -15,7 +15,7 @@ SETUP_TIMEOUT_S = 3600.0
 # A cold torch on a network file system has been seen to take minutes.
 BOOTSTRAP_TIMEOUT_S = 600.0
 GRACE_S = 30.0
-RANKS_MAX = 4096
+RANKS_MAX = 1024
 
 
 class Malformed(Exception):
@@ -56,6 +56,7 @@ class Start:
         self.argv = _words(document, "argv") or []
         self.env = _environment(document)
         self.ranks = _ranks(document)
+        self.ranks_at_once, self.ranks_in_all = _planned(self.argv)
         self.interpreter = document.get("interpreter") is True
         self.grace_s = _seconds(document, "grace_s", GRACE_S)
         self.stop_signal = _signal(document, "stop_signal")
@@ -173,6 +174,26 @@ def _ranks(document: dict[str, object]) -> list[dict[str, str]]:
     if not all(rank.get("RANK", "").isdecimal() for rank in ranks):
         raise Malformed("ranks holds an environment without a RANK")
     return ranks
+
+
+def _planned(argv: list[str]) -> tuple[int, int]:
+    """How many ranks torchrun may start here at one time, and how many different ones in all.
+
+    Our arguments say so; they stand before those of the job. An elastic gang (`--nnodes 1:4`)
+    numbers its ranks anew when its nodes change.
+    """
+    at_once = min(_number(_option("--nproc-per-node", argv), RANKS_MAX), RANKS_MAX)
+    nodes = _number(_option("--nnodes", argv).partition(":")[2], 1)
+    return at_once, min(at_once * nodes, RANKS_MAX)
+
+
+def _option(name: str, argv: list[str]) -> str:
+    at = argv.index(name) + 1 if name in argv else len(argv)
+    return argv[at] if at < len(argv) else ""
+
+
+def _number(text: str, default: int) -> int:
+    return max(1, int(text)) if text.isdecimal() and len(text) < 8 else default
 
 
 def _environment(document: dict[str, object]) -> dict[str, str]:

@@ -21,8 +21,6 @@ RANK_MAX = 1 << 24
 PID_MAX = 1 << 22
 CODE_MAX = 255
 SIGNAL_MAX = 64
-# Files of the ranks of all rounds: a gang that changes numbers its ranks anew each time.
-STREAMS_MAX = 4 * RANKS_MAX
 ERROR_BYTES_MAX = 4096
 
 
@@ -50,16 +48,32 @@ class Ranks:
         # True once they were told to end: one signal is enough, many programs take a second for "at
         # once".
         self.signalled = False
+        self._at_once = self._in_all = RANKS_MAX
+        self._paths: set[str] = set()
+        self._had: set[int] = set()  # ranks with files, of all rounds
 
-    def acceptable(self, number: object) -> TypeGuard[int]:
-        """A rank comes from the job's own process: it is a number, and there are not too many."""
-        few = len(self._status.ranks) < RANKS_MAX and len(self._status.streams) < STREAMS_MAX
-        return few and _within(number, 0, RANK_MAX - 1)
+    def plan(self, at_once: int, in_all: int) -> None:
+        """Accept so many ranks at one time, and files of so many different ones."""
+        self._at_once, self._in_all = at_once, in_all
+
+    def asked(self, message: dict[str, object]) -> tuple[int, int] | None:
+        """Rank and local rank for which the job's own process asks files; None where the plan has
+        no room for that rank.
+        """
+        rank, local_rank = message.get("rank"), message.get("local_rank")
+        if not _within(rank, 0, RANK_MAX - 1) or not _within(local_rank, 0, self._at_once - 1):
+            return None
+        ranks = self._status.ranks
+        # The first rank of the node begins a new round.
+        begins = local_rank == 0 or rank in ranks or len(ranks) < self._at_once
+        known = rank in self._had or len(self._had) < self._in_all
+        return (rank, local_rank) if begins and known else None
 
     def stream(self, stream: str, rank: int | None, name: str) -> str:
         """Add a file that can be read, once; returns its path."""
         path = f"{LOGS}/{name}"
-        if all(known["path"] != path for known in self._status.streams):
+        if path not in self._paths:
+            self._paths.add(path)
             self._status.streams.append({"stream": stream, "rank": rank, "path": path})
         return path
 
@@ -84,6 +98,7 @@ class Ranks:
             self.stream(stream, rank, name)
             for stream, name in zip(("stdout", "stderr"), names, strict=True)
         ]
+        self._had.add(rank)
         self._status.ranks[rank] = Rank(rank, local_rank, *paths)
         self.signalled = False
         return out, err

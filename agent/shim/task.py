@@ -83,8 +83,7 @@ class Task(Outcome, Course):
         self._stopped_with: int | None = None
         # True once the whole tree is to go, whatever the reason.
         self._ends = False
-        self._leftovers = False
-        self._last_words = False
+        self._leftovers = self._last_words = False
         loop.on_child(self._sweep)
 
     @property
@@ -177,6 +176,7 @@ class Task(Outcome, Course):
         assert preparation is not None
         self._start_seen = True
         self._grace_s, self._stop_signal = command.grace_s, command.stop_signal
+        self.ranks.plan(command.ranks_at_once, command.ranks_in_all)
         env = preparation.environment(command.env)
         gate = preparation.gate
         if gate is not None:
@@ -245,8 +245,7 @@ class Task(Outcome, Course):
                 text = str(message.get("text"))[:TEXT_CHARS_MAX]
                 self.status.refusal = self.status.refusal or (RefusalCode.PORT_TAKEN, text)
             case _:
-                # Of a newer bootstrap.
-                pass
+                pass  # of a newer bootstrap
         self.changed()
         if self._ends:
             self._watch_end()
@@ -279,15 +278,16 @@ class Task(Outcome, Course):
         gate = self._preparation.gate if self._preparation else None
         if gate is None:
             return
-        rank, local_rank = message.get("rank"), message.get("local_rank")
         fds: tuple[int, ...] = ()
-        # They come from the job's own process.
-        if self.ranks.acceptable(rank) and self.ranks.acceptable(local_rank):
-            try:
-                fds = self.ranks.open(rank, local_rank)
-            except OSError as error:
-                # torchrun's own files are better than none.
-                self._complain(f"The log of rank {rank} cannot be made: {error.strerror}.")
+        asked = self.ranks.asked(message)
+        try:
+            fds = () if asked is None else self.ranks.open(*asked)
+        except OSError as error:
+            # torchrun's own files are better than none.
+            self._complain(f"The log of a rank cannot be made: {error.strerror}.")
+        if asked is None:
+            self._complain("The launcher asks for the logs of more ranks than the job has here.")
+        else:
             # A kill that was meant for the ranks of the round before.
             self._loop.cancel(_CLOSING)
         gate.give_files(fds)

@@ -17,6 +17,11 @@ import msgspec
 from muster.protocol.codec import ProtocolError, UnknownMessage, unknown_type
 from muster.protocol.ids import NodeName, TaskId
 
+RANKS_PER_NODE_MAX: Final = 1024
+"""What `nproc_per_node` may say, and what a node may have in GPUs."""
+STREAMS_PER_TASK_MAX: Final = 2 * RANKS_PER_NODE_MAX + 3
+"""Output and error of each rank, and the three of the node. A plan that allows fewer goes before
+this (`streams_max`)."""
 CHUNK_BYTES_MAX: Final = 256 * 1024
 HEADER_BYTES_MAX: Final = 1024
 _LENGTH: Final = struct.Struct(">I")
@@ -96,6 +101,13 @@ class LogAck(msgspec.Struct, frozen=True, tag="ack"):
     offset: int
 
 
+class NotWanted(msgspec.Struct, frozen=True, tag="not_wanted"):
+    """The coordinator takes no byte of this stream, now or later: its log ends without it."""
+
+    stream: StreamId
+    why: str
+
+
 class TaskLogsStored(msgspec.Struct, frozen=True, tag="task_stored"):
     """Everything of the task is on disk: the agent may remove its files."""
 
@@ -103,7 +115,7 @@ class TaskLogsStored(msgspec.Struct, frozen=True, tag="task_stored"):
 
 
 LogReport = LogHello | OpenStream | Hole | EndStream | TaskLogsEnd
-LogCommand = StreamAt | LogAck | TaskLogsStored
+LogCommand = StreamAt | LogAck | NotWanted | TaskLogsStored
 
 _encoder: Final = msgspec.json.Encoder()
 _chunk_decoder: Final = msgspec.json.Decoder(Chunk)
@@ -112,6 +124,11 @@ _command_decoder: Final[msgspec.json.Decoder[LogCommand]] = msgspec.json.Decoder
 _KNOWN: Final = {
     str(kind.__struct_config__.tag) for kind in (*get_args(LogReport), *get_args(LogCommand))
 }
+
+
+def streams_max(ranks: int) -> int:
+    """How many streams a task may have whose rank files are those of `ranks` different ranks."""
+    return min(2 * ranks + len(StreamKind) - 2, STREAMS_PER_TASK_MAX)
 
 
 def encode_text(message: LogReport | LogCommand) -> str:

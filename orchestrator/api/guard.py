@@ -237,6 +237,10 @@ class GuardedConnection(web.RequestHandler):
         if self._busy or self.writing_paused or self._messages:
             # Or it is whole since this very turn of the loop.
             return
+        if self._waiter is None:
+            # aiohttp has a whole request in hand, and has not called the middleware yet.
+            self._arm(self._connections.head_s, self._head_is_late)
+            return
         _log.debug("head_late", remote=self.address)
         if self._heard and not self._served and isinstance(self.transport, asyncio.Transport):
             self.transport.write(

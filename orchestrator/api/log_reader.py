@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -82,9 +83,9 @@ class LogReader:
         self._last: Place | None = None
         self._told: set[tuple[StreamKey, Late]] = set()
 
-    def streams(self) -> int:
-        """How many streams are chosen. Raises LogStoreError."""
-        return len(self._sources())
+    def several(self) -> bool:
+        """Whether more than one stream is chosen. Raises LogStoreError."""
+        return len(list(islice(self._sources(), 2))) > 1
 
     async def stream(
         self,
@@ -103,6 +104,7 @@ class LogReader:
         try:
             after = await self._history(response, place, tail)
             while True:
+                await self._store.load(self._name)
                 changes = self._coordinator.changes
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 # Looked at before reading: what makes it final was stored before.
@@ -151,12 +153,11 @@ class LogReader:
             return place
         boundary = self._store.job(self._name).next_seq if place is None else place.boundary
         start = place
-        sources = self._sources()
         if tail == 0 and place is None:
             return Live(boundary, 0)
         if tail is not None and place is None:
-            start = await asyncio.to_thread(last_lines, sources, boundary, tail)
-        await self._send(response, history(sources, boundary, start))
+            start = await asyncio.to_thread(last_lines, self._sources(), boundary, tail)
+        await self._send(response, history(self._sources(), boundary, start))
         return Live(boundary, 0)
 
     async def _live(self, response: web.StreamResponse, after: Live) -> Live:
@@ -231,13 +232,17 @@ class LogReader:
             gap=piece.gap,
         )
 
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> Iterator[Source]:
+        """The chosen streams. A gang may have very many, so whoever reads them, in a thread, makes
+        them. Raises LogStoreError.
+        """
         chosen = self._selection
-        return [
+        streams = list(self._store.job(self._name).streams.items())
+        return (
             Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset)
-            for key, stream in self._store.job(self._name).streams.items()
+            for key, stream in streams
             if chosen.takes(key, self._node(key))
-        ]
+        )
 
     def _node(self, key: StreamKey) -> str:
         task = self._job.task(key.attempt, key.node_rank)

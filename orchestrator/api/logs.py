@@ -41,7 +41,7 @@ class LogsApi:
         place = _cursor(query)
         _, job = await find_job(self._coordinator, name)
         reader = LogReader(self._coordinator, self._store, job, selection, as_text=as_text)
-        self._check(name, reader, query)
+        await self._check(name, reader, query)
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"
         response.charset = "utf-8"
@@ -57,11 +57,12 @@ class LogsApi:
             await _finish(request, response, trailer, as_text=as_text, follow=query.follow)
         return response
 
-    def _check(self, name: JobId, reader: LogReader, query: LogsQuery) -> None:
+    async def _check(self, name: JobId, reader: LogReader, query: LogsQuery) -> None:
         """Refuse now what cannot be answered once the stream has begun."""
         try:
+            await self._store.load(name)
             removed = self._store.removed(name)
-            streams = reader.streams()
+            ambiguous = query.offset is not None and reader.several()
         except LogStoreError as error:
             raise ApiError(
                 503, "logs_unreadable", str(error), "try again; an operator must look at the disk"
@@ -73,7 +74,7 @@ class LogsApi:
                 removed.text(name),
                 "job_logs in the coordinator's configuration says how long logs are kept",
             )
-        if query.offset is not None and streams > 1:
+        if ambiguous:
             raise _wrong_offset(query, "names a byte of one stream", "name its node, too")
 
 

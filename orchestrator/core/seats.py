@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.logs import STREAMS_PER_TASK_MAX, streams_max
 from muster.protocol.messages import Prepared
-from muster.spec.types import Seat
-from orchestrator.core.state import Attempt, Task
+from muster.spec.types import Seat, ranks_on_node
+from orchestrator.core.state import Attempt, State, Task
 
 
 def members_of(attempt: Attempt) -> list[Task]:
@@ -19,6 +21,17 @@ def seat_of(task: Task) -> Seat:
 def gpus_of(task: Task) -> int:
     """Those it was given, else all that its node has."""
     return len(task.gpus) or prepared_of(task).gpus
+
+
+def streams_of(state: State, name: TaskId) -> int:
+    """How many log streams a task may have by its plan. An elastic gang numbers its ranks anew when
+    its nodes change, and each number has streams of its own. Raises BadId.
+    """
+    task, job = state.task(name), state.jobs.get(parse_task_id(name)[0])
+    if job is None or task is None or task.prepared is None:
+        return STREAMS_PER_TASK_MAX
+    gangs = job.spec.most_nodes if job.spec.elastic else 1
+    return streams_max(ranks_on_node(job.spec, seat_of(task)) * gangs)
 
 
 def prepared_of(task: Task) -> Prepared:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from typing import Self, TypeVar
 
@@ -20,6 +21,7 @@ from muster.protocol.logs import (
     Hole,
     LogAck,
     LogHello,
+    NotWanted,
     OpenStream,
     StreamAt,
     StreamId,
@@ -130,6 +132,8 @@ class Store:
         self.tasks: dict[TaskId, int] = {}
         self.chunks = 0
         self.cut_at: list[int] = []
+        self.offered: Counter[StreamId] = Counter()
+        self.not_wanted: set[StreamId] = set()
         self.changed = asyncio.Condition()
 
     @property
@@ -167,7 +171,11 @@ class Store:
         match decode_log_report(text):
             case LogHello() as hello:
                 self.hellos.append(hello)
+            case OpenStream(stream) if stream in self.not_wanted:
+                self.offered[stream] += 1
+                await websocket.send_str(encode_text(NotWanted(stream, "too many")))
             case OpenStream(stream):
+                self.offered[stream] += 1
                 self.data.setdefault(stream, bytearray())
                 await websocket.send_str(encode_text(StreamAt(stream, self.size(stream))))
             case Hole(stream, offset, length):

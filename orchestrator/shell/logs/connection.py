@@ -1,6 +1,9 @@
 """The agents' bulk connections: log bytes into the store, acknowledgements back."""
 
 import asyncio
+import contextlib
+import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
@@ -19,6 +22,7 @@ from muster.protocol.logs import (
     LogAck,
     LogCommand,
     LogHello,
+    NotWanted,
     OpenStream,
     StreamAt,
     StreamId,
@@ -30,7 +34,7 @@ from muster.protocol.logs import (
 )
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream import LogStoreError, NotWantedError
 
 HELLO_TIMEOUT_S: Final = 5.0
 # An agent of whom nothing is heard for so many heartbeats, though it was pinged, is gone: it has
@@ -39,6 +43,10 @@ SILENT_BEATS: Final = 6
 # A frame of so many is one of many. Those of a job that prints its steps are not held up.
 MUCH_BYTES: Final = 64 * 1024
 AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
+AGAIN_MAX: Final = 64  # streams that are asked for again at one time
+UNSAID_MAX: Final = 1024  # answers that wait before their agent is read no further
+STRANGERS_MAX: Final = 1024  # tasks that are not its own, and about which an agent may speak
+TURN_FRAMES: Final = 64  # of one agent, before others have their turn
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
 _REASON_BYTES_MAX: Final = 120
@@ -56,12 +64,15 @@ class _Connection:
     others: list[LogCommand] = field(default_factory=list)
     asked: dict[StreamId, int] = field(default_factory=dict)
     # What could not be stored: nothing more of it is tried before the time has come.
-    held: set[StreamId] = field(default_factory=set)
+    held: dict[StreamId, None] = field(default_factory=dict)  # the longest held first
+    holds: Counter[TaskId] = field(default_factory=Counter)  # how many of a task are held
     held_ends: dict[TaskId, int] = field(default_factory=dict)
     again: asyncio.TimerHandle | None = None
     strangers: set[TaskId] = field(default_factory=set)
     late: set[TaskId] = field(default_factory=set)  # of jobs that are in the archive
     filled: asyncio.Event = field(default_factory=asyncio.Event)
+    emptied: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: bool = False
 
     def acknowledge(self, stream: StreamId, offset: int) -> None:
         self.acks[stream] = offset
@@ -76,6 +87,12 @@ class _Connection:
         if self.asked.get(stream) != offset:
             self.asked[stream] = offset
             self.say(StreamAt(stream, offset))
+
+    async def room(self) -> None:
+        """Wait until the agent has taken what was said: it may not let answers pile up here."""
+        while not self.broken and len(self.others) + len(self.acks) >= UNSAID_MAX:
+            self.emptied.clear()
+            await self.emptied.wait()
 
 
 class LogConnections:
@@ -117,11 +134,17 @@ class LogConnections:
             connection = _Connection(socket, hello.node)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
+                frames = 0
                 while (data := await _frame(socket)) is not None:
                     self.received_bytes += len(data)
+                    frames += 1
                     if len(data) >= MUCH_BYTES:
                         await self._coordinator.give_way()
+                    elif frames % TURN_FRAMES == 0:
+                        # What has arrived is read without waiting, however many frames it is.
+                        await asyncio.sleep(0)
                     await self._take(connection, data)
+                    await connection.room()
             finally:
                 if connection.again is not None:
                     connection.again.cancel()
@@ -141,12 +164,16 @@ class LogConnections:
                 connection.filled.clear()
                 others, connection.others = connection.others, []
                 acks, connection.acks = connection.acks, {}
+                connection.emptied.set()
                 for stream, offset in acks.items():
                     await self._send(connection, LogAck(stream, offset))
                 for command in others:
                     await self._send(connection, command)
         except ConnectionError:
             return  # the reader sees the end as well
+        finally:
+            connection.broken = True
+            connection.emptied.set()
 
     async def _send(self, connection: _Connection, command: LogCommand) -> None:
         text = encode_text(command)
@@ -187,6 +214,7 @@ class LogConnections:
         if isinstance(data, bytes):
             chunk, payload = decode_chunk(data)
             if await self._is_ours(connection, chunk.stream.task):
+                await self._load(chunk.stream.task)
                 self._take_chunk(connection, chunk, payload)
             return
         try:
@@ -197,6 +225,8 @@ class LogConnections:
             connection, _task_of(message)
         ):
             return
+        if not isinstance(message, LogHello):
+            await self._load(_task_of(message))
         match message:
             case LogHello():
                 raise ProtocolError("a second hello on the same connection")
@@ -212,6 +242,10 @@ class LogConnections:
             case _:
                 assert_never(message)
 
+    async def _load(self, task: TaskId) -> None:
+        with contextlib.suppress(LogStoreError):  # which is raised again by what is done next
+            await self._store.load(parse_task_id(task)[0])
+
     def _take_chunk(self, connection: _Connection, chunk: Chunk, payload: memoryview) -> None:
         stream = chunk.stream
         if stream in connection.held:
@@ -220,8 +254,8 @@ class LogConnections:
             taken = self._store.append(
                 stream, chunk.offset, payload, chunk.ts, connection.acknowledge
             )
-        except LogStoreError:
-            self._hold(connection, stream)
+        except LogStoreError as error:
+            self._hold(connection, stream, error)
             return
         if taken is None:
             self._ask(connection, stream)
@@ -236,8 +270,8 @@ class LogConnections:
             taken = self._store.skip(
                 stream, hole.offset, hole.length, hole.ts, connection.acknowledge
             )
-        except LogStoreError:
-            self._hold(connection, stream)
+        except LogStoreError as error:
+            self._hold(connection, stream, error)
             return
         if taken is None:
             self._ask(connection, stream)
@@ -250,11 +284,11 @@ class LogConnections:
         try:
             if not self._store.end(stream, length, connection.acknowledge):
                 self._ask(connection, stream)
-        except LogStoreError:
-            self._hold(connection, stream)
+        except LogStoreError as error:
+            self._hold(connection, stream, error)
 
     async def _end_task(self, connection: _Connection, task: TaskId, streams: int) -> None:
-        if any(stream.task == task for stream in connection.held):
+        if connection.holds[task] > 0:
             return  # it will be said again
         try:
             stored = await self._store.end_task(task, streams)
@@ -270,12 +304,20 @@ class LogConnections:
     def _ask(self, connection: _Connection, stream: StreamId) -> None:
         try:
             connection.ask(stream, self._store.size(stream))
-        except LogStoreError:
-            self._hold(connection, stream)
+        except LogStoreError as error:
+            self._hold(connection, stream, error)
 
-    def _hold(self, connection: _Connection, stream: StreamId) -> None:
-        """Leave a stream with its node for a while; the others go on."""
-        connection.held.add(stream)
+    def _hold(self, connection: _Connection, stream: StreamId, why: LogStoreError) -> None:
+        """Leave a stream with its node for a while, or for good; the others go on."""
+        if isinstance(why, NotWantedError):
+            connection.say(NotWanted(stream, str(why)))
+        else:
+            self._hold_back(connection, stream)
+
+    def _hold_back(self, connection: _Connection, stream: StreamId) -> None:
+        if stream not in connection.held:
+            connection.held[stream] = None
+            connection.holds[stream.task] += 1
         self._try_later(connection)
 
     def _try_later(self, connection: _Connection) -> None:
@@ -284,18 +326,21 @@ class LogConnections:
             connection.again = loop.call_later(AGAIN_S, self._try_again, connection)
 
     def _try_again(self, connection: _Connection) -> None:
-        """Ask for everything that was held back; what cannot be stored now is held again."""
+        """Ask for what was held back longest; what cannot be stored now is held again."""
         connection.again = None
-        held, connection.held = connection.held, set()
-        ends, connection.held_ends = connection.held_ends, {}
-        for stream in held:
+        for stream in list(itertools.islice(connection.held, AGAIN_MAX)):
+            del connection.held[stream]
+            connection.holds[stream.task] -= 1
             if not self._has_room(stream):
-                self._hold(connection, stream)  # its bytes would travel for nothing
+                self._hold_back(connection, stream)  # its bytes would travel for nothing
                 continue
             connection.asked.pop(stream, None)
             self._ask(connection, stream)
-        for task, streams in ends.items():
+        for task in list(itertools.islice(connection.held_ends, AGAIN_MAX)):
+            streams = connection.held_ends.pop(task)
             self._owner.spawn(self._end_task(connection, task, streams), name=f"logs-end-{task}")
+        if connection.held or connection.held_ends:
+            self._try_later(connection)
 
     def _has_room(self, stream: StreamId) -> bool:
         try:
@@ -308,7 +353,7 @@ class LogConnections:
         task = self._coordinator.state.task(name)
         if (task is not None and task.node == connection.node) or name in connection.late:
             return True
-        if name in connection.strangers:
+        if name in connection.strangers or len(connection.strangers) >= STRANGERS_MAX:
             return False
         number, attempt, rank = parse_task_id(name)
         job = await self._coordinator.job(number)

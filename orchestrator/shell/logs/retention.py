@@ -138,6 +138,7 @@ class Retention:
         age = self._ages.of(job.ended_at)
         if age > _SETTLED_S:
             return age
+        await self._store.load(name)
         return None if awaited(job, self._store.job(name).stored) else age
 
 

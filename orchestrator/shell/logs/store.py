@@ -14,6 +14,7 @@ import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from muster.daemon.clock import Clock
 from muster.daemon.errors import FileError
 from muster.daemon.files import write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.logs import CHUNK_BYTES_MAX, StreamId
+from muster.protocol.logs import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.log_space import Bounds
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs.folder import (
@@ -38,13 +39,19 @@ from orchestrator.shell.logs.gaps import Gap, gap_of
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.removed import Removed, read_removed, write_removed
 from orchestrator.shell.logs.space import Space, Usage
-from orchestrator.shell.logs.stream import Late, LogStoreError, StreamFile, StreamKey, key_of_file
+from orchestrator.shell.logs.stream import (
+    Late,
+    LogStoreError,
+    NotWantedError,
+    StreamFile,
+    StreamKey,
+    key_of_file,
+)
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
 # An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
 _SYNC_BYTES: Final = 1 << 20
-STREAMS_PER_TASK_MAX: Final = 4096
 _MARKER: Final = "stored"
 _JOBS_KEPT: Final = 1024
 _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
@@ -70,6 +77,7 @@ class JobLogs:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.streams: dict[StreamKey, StreamFile] = {}
+        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # the same, by attempt and node
         self.stored: set[tuple[int, int]] = set()
         self.late: dict[StreamKey, Late] = {}
         self.removed = read_removed(root)
@@ -87,7 +95,7 @@ class JobLogs:
                 for entry in os.scandir(folder):
                     key = key_of_file(attempt, node_rank, entry.name)
                     if key is not None:
-                        self.streams[key] = StreamFile(key, folder / entry.name)
+                        self.add(StreamFile(key, folder / entry.name))
                     elif entry.name == _MARKER:
                         self.stored.add((attempt, node_rank))
         self.next_seq = 1 + max((stream.last_seq for stream in self.streams.values()), default=0)
@@ -96,6 +104,10 @@ class JobLogs:
                 self.next_seq += 1
             stream.release()
         self.usage = Usage.of((key[:2], s.stored) for key, s in self.streams.items())
+
+    def add(self, stream: StreamFile) -> None:
+        self.streams[stream.key] = stream
+        self.of_task.setdefault(stream.key[:2], []).append(stream)
 
     def take_seq(self) -> int:
         self.next_seq += 1
@@ -117,13 +129,17 @@ class LogStore:
         *,
         free_bytes_min: int = 0,
         bounds: Bounds = _UNBOUNDED,
+        streams_max: Callable[[TaskId], int] = lambda _: STREAMS_PER_TASK_MAX,
     ) -> None:
+        """`streams_max` is how many streams the plan of a task allows."""
+        self._streams_max = streams_max
         self._root = root
         self._changes = changes
         self._clock = clock
         self._bounds = bounds
         self.space = Space(root, free_bytes_min)
         self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
+        self._loading: dict[JobId, asyncio.Future[JobLogs]] = {}
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
@@ -185,20 +201,24 @@ class LogStore:
                 future.set_result(None)
 
     def stream(self, name: StreamId) -> StreamFile:
-        """The stream's file, with its folder made. Raises BadId and LogStoreError."""
+        """The stream's file, with its folder made. Raises BadId, LogStoreError and, where the task
+        is not to have this stream, NotWantedError.
+        """
         job, key = self._place(name)
         found = job.streams.get(key)
         if found is not None:
             return found
-        if key.rank < -1 or sum(1 for k in job.streams if k[:2] == key[:2]) >= STREAMS_PER_TASK_MAX:
-            raise LogStoreError(f"task {name.task} has no stream {key.file_name}")
+        most = min(self._streams_max(name.task), STREAMS_PER_TASK_MAX)
+        if key.rank < -1 or len(job.of_task.get(key[:2], ())) >= most:
+            why = f"{key.file_name} is not stored: by its plan, task {name.task} has {most} logs"
+            raise NotWantedError(why)
         try:
             path = self._folder(job, key.attempt, key.node_rank) / key.file_name
             found = StreamFile(key, path)
         except OSError as error:
             self._late(job, key, 0, error.strerror or str(error))
             raise LogStoreError(f"{job.root} cannot be used: {error.strerror}") from error
-        job.streams[key] = found
+        job.add(found)
         return found
 
     def size(self, name: StreamId) -> int:
@@ -328,10 +348,11 @@ class LogStore:
     async def end_task(self, task: TaskId, streams: int) -> bool:
         """Make a task's logs complete, on disk; False where streams are missing or go on."""
         job_id, attempt, node_rank = parse_task_id(task)
+        await self.load(job_id)
         job = self.job(job_id)
         if job.removed is not None or (attempt, node_rank) in job.stored:
             return True
-        mine = [s for key, s in job.streams.items() if key[:2] == (attempt, node_rank)]
+        mine = list(job.of_task.get((attempt, node_rank), ()))
         if len(mine) < streams or not all(stream.ended for stream in mine):
             return False
         try:
@@ -353,9 +374,13 @@ class LogStore:
         return True
 
     def job(self, job: JobId) -> JobLogs:
-        """The job's streams; ask again after each wait, as jobs at rest are forgotten."""
+        """The job's streams; ask again after each wait, as jobs at rest are forgotten. Call `load`
+        before. Raises LogStoreError.
+        """
         found = self._jobs.get(job)
         if found is None:
+            if job in self._loading:
+                raise LogStoreError(f"the logs of job {job} are being read; ask again")
             try:
                 found = JobLogs(self._root / str(job))
             except OSError as error:
@@ -365,12 +390,36 @@ class LogStore:
         self._jobs.move_to_end(job)
         return found
 
+    async def load(self, job: JobId) -> None:
+        """Have a thread read what there is of a job's logs: a gang has very many files. Raises
+        LogStoreError.
+        """
+        if job in self._jobs:
+            return
+        loading = self._loading.get(job)
+        if loading is None:
+            loop = asyncio.get_running_loop()
+            loading = loop.run_in_executor(None, JobLogs, self._root / str(job))
+            self._loading[job] = loading
+            loading.add_done_callback(partial(self._loaded, job))
+        try:
+            await asyncio.shield(loading)  # others may wait for it, too
+        except OSError as error:
+            raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
+
+    def _loaded(self, job: JobId, loading: asyncio.Future[JobLogs]) -> None:
+        del self._loading[job]
+        if not loading.cancelled() and loading.exception() is None:
+            self._jobs[job] = loading.result()
+            self._forget_some()
+
     def removed(self, job: JobId) -> Removed | None:
         """The mark of a job whose logs were removed. Raises LogStoreError."""
         return self.job(job).removed
 
     async def remove(self, job_id: JobId, why: str) -> None:
         """Take away all logs of a job and leave a mark that says so. Raises LogStoreError."""
+        await self.load(job_id)
         job = self.job(job_id)
         gone = list(job.streams.values())
         mark = job.removed or Removed(self._clock.now().wall, why)
@@ -379,7 +428,7 @@ class LogStore:
             if job.removed is None:
                 await asyncio.to_thread(write_removed, job.root, mark)
             job.removed = mark
-            job.streams, job.late = {}, {}
+            job.streams, job.of_task, job.late = {}, {}, {}
             job.usage = Usage()
             for stream in gone:
                 stream.release()
@@ -394,6 +443,7 @@ class LogStore:
     async def forget(self, job_id: JobId) -> None:
         """Leave nothing of a job that nobody knows any more, not even a mark. Raises
         LogStoreError."""
+        await self.load(job_id)
         root = self.job(job_id).root
         await self.remove(job_id, "the job was forgotten")
         try:

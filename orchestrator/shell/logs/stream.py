@@ -31,6 +31,10 @@ class LogStoreError(DaemonError):
     """Log bytes could not be written or read; the agent still has what was not acknowledged."""
 
 
+class NotWantedError(LogStoreError):
+    """A stream that its task must not have: it is not stored, now or later."""
+
+
 class Late(NamedTuple):
     """Bytes of a stream, from `offset` on, that could not be stored since `since` (UTC seconds).
     Nothing is lost: the node has them until they are.

@@ -183,3 +183,29 @@ def test_a_stream_goes_on_after_a_hole_longer_than_its_window() -> None:
     ledger.acked(STREAMS[0], hole)
     assert ledger.next_readable() is stream
     assert stream.room == CHUNK_BYTES
+
+
+def test_a_log_ends_without_the_streams_that_are_not_wanted() -> None:
+    ledger = Ledger()
+    for stream in STREAMS[:2]:
+        ledger.add_stream(stream, "path")
+    ledger.reconnect()
+    ledger.at(STREAMS[0], 0)
+    assert ledger.refuse(STREAMS[1]) == []
+    assert ledger.add_stream(STREAMS[1], "path") is None, "it is not offered again"
+    assert ledger.reconnect() == [OpenStream(STREAMS[0])]
+    ledger.at(STREAMS[0], 0)
+    ledger.complete(TASK)
+    stream = ledger.next_readable()
+    assert stream is not None
+    assert ledger.read_to_end(stream) == [EndStream(STREAMS[0], 0), TaskLogsEnd(TASK, 1)]
+    assert ledger.store(TASK)
+
+
+def test_a_log_of_which_nothing_is_wanted_ends_at_once() -> None:
+    ledger = Ledger()
+    ledger.add_stream(STREAMS[0], "path")
+    ledger.reconnect()
+    ledger.complete(TASK)
+    assert ledger.refuse(STREAMS[0]) == [TaskLogsEnd(TASK, 0)]
+    assert ledger.refuse(STREAMS[0]) == []

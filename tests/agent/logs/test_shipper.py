@@ -27,6 +27,7 @@ from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 from tests.descriptors import descriptors_left
 
 TASK = TaskId("3.1.0")
+OTHER = TaskId("5.1.0")
 OUT = StreamId(TASK, StreamKind.STDOUT, 0)
 ERR = StreamId(TASK, StreamKind.STDERR, 0)
 STREAMS = (
@@ -243,6 +244,54 @@ def test_a_task_without_logs_and_one_without_files_end_too(tmp_path: Path) -> No
             await coordinator.logs.until(lambda store: len(store.tasks) == 2)
             assert coordinator.logs.tasks == {other: 0, TASK: 0}
             assert await stored.take(2) == {TASK, other}
+
+    asyncio.run(story())
+
+
+def test_a_task_has_no_more_streams_than_the_coordinator_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STREAMS_PER_TASK_MAX", 3)
+
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            named = [ShimStream("stdout", f"logs/rank-{rank}.stdout", rank) for rank in range(6)]
+            for stream in named:
+                (tmp_path / stream.path).write_text("x")
+            for count in (2, 6, 6):  # a status names them all each time
+                it.follow(TASK, tmp_path, tuple(named[:count]))
+            it.complete(TASK)
+            await coordinator.logs.until(lambda store: TASK in store.tasks)
+            assert {stream.rank for stream in coordinator.logs.data} == {0, 1, 2}
+            assert await stored.take(1) == {TASK}
+            it.drop(TASK)
+            it.follow(OTHER, tmp_path, tuple(named[:1]))
+            await coordinator.logs.until(
+                lambda it: StreamId(OTHER, StreamKind.STDOUT, 0) in it.data
+            )
+
+    asyncio.run(story())
+
+
+def test_a_stream_that_is_not_wanted_is_not_offered_again_and_its_task_ends(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, stored):
+            coordinator.logs.not_wanted = {ERR}
+            for name in ("stdout", "stderr"):
+                (tmp_path / f"logs/rank-0.{name}").write_text("x")
+            it.follow(TASK, tmp_path, STREAMS)
+            await coordinator.logs.until(
+                lambda it: it.offered[ERR] == 1 and it.data.get(OUT) == b"x"
+            )
+            coordinator.drop_all()
+            await coordinator.logs.until(lambda it: it.offered[OUT] == 2)
+            it.complete(TASK)
+            await coordinator.logs.until(lambda it: TASK in it.tasks)
+            assert coordinator.logs.tasks == {TASK: 1}
+            assert coordinator.logs.offered[ERR] == 1
+            assert await stored.take(1) == {TASK}
 
     asyncio.run(story())
 

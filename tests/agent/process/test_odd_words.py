@@ -12,6 +12,9 @@ import msgspec
 import pytest
 
 from agent.core.shim import ShimKill, ShimPhase, ShimStart, ShimStatus, ShimStop, StoppedBy
+from agent.shim.commands import RANKS_MAX
+from muster.protocol.logs import RANKS_PER_NODE_MAX, STREAMS_PER_TASK_MAX, streams_max
+from muster.spec.roles import MAX_NPROC
 from tests.agent.process.conftest import Node, Spoken, Stage
 
 PYTHON = sys.executable
@@ -154,3 +157,47 @@ for rank, process in enumerate([first, begin(1)]):
         assert ends == [signal.SIGINT, signal.SIGINT]
 
     stage.play(story)
+
+
+@pytest.mark.parametrize(
+    ("options", "at_once", "files"),
+    [
+        pytest.param(["--nnodes", "2", "--nproc-per-node", "3"], 3, 3, id="gang"),
+        pytest.param(["--nnodes", "1:2", "--nproc-per-node", "3"], 3, 6, id="elastic gang"),
+    ],
+)
+def test_a_launcher_gets_files_for_the_ranks_of_its_plan_and_no_others(
+    any_stage: Stage, options: list[str], at_once: int, files: int
+) -> None:
+    words = f"""
+socket.recv_fds(channel, 65536, 2)  # the answer to the speaker's own question
+for number in 2 * list(range(8)):
+    tell(t="open", rank=number, local_rank=number % min(8, {at_once}))
+    for fd in socket.recv_fds(channel, 65536, 2)[1]:
+        os.write(fd, b"x")
+        os.close(fd)
+for local_rank in (-1, {at_once}):
+    tell(t="open", rank=0, local_rank=local_rank)
+    assert not socket.recv_fds(channel, 65536, 2)[1]
+tell(t="open", rank=0, local_rank=0)
+fds = socket.recv_fds(channel, 65536, 2)[1]
+tell(t="rank", rank=0, pid=os.getpid())
+signal.pause()
+"""
+
+    async def story(node: Node) -> None:
+        task = await speaker(node, words)
+        await task.send(ShimStart(argv=[*options, "train.py", "--nproc-per-node", "7"]))
+        status = await task.until(lambda status: status.ranks and status.ranks[0].pid)
+        assert {s.rank for s in status.streams if s.rank is not None} == set(range(files))
+        assert len(status.ranks) <= at_once
+        assert "more ranks than the job has" in (status.complaint or "")
+        await task.send(ShimKill())
+        await task.ended()
+
+    any_stage.play(story)
+
+
+def test_both_sides_have_one_bound() -> None:
+    assert RANKS_MAX == RANKS_PER_NODE_MAX == MAX_NPROC
+    assert streams_max(RANKS_MAX) == STREAMS_PER_TASK_MAX

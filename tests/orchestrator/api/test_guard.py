@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -126,6 +127,23 @@ def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time()
             reader, writer = await dial()
             writer.write(REQUEST + b"\r\n")
             assert await reader.readuntil(b"fine")
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
+    class Late(GuardedConnection):
+        __slots__ = ()
+
+        async def _handle_request(self, *args: Any) -> tuple[web.StreamResponse, bool]:
+            self._head_is_late()
+            return await super()._handle_request(*args)
+
+    async def main() -> None:
+        async with serving(short(), connection=Late) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"\r\n")
+            assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
 
     asyncio.run(main())
 

@@ -2,22 +2,31 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 
+from muster.daemon.tasks import TaskOwner
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.logs import (
     EndStream,
     LogAck,
+    NotWanted,
     OpenStream,
     StreamAt,
     StreamId,
     StreamKind,
     TaskLogsEnd,
     TaskLogsStored,
+    streams_max,
 )
 from muster.protocol.states import TaskState
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs import connection
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream import LogStoreError
 from tests.orchestrator.fake_agent import DEADLINE_S, connect, connect_logs, prepared
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import user_of
@@ -161,6 +170,66 @@ def test_a_hello_of_another_agent_is_not_taken(coordinator: CoordinatorProcess) 
                 async with asyncio.timeout(DEADLINE_S):
                     message = await socket.receive()
                 assert message.type is aiohttp.WSMsgType.CLOSE, message
+
+    asyncio.run(main())
+
+
+def test_streams_beyond_the_plan_are_refused_once_and_the_task_ends(
+    coordinator: CoordinatorProcess,
+) -> None:
+    async def main() -> None:
+        task = await place_job(coordinator, "s1")
+        allowed = streams_max(1)
+        names = [out(task, rank) for rank in range(2 * allowed)]
+        for _ in range(2):  # an agent that connects anew offers them again
+            async with connect_logs(coordinator, "s1") as link:
+                for name in names:
+                    await link.say(OpenStream(name))
+                heard = [await link.hear() for _ in names]
+                assert heard[:allowed] == [StreamAt(name, 0) for name in names[:allowed]]
+                refused = [command for command in heard if isinstance(command, NotWanted)]
+                assert [command.stream for command in refused] == names[allowed:]
+        async with connect_logs(coordinator, "s1") as link:
+            for name in names[:allowed]:
+                await link.say(EndStream(name, 0))
+            await link.say(TaskLogsEnd(task, allowed))
+            heard = await link.hear_until(TaskLogsStored(task))
+            assert not [command for command in heard if isinstance(command, NotWanted)]
+
+    asyncio.run(main())
+
+
+def test_what_is_held_back_is_asked_for_again_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the last ones would be on a disk that stays full."""
+    monkeypatch.setattr(connection, "AGAIN_MAX", 2)
+    held = [out(TaskId("1.1.0"), rank) for rank in range(5)]
+
+    async def main() -> None:
+        asked: list[StreamId] = []
+
+        class Full:
+            def size(self, name: StreamId) -> int:
+                asked.append(name)
+                raise LogStoreError("the disk is full")
+
+        it = connection.LogConnections(
+            TaskOwner("test"),
+            cast("LogStore", Full()),
+            cast("Coordinator", None),
+            connections_max=1,
+        )
+        agent = connection._Connection(cast("web.WebSocketResponse", None), NodeName("n"))
+        for name in held:
+            it._ask(agent, name)
+        del asked[:]
+        for _ in range(5):
+            it._try_again(agent)
+        if agent.again is not None:
+            agent.again.cancel()
+        assert asked == [*held, *held], "two a time, those that waited longest first"
+        assert agent.holds[held[0].task] == len(held)
 
     asyncio.run(main())
 

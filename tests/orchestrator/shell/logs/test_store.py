@@ -1,6 +1,7 @@
 """Log bytes on disk: by offset, once, in order, whatever is sent twice, late or cut off."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream import LogStoreError, NotWantedError
 
 TASK = TaskId("7.2.1")
 OUT = StreamId(TASK, StreamKind.STDOUT, 3)
@@ -236,6 +237,66 @@ def test_a_rank_that_is_no_rank_is_refused(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         with pytest.raises(LogStoreError):
             rig.put(0, b"x", StreamId(TASK, StreamKind.STDOUT, -5))
+
+    with_store(tmp_path, main)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "after a restart"])
+def test_a_task_has_no_more_streams_than_its_plan_allows(tmp_path: Path, again: bool) -> None:
+    allowed = 6
+
+    async def main(rig: Rig) -> None:
+        rig.store = LogStore(rig.root, rig.changes, SystemClock(), streams_max=lambda _: allowed)
+        names = [StreamId(TASK, StreamKind.STDOUT, rank) for rank in range(2 * allowed)]
+        for name in names[:allowed]:
+            rig.put(0, b"ab", name)
+        if again:
+            rig.store.close()
+            rig.store = LogStore(
+                rig.root, rig.changes, SystemClock(), streams_max=lambda _: allowed
+            )
+        for name in names[allowed:]:
+            with pytest.raises(NotWantedError, match=f"task {TASK} has {allowed} logs"):
+                rig.store.size(name)
+        other = StreamId(TaskId("7.2.0"), StreamKind.STDOUT, 0)
+        assert rig.store.size(other) == 0, "the bound is of a task"
+        assert len(rig.store.job(JobId(7)).streams) == allowed + 1
+        for name in names[:allowed]:
+            rig.end(2, name)
+        syncing = asyncio.get_running_loop().create_task(rig.store.run())
+        assert await rig.store.end_task(TASK, allowed)
+        syncing.cancel()
+
+    with_store(tmp_path, main)
+
+
+def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(rig: Rig) -> None:
+        rig.put(0, b"ab")
+        rig.store.close()
+        rig.store = LogStore(rig.root, rig.changes, SystemClock())
+        reads: list[Path] = []
+        go_on = threading.Event()
+        read = store_module.JobLogs._load
+
+        def slowly(logs: store_module.JobLogs) -> None:
+            reads.append(logs.root)
+            assert go_on.wait(30)
+            read(logs)
+
+        monkeypatch.setattr(store_module.JobLogs, "_load", slowly)
+        loads = [asyncio.create_task(rig.store.load(JobId(7))) for _ in range(2)]
+        await asyncio.sleep(0)
+        loads[0].cancel()
+        with pytest.raises(LogStoreError, match="being read"):
+            rig.store.job(JobId(7))
+        go_on.set()
+        await loads[1]
+        assert rig.store.size(OUT) == 2
+        await rig.store.load(JobId(7))
+        assert len(reads) == 1
 
     with_store(tmp_path, main)
 

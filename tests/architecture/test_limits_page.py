@@ -1,0 +1,20 @@
+"""docs/limits.md names tests that are there."""
+
+from __future__ import annotations
+
+import re
+
+from muster.protocol.logs import STREAMS_PER_TASK_MAX
+from tests.architecture.sources import TREE
+
+PAGE = (TREE / "docs" / "limits.md").read_text(encoding="utf-8")
+
+
+def test_every_test_that_it_names_is_there() -> None:
+    named = set(re.findall(r"`([\w/]+/test_\w+\.py)`", PAGE.partition("## ")[2]))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (TREE / "tests" / name).exists()] == []
+
+
+def test_the_bound_of_streams_is_there() -> None:
+    assert f"at most {STREAMS_PER_TASK_MAX} " in PAGE

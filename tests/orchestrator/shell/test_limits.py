@@ -1,0 +1,246 @@
+"""An agent or a user at twice what it may say: nobody else waits for the API meanwhile."""
+
+import asyncio
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from muster.protocol.gpus import DEVICES_MAX, GpuDevice
+from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
+from muster.protocol.http import TAIL_MAX
+from muster.protocol.ids import TaskId
+from muster.protocol.interfaces import INTERFACES_MAX, Interface, InterfaceKind
+from muster.protocol.logs import (
+    RANKS_PER_NODE_MAX,
+    STREAMS_PER_TASK_MAX,
+    OpenStream,
+    StreamId,
+    StreamKind,
+    TaskLogsEnd,
+)
+from muster.protocol.messages import Heartbeat, HeartbeatAck, Inventory, RankReport, TaskReport
+from muster.protocol.states import TaskState
+from muster.spec.fields import MAX_NODES
+from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
+from muster.spec.roles import MAX_NPROC
+from muster.spec.scalars import MAX_VALUES
+from orchestrator.api.parameters import PAGE_MAX
+from orchestrator.shell.agents import OUTBOX_MAX
+from orchestrator.shell.inbox import WAITING_MAX
+from orchestrator.shell.logs.connection import STRANGERS_MAX, UNSAID_MAX
+from tests.orchestrator.fake_agent import (
+    FakeAgent,
+    FakeLogLink,
+    connect,
+    connect_logs,
+    prepared,
+)
+from tests.orchestrator.process import CoordinatorProcess
+from tests.orchestrator.user import JOB, User, user_of
+
+# For a machine of two cores that runs other tests, too.
+ANSWER_S_MAX = 1.0
+
+
+@asynccontextmanager
+async def quick_answers(coordinator: CoordinatorProcess) -> AsyncIterator[User]:
+    """Nobody waits long for the API meanwhile."""
+    waits: list[float] = []
+    over = threading.Event()
+    request = urllib.request.Request(f"{coordinator.url}/v1/nodes", headers=coordinator.headers())
+
+    def ask() -> None:
+        while True:
+            last = over.is_set()  # one answer is behind all that came
+            began = time.monotonic()
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                answer.read()
+            waits.append(time.monotonic() - began)
+            if last:
+                return
+            over.wait(0.01)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        async with user_of(coordinator) as user:
+            yield user
+    finally:
+        over.set()
+        await asyncio.to_thread(asking.join)
+    print(f"{len(waits)} answers, the slowest after {max(waits) * 1000:.0f} ms")
+    assert max(waits) < ANSWER_S_MAX
+
+
+async def many_streams(_agent: FakeAgent, link: FakeLogLink, task: TaskId) -> None:
+    for rank in range(2 * STREAMS_PER_TASK_MAX):
+        await link.say(OpenStream(StreamId(task, StreamKind.STDOUT, rank)))
+    for _ in range(2 * STREAMS_PER_TASK_MAX):
+        await link.hear()
+
+
+async def many_refused_bytes(_agent: FakeAgent, link: FakeLogLink, task: TaskId) -> None:
+    for rank in range(2 * STREAMS_PER_TASK_MAX):
+        await link.send(StreamId(task, StreamKind.STDOUT, rank), 0, b"x")
+    for _ in range(STREAMS_PER_TASK_MAX):
+        await link.hear()
+
+
+async def many_strangers(_agent: FakeAgent, link: FakeLogLink, task: TaskId) -> None:
+    for job in range(2 * STRANGERS_MAX):
+        await link.say(TaskLogsEnd(TaskId(f"{job + 1000}.1.0"), 0))
+    await link.say(OpenStream(StreamId(task, StreamKind.STDOUT, 0)))
+    await link.hear()
+
+
+async def no_reading(_agent: FakeAgent, link: FakeLogLink, task: TaskId) -> None:
+    for _ in range(2):
+        for _ in range(UNSAID_MAX):
+            await link.say(OpenStream(StreamId(task, StreamKind.STDOUT, 0)))
+
+
+async def many_small_chunks(_agent: FakeAgent, link: FakeLogLink, task: TaskId) -> None:
+    stream = StreamId(task, StreamKind.STDOUT, 0)
+    for offset in range(10_000):
+        await link.send(stream, offset, b".")
+    while (await link.hear()).offset < 10_000:  # type: ignore[union-attr]
+        pass
+
+
+async def many_ranks(agent: FakeAgent, _link: FakeLogLink, task: TaskId) -> None:
+    for pid in range(1, 33):
+        ranks = tuple(RankReport(rank, rank, pid) for rank in range(2 * RANKS_PER_NODE_MAX))
+        await agent.report(task, TaskState.STARTED, prepared=prepared(), ranks=ranks)
+
+
+async def many_reports(agent: FakeAgent, _link: FakeLogLink, task: TaskId) -> None:
+    for pid in range(2 * WAITING_MAX):
+        ranks = (RankReport(0, 0, pid),)
+        await agent.report(task, TaskState.STARTED, prepared=prepared(), ranks=ranks)
+
+
+async def many_foreign_tasks(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
+    for job in range(2 * OUTBOX_MAX):
+        await agent.say(TaskReport(TaskId(f"{job + 1000}.1.0"), TaskState.STARTED))
+
+
+async def many_events(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
+    events = tuple(
+        HardwareEvent("b", n, "xid 79", Grade.SHOWN, f"event {n}") for n in range(2 * EVENTS_MAX)
+    )
+    for _ in range(64):
+        await agent.say(Heartbeat(1.0, hardware=events))
+
+
+Flood = Callable[[FakeAgent, FakeLogLink, TaskId], Awaitable[None]]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        many_streams,
+        many_refused_bytes,
+        many_strangers,
+        no_reading,
+        many_small_chunks,
+        many_ranks,
+        many_reports,
+        many_foreign_tasks,
+        many_events,
+    ],
+)
+def test_an_agent_that_says_too_much(coordinator: CoordinatorProcess, flood: Flood) -> None:
+    name = flood.__name__.replace("_", "-")
+
+    async def main() -> None:
+        async with connect(coordinator, name) as agent:
+            await agent.hello()
+            async with user_of(coordinator) as user:
+                await user.submit(placement={"include": [name]})
+            task = await agent.prepare()
+            async with connect_logs(coordinator, name) as link, quick_answers(coordinator):
+                try:
+                    async with asyncio.timeout(60):
+                        await flood(agent, link, task)
+                        await agent.say(Heartbeat(7.0))
+                        while await agent.hear() != HeartbeatAck(7.0):
+                            pass
+                except (AssertionError, ConnectionError):
+                    print("it was cut off")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("what", "fields"),
+    [
+        (
+            "interfaces",
+            {
+                "interfaces": tuple(
+                    Interface(f"eth{n}", InterfaceKind.ETHERNET, ("10.0.0.5/16",))
+                    for n in range(2 * INTERFACES_MAX)
+                )
+            },
+        ),
+        ("GPUs", {"devices": tuple(GpuDevice(f"GPU-{n}") for n in range(2 * DEVICES_MAX))}),
+    ],
+)
+def test_an_agent_that_has_too_much(
+    coordinator: CoordinatorProcess, what: str, fields: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        inventory = Inventory(address="127.0.0.1", machine_id=f"machine-{what}", **fields)
+        async with quick_answers(coordinator) as user:
+            async with connect(coordinator, f"has-{what.lower()}") as agent:
+                with pytest.raises(AssertionError):
+                    await agent.hello(inventory=inventory)
+            names = [node["name"] for node in (await user.get("/v1/nodes"))["nodes"]]
+            assert f"has-{what.lower()}" not in names
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nodes": 2 * MAX_NODES},
+        {"nproc_per_node": 2 * MAX_NPROC},
+        {"retry": {"infra": 2 * MAX_RETRIES}},
+        {"notify": [f"http://127.0.0.1/{n}" for n in range(2 * MAX_WEBHOOKS)]},
+        {"placement": {"include": [f"n{n}" for n in range(2 * MAX_VALUES)]}},
+        {"env": {f"NAME_{n}": "x" for n in range(2 * MAX_VALUES)}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_job_that_asks_for_too_much(
+    coordinator: CoordinatorProcess, fields: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with quick_answers(coordinator) as user:
+            for _ in range(8):
+                async with user.http.post("/v1/jobs", json={**JOB, **fields}) as answer:
+                    assert answer.status in (400, 413, 422), await answer.text()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/v1/jobs?limit={2 * PAGE_MAX}",
+        f"/v1/events?limit={2 * PAGE_MAX}",
+        f"/v1/jobs/1/logs?tail={2 * TAIL_MAX}",
+    ],
+)
+def test_a_page_that_is_too_long(coordinator: CoordinatorProcess, path: str) -> None:
+    async def main() -> None:
+        async with quick_answers(coordinator) as user, user.http.get(path) as answer:
+            assert answer.status in (400, 422), await answer.text()
+
+    asyncio.run(main())
