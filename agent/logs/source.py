@@ -54,13 +54,13 @@ class LogSource:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _refused(error, path) from error
+            raise _unless_short(error, path) from error
         finally:
             os.close(at)
         try:
             return cls(reopen(handle, path, owner))
         except OSError as error:
-            raise _refused(error, path) from error
+            raise _unless_short(error, path) from error
 
     def fileno(self) -> int:
         return self._fd
@@ -115,7 +115,8 @@ def _owner(folder: int, above: int | None, path: str) -> int | None:
     return above if uid == os.geteuid() else uid
 
 
-def _refused(error: OSError, path: str) -> Exception:
+def _unless_short(error: OSError, path: str) -> RefusedFileError:
+    """The refusal of a file; raises `error` itself if it is about this machine."""
     if error.errno in SHORTAGES:
-        return error
+        raise error
     return RefusedFileError(f"{path} cannot be opened: {error.strerror}")

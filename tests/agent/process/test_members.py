@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.shim import ShimKill, ShimRelease
 from agent.core.stimuli import StacksSeen, Stimulus
-from agent.folders import SCRATCH, Folders
-from agent.hangs import py_spy
+from agent.folders import SCRATCH, Folders, User
+from agent.hangs import py_spy, spy
 from agent.hangs.looks import Looks
 from agent.hangs.processes import Processes
 from agent.hangs.watch import HangWatch
@@ -69,8 +70,6 @@ def test_only_processes_of_the_task_pass(stage: Stage) -> None:
 
 
 async def end(task: Spoken) -> None:
-    from agent.core.shim import ShimKill, ShimRelease
-
     await task.send(ShimKill())
     await task.ended()
     await task.send(ShimRelease())
@@ -154,9 +153,6 @@ def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run py-spy as another user")
 @pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 def test_py_spy_runs_as_the_user_of_the_task_whomever_the_process_is_of(tmp_path: Path) -> None:
-    from agent.folders import User
-    from agent.hangs import spy
-
     with program(SLEEPS) as process:
         stat = linux.stat_of(process.pid)
         assert stat is not None
