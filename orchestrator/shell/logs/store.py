@@ -9,7 +9,6 @@ stored is on disk.
 
 import asyncio
 import itertools
-import os
 import resource
 import shutil
 from collections import OrderedDict
@@ -30,14 +29,13 @@ from orchestrator.core.log_space import Bounds
 from orchestrator.shell.changes import Changes
 from orchestrator.shell.logs.folder import (
     note_silent,
-    numbered,
     remove_all_but_mark,
-    silent_ranks,
     sync_files,
 )
 from orchestrator.shell.logs.gaps import Gap, gap_of
 from orchestrator.shell.logs.index import RECORD_BYTES
-from orchestrator.shell.logs.removed import Removed, read_removed, write_removed
+from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
+from orchestrator.shell.logs.removed import Removed, write_removed
 from orchestrator.shell.logs.space import Space, Usage
 from orchestrator.shell.logs.stream import (
     Late,
@@ -45,14 +43,12 @@ from orchestrator.shell.logs.stream import (
     NotWantedError,
     StreamFile,
     StreamKey,
-    key_of_file,
 )
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0
 # An agent has a bounded part of a stream on its way: one that writes much is not to wait for us.
 _SYNC_BYTES: Final = 1 << 20
-_MARKER: Final = "stored"
 _JOBS_KEPT: Final = 1024
 _UNBOUNDED: Final = Bounds(1 << 62, 1 << 62)
 _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
@@ -60,58 +56,6 @@ _OPEN_SHARE: Final = 8  # of the descriptors of this process; a stream has two
 _log = structlog.get_logger("muster.logs")
 
 Synced = Callable[[StreamId, int], None]
-
-
-class _Marker(msgspec.Struct, frozen=True):
-    """Content of the file that says that a task's logs are complete and on disk."""
-
-    streams: int
-
-
-class JobLogs:
-    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
-    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
-    bytes could not be stored; `removed` is set when retention took the logs away.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.streams: dict[StreamKey, StreamFile] = {}
-        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # the same, by attempt and node
-        self.stored: set[tuple[int, int]] = set()
-        self.late: dict[StreamKey, Late] = {}
-        self.removed = read_removed(root)
-        self.grew_at = 0.0
-        self.next_seq = 1
-        self.usage = Usage()
-        if self.removed is None:
-            self._load()
-
-    def _load(self) -> None:
-        for attempt in numbered(self.root):
-            self.stored.update((attempt, rank) for rank in silent_ranks(self.root / str(attempt)))
-            for node_rank in numbered(self.root / str(attempt)):
-                folder = self.root / str(attempt) / str(node_rank)
-                for entry in os.scandir(folder):
-                    key = key_of_file(attempt, node_rank, entry.name)
-                    if key is not None:
-                        self.add(StreamFile(key, folder / entry.name))
-                    elif entry.name == _MARKER:
-                        self.stored.add((attempt, node_rank))
-        self.next_seq = 1 + max((stream.last_seq for stream in self.streams.values()), default=0)
-        for stream in self.streams.values():
-            if stream.repair(self.next_seq):
-                self.next_seq += 1
-            stream.release()
-        self.usage = Usage.of((key[:2], s.stored) for key, s in self.streams.items())
-
-    def add(self, stream: StreamFile) -> None:
-        self.streams[stream.key] = stream
-        self.of_task.setdefault(stream.key[:2], []).append(stream)
-
-    def take_seq(self) -> int:
-        self.next_seq += 1
-        return self.next_seq - 1
 
 
 class LogStore:
@@ -138,8 +82,8 @@ class LogStore:
         self._clock = clock
         self._bounds = bounds
         self.space = Space(root, free_bytes_min)
-        self._jobs: OrderedDict[JobId, JobLogs] = OrderedDict()
-        self._loading: dict[JobId, asyncio.Future[JobLogs]] = {}
+        self._jobs: OrderedDict[JobId, JobStreams] = OrderedDict()
+        self._loading: dict[JobId, asyncio.Future[JobStreams]] = {}
         self._open: OrderedDict[StreamFile, None] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._open_max = max(16, soft // _OPEN_SHARE)
@@ -290,7 +234,7 @@ class LogStore:
 
     def _write(
         self,
-        job: JobLogs,
+        job: JobStreams,
         stream: StreamFile,
         write: Callable[[], int | None],
         name: StreamId,
@@ -358,9 +302,9 @@ class LogStore:
         try:
             if mine:
                 folder = self._folder(job, attempt, node_rank)
-                marker = msgspec.json.encode(_Marker(len(mine)))
+                marker = msgspec.json.encode(CompleteMark(len(mine)))
                 await self._synced()
-                await asyncio.to_thread(write_atomic, folder / _MARKER, marker, 0o600)
+                await asyncio.to_thread(write_atomic, folder / MARK_NAME, marker, 0o600)
             else:
                 # Many tasks have not written a byte, so there is none to lose in a power cut.
                 note_silent(job.root / str(attempt), node_rank)
@@ -373,7 +317,7 @@ class LogStore:
         self._changes.bump([log_key(job_id)])
         return True
 
-    def job(self, job: JobId) -> JobLogs:
+    def job(self, job: JobId) -> JobStreams:
         """The job's streams; ask again after each wait, as jobs at rest are forgotten. Call `load`
         before. Raises LogStoreError.
         """
@@ -382,7 +326,7 @@ class LogStore:
             if job in self._loading:
                 raise LogStoreError(f"the logs of job {job} are being read; ask again")
             try:
-                found = JobLogs(self._root / str(job))
+                found = JobStreams(self._root / str(job))
             except OSError as error:
                 raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
             self._jobs[job] = found
@@ -399,7 +343,7 @@ class LogStore:
         loading = self._loading.get(job)
         if loading is None:
             loop = asyncio.get_running_loop()
-            loading = loop.run_in_executor(None, JobLogs, self._root / str(job))
+            loading = loop.run_in_executor(None, JobStreams, self._root / str(job))
             self._loading[job] = loading
             loading.add_done_callback(partial(self._loaded, job))
         try:
@@ -407,7 +351,7 @@ class LogStore:
         except OSError as error:
             raise LogStoreError(f"the logs of job {job} cannot be read: {error}") from error
 
-    def _loaded(self, job: JobId, loading: asyncio.Future[JobLogs]) -> None:
+    def _loaded(self, job: JobId, loading: asyncio.Future[JobStreams]) -> None:
         del self._loading[job]
         if not loading.cancelled() and loading.exception() is None:
             self._jobs[job] = loading.result()
@@ -466,12 +410,12 @@ class LogStore:
         self._hurry.set()
         await future
 
-    def _place(self, name: StreamId) -> tuple[JobLogs, StreamKey]:
+    def _place(self, name: StreamId) -> tuple[JobStreams, StreamKey]:
         job_id, attempt, node_rank = parse_task_id(name.task)
         rank = -1 if name.rank is None else name.rank
         return self.job(job_id), StreamKey(attempt, node_rank, name.kind.value, rank)
 
-    def _check_room(self, job: JobLogs, stream: StreamFile, count: int) -> None:
+    def _check_room(self, job: JobStreams, stream: StreamFile, count: int) -> None:
         """Raises LogStoreError where these bytes would take what is left to others."""
         why = self.space.refusal(job.usage.job, count)
         if why is None:
@@ -479,7 +423,7 @@ class LogStore:
         self._late(job, stream.key, stream.size, why)
         raise LogStoreError(f"{stream.path} is not written: {why}")
 
-    def _late(self, job: JobLogs, key: StreamKey, offset: int, why: str) -> None:
+    def _late(self, job: JobStreams, key: StreamKey, offset: int, why: str) -> None:
         if key in job.late:
             return
         self.stalls += 1
@@ -500,7 +444,7 @@ class LogStore:
             oldest, _ = self._open.popitem(last=False)
             oldest.release()
 
-    def _folder(self, job: JobLogs, attempt: int, node_rank: int) -> Path:
+    def _folder(self, job: JobStreams, attempt: int, node_rank: int) -> Path:
         """Raises OSError."""
         folder = job.root / str(attempt) / str(node_rank)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -283,7 +283,7 @@ def test_a_stream_that_is_not_wanted_is_not_offered_again_and_its_task_ends(
                 (tmp_path / f"logs/rank-0.{name}").write_text("x")
             it.follow(TASK, tmp_path, STREAMS)
             await coordinator.logs.until(
-                lambda it: it.offered[ERR] == 1 and it.data.get(OUT) == b"x"
+                lambda it: it.offered[ERR] == 1 and bytes(it.data.get(OUT, b"")) == b"x"
             )
             coordinator.drop_all()
             await coordinator.logs.until(lambda it: it.offered[OUT] == 2)

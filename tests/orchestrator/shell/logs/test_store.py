@@ -12,6 +12,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
 from muster.protocol.logs import StreamId, StreamKind
 from orchestrator.shell.changes import Changes
+from orchestrator.shell.logs import job_streams
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
@@ -279,14 +280,14 @@ def test_what_there_is_of_a_job_is_read_by_a_thread_and_once(
         rig.store = LogStore(rig.root, rig.changes, SystemClock())
         reads: list[Path] = []
         go_on = threading.Event()
-        read = store_module.JobLogs._load
+        read = job_streams.JobStreams._load
 
-        def slowly(logs: store_module.JobLogs) -> None:
+        def slowly(logs: job_streams.JobStreams) -> None:
             reads.append(logs.root)
             assert go_on.wait(30)
             read(logs)
 
-        monkeypatch.setattr(store_module.JobLogs, "_load", slowly)
+        monkeypatch.setattr(job_streams.JobStreams, "_load", slowly)
         loads = [asyncio.create_task(rig.store.load(JobId(7))) for _ in range(2)]
         await asyncio.sleep(0)
         loads[0].cancel()

@@ -1,0 +1,74 @@
+"""The log streams of one job, loaded from their files."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from orchestrator.shell.logs.folder import (
+    numbered,
+    silent_ranks,
+)
+from orchestrator.shell.logs.removed import read_removed
+from orchestrator.shell.logs.space import Usage
+from orchestrator.shell.logs.stream import (
+    Late,
+    StreamFile,
+    StreamKey,
+    key_of_file,
+)
+
+MARK_NAME: Final = "stored"
+
+
+class CompleteMark(msgspec.Struct, frozen=True):
+    """Content of the file that says that a task's logs are complete and on disk."""
+
+    streams: int
+
+
+class JobStreams:
+    """All streams of a job. `next_seq` numbers the next arrival, `grew_at` is when the last one
+    came (UTC seconds, 0 where this process has seen none); `late` are the streams whose next
+    bytes could not be stored; `removed` is set when retention took the logs away.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.streams: dict[StreamKey, StreamFile] = {}
+        self.of_task: dict[tuple[int, int], list[StreamFile]] = {}  # the same, by attempt and node
+        self.stored: set[tuple[int, int]] = set()
+        self.late: dict[StreamKey, Late] = {}
+        self.removed = read_removed(root)
+        self.grew_at = 0.0
+        self.next_seq = 1
+        self.usage = Usage()
+        if self.removed is None:
+            self._load()
+
+    def _load(self) -> None:
+        for attempt in numbered(self.root):
+            self.stored.update((attempt, rank) for rank in silent_ranks(self.root / str(attempt)))
+            for node_rank in numbered(self.root / str(attempt)):
+                folder = self.root / str(attempt) / str(node_rank)
+                for entry in os.scandir(folder):
+                    key = key_of_file(attempt, node_rank, entry.name)
+                    if key is not None:
+                        self.add(StreamFile(key, folder / entry.name))
+                    elif entry.name == MARK_NAME:
+                        self.stored.add((attempt, node_rank))
+        self.next_seq = 1 + max((stream.last_seq for stream in self.streams.values()), default=0)
+        for stream in self.streams.values():
+            if stream.repair(self.next_seq):
+                self.next_seq += 1
+            stream.release()
+        self.usage = Usage.of((key[:2], s.stored) for key, s in self.streams.items())
+
+    def add(self, stream: StreamFile) -> None:
+        self.streams[stream.key] = stream
+        self.of_task.setdefault(stream.key[:2], []).append(stream)
+
+    def take_seq(self) -> int:
+        self.next_seq += 1
+        return self.next_seq - 1
