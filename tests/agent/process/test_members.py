@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.shim import ShimKill, ShimRelease
+from agent.core.shim import ShimKill, ShimRelease, ShimStart, ShimStatus
 from agent.core.stimuli import StacksSeen, Stimulus
 from agent.folders import SCRATCH, Folders, User
 from agent.hangs import py_spy, spy
@@ -28,6 +28,7 @@ from muster.protocol.messages import LookTask
 from tests.agent.hangs.test_watch import COMPUTES, SLEEPS, TASK, Now, program, status
 from tests.agent.process.conftest import Node, Spoken, Stage
 from tests.agent.process.shim_of import be_shim_of
+from tests.agent.process.test_odd_words import HEARD, WAIT, speaker
 
 NOT_OURS = "is not of this task"
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -74,6 +75,51 @@ async def end(task: Spoken) -> None:
     await task.ended()
     await task.send(ShimRelease())
     await task.gone()
+
+
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
+def test_a_launcher_that_names_others_has_nobody_looked_at(any_stage: Stage) -> None:
+    """A real shim passes on what a launcher of any job can report: pids of the agent, of the first
+    process, of the shim and of another task."""
+
+    async def story(node: Node) -> None:
+        folders = Folders(node.state_dir, None)
+        other, theirs = await running(node, "8.1.0")
+        named = (os.getpid(), 1, other.pid, theirs)
+        words = f"""
+for rank, pid in enumerate({named}, 1):
+    tell(t="open", rank=rank, local_rank=rank)
+    tell(t="rank", rank=rank, pid=pid)
+"""
+        task = await speaker(node, f"{words}{HEARD}\n{WAIT}", name=TASK)
+        (task.dir / SCRATCH).mkdir()
+        await task.send(ShimStart(argv=["train.py"]))
+
+        def reported(said: ShimStatus) -> bool:
+            return len(said.ranks) == len(named) + 1 and said.ranks[0].pid is not None
+
+        status = await task.until(reported, "the launcher's own pid as that of rank 0")
+        pids = [rank.pid for rank in status.ranks]
+        assert pids[1:] == list(named)
+        answers, owner = asyncio.Queue[Stimulus](), TaskOwner("test")
+        processes = Noted()
+        watch = HangWatch(Now(), lambda _: None, 5.0, node.state_dir, processes)
+        watch.heard(TASK, task.dir, status)
+        await watch.look()
+        assert processes.read == {pids[0]}
+        Looks(watch, folders, Now(), answers.put_nowait, owner).begin(LookTask(TASK, 1, 1))
+        async with asyncio.timeout(60):
+            answer = await answers.get()
+        assert isinstance(answer, StacksSeen)
+        mine, *others = answer.report.ranks
+        assert mine.problem == ""
+        assert all(NOT_OURS in rank.problem and not rank.threads for rank in others)
+        assert len(others) == len(named)
+        await owner.close()
+        await end(task)
+        await end(other)
+
+    any_stage.play(story)
 
 
 def test_a_process_with_the_pid_of_an_earlier_one_does_not_pass(tmp_path: Path) -> None:
