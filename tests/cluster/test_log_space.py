@@ -20,9 +20,9 @@ from tests.small_disk import small_disk
 
 MIB = 1 << 20
 GREEDY = """
-import os, time
+import os, sys, time
 block = b"x" * 65535 + b"\\n"
-for _ in range(3000):
+for _ in range(16 * int(sys.argv[1])):  # MiB
     os.write(1, block)
 open("written", "w").close()
 while not os.path.exists("end"):
@@ -96,7 +96,7 @@ def test_a_hole_in_a_log_costs_nothing_and_is_one_line(tmp_path: Path) -> None:
 def test_beyond_its_bound_a_job_goes_on_and_its_log_has_a_gap(tmp_path: Path) -> None:
     with storing(tmp_path, job_bytes_max=4 * MIB) as cluster:
         (tmp_path / "greedy.py").write_text(GREEDY)
-        run = f"python3 {tmp_path}/greedy.py; echo greedy end"
+        run = f"python3 {tmp_path}/greedy.py 20; echo greedy end"
         greedy = submit(cluster, tmp_path, **on("node-1", tmp_path / "greedy", run=run))
         honest = submit(cluster, tmp_path, **on("node-2", tmp_path / "honest", run=HONEST))
         until((tmp_path / "greedy" / "written").exists, "it has written everything")
@@ -124,7 +124,7 @@ def test_a_greedy_job_waits_and_honest_ones_go_on(tmp_path: Path) -> None:
         logs = disk / "logs"
         honest = submit(cluster, tmp_path, **on("node-2", tmp_path / "honest", run=HONEST))
         await_running(cluster, honest)
-        run = f"python3 {tmp_path}/greedy.py"
+        run = f"python3 {tmp_path}/greedy.py 100"
         greedy = submit(cluster, tmp_path, **on("node-1", tmp_path / "greedy", run=run))
         until(
             lambda: any("more than its share" in gap for gap in gaps(cluster, greedy)),

@@ -251,8 +251,8 @@ class LogStore:
             raise
         finally:
             job.usage.add(key[:2], stream.stored - before)
-            self._unsynced += stream.stored - before
         if taken:
+            self._unsynced += taken
             job.take_seq()
             job.grew_at = self._clock.now().wall
             if job.late.pop(key, None) is not None:
