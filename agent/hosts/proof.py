@@ -137,7 +137,8 @@ def _ask(names: Collection[str], resolver: Resolver) -> dict[str, list[str]]:
 def _elsewhere(found: Sequence[str], wild: Sequence[str], right: Sequence[str]) -> list[str]:
     """Where a name leads, if that is to none of the addresses of its node. Link-local addresses
     (of mDNS, LLMNR) belong to no machine in particular."""
-    known = [a for a in found if not _plain(a).is_link_local and not _holds(wild, a)]
+    local = [address for address in found if _plain(address).is_link_local]
+    known = [address for address in found if address not in local and not _holds(wild, address)]
     return [] if any(_holds(right, address) for address in known) else known
 
 

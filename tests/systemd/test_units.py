@@ -112,7 +112,6 @@ LOOSE = {
     "PrivateMounts": ["no"],
     "ProtectHostname": ["no"],
     "ProtectKernelModules": ["no"],
-    "ProtectKernelTunables": ["no"],
     "ProtectSystem": ["no"],
     "RestrictAddressFamilies": [""],
     "RestrictNamespaces": ["no"],
@@ -138,6 +137,7 @@ BROKEN_BY = (
     "ProtectControlGroups",
     "ProtectHome",
     "ProtectKernelLogs",
+    "ProtectKernelTunables",  # in systemd-nspawn it hides the boot id
     "ProtectProc",
     "User",
 )
