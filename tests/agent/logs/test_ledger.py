@@ -182,9 +182,9 @@ def test_a_log_ends_without_the_streams_that_are_not_wanted() -> None:
     assert ledger.reconnect() == [OpenStream(STREAMS[0])]
     ledger.at(STREAMS[0], 0)
     ledger.complete(TASK)
-    stream = ledger.next_readable()
-    assert stream is not None
-    assert ledger.read_to_end(stream) == [EndStream(STREAMS[0], 0), TaskLogsEnd(TASK, 1)]
+    left = ledger.next_readable()
+    assert left is not None
+    assert ledger.read_to_end(left) == [EndStream(STREAMS[0], 0), TaskLogsEnd(TASK, 1)]
     assert ledger.store(TASK)
 
 
