@@ -235,7 +235,7 @@ class Task(Outcome, Course):
                 self._give_files(message)
             case "rank":
                 self.ranks.began(message.get("rank"), message.get("pid"))
-                self._warnings.look()
+                self._warnings.look_soon()
                 self._stop_late(message.get("pid"))
             case "exit":
                 self.ranks.told_ended(message)

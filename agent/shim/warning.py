@@ -60,6 +60,10 @@ class Warnings:
         elif ready and not command.late:
             self._last = None
 
+    def look_soon(self) -> None:
+        """Once in this turn, as a launcher may speak of many ranks in one."""
+        self._loop.at(_TIMER, now(), self.look)
+
     def over(self) -> None:
         self._loop.cancel(_TIMER)
 

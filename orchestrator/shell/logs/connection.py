@@ -46,7 +46,7 @@ AGAIN_S: Final = 1.0  # until what could not be stored is asked for again
 AGAIN_MAX: Final = 64  # streams that are asked for again at one time
 UNSAID_MAX: Final = 1024  # answers that wait before their agent is read no further
 STRANGERS_MAX: Final = 1024  # tasks that are not its own, and about which an agent may speak
-TURN_FRAMES: Final = 64  # of one agent, before others have their turn
+TURN_S: Final = 0.01  # for the frames of one agent, before others have their turn
 _CLOSE_TIMEOUT_S: Final = 0.5
 _FRAME_BYTES_MAX: Final = CHUNK_BYTES_MAX + HEADER_BYTES_MAX + 4
 _REASON_BYTES_MAX: Final = 120
@@ -134,15 +134,17 @@ class LogConnections:
             connection = _Connection(socket, hello.node)
             writer = self._owner.spawn(self._write(connection), name=f"logs-{hello.node}")
             try:
-                frames = 0
+                loop = asyncio.get_running_loop()
+                until = loop.time() + TURN_S
                 while (data := await _frame(socket)) is not None:
                     self.received_bytes += len(data)
-                    frames += 1
                     if len(data) >= MUCH_BYTES:
                         await self._coordinator.give_way()
-                    elif frames % TURN_FRAMES == 0:
-                        # What has arrived is read without waiting, however many frames it is.
+                    elif loop.time() >= until:
+                        # What has arrived is read without waiting, however many frames it is; and
+                        # the first byte of each stream makes two files.
                         await asyncio.sleep(0)
+                        until = loop.time() + TURN_S
                     await self._take(connection, data)
                     await connection.room()
             finally:

@@ -149,6 +149,27 @@ def test_without_inotify_files_are_looked_at(
     asyncio.run(story())
 
 
+def test_many_files_without_inotify_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(module, "Inotify", refuse)
+    monkeypatch.setattr(module, "_POLL_S", 0.001)
+    monkeypatch.setattr(module, "_POLLED_MAX", 2)
+
+    async def story() -> None:
+        async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, _):
+            named = [ShimStream("stdout", f"logs/rank-{rank}.stdout", rank) for rank in range(5)]
+            it.follow(TASK, tmp_path, tuple(named))
+            for stream in named:
+                (tmp_path / stream.path).write_text("x")
+            await coordinator.logs.until(lambda store: store.bytes == len(named))
+
+    asyncio.run(story())
+
+
 def test_a_file_is_followed_whatever_its_name_becomes(tmp_path: Path) -> None:
     async def story() -> None:
         async with Coordinator() as coordinator, shipping(tmp_path, coordinator) as (it, _):
