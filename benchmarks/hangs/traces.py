@@ -197,7 +197,7 @@ def cut(maker: _Maker) -> Case:
 
 def left_behind(maker: _Maker) -> Case:
     """A program of a few seconds: the others have ended, and one stands at its exit."""
-    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(6, 9)
+    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(2, 9)
     odd = maker.random.randrange(ranks)
     stack = maker.random.choice(((), (_MAIN,), frames("main", "/w/train.py", 88)))
     stuck = Moment(where="futex_do_wait", stack=stack)
@@ -350,7 +350,7 @@ def paused(maker: _Maker) -> Case:
 
 def uneven_end(maker: _Maker) -> Case:
     """The others have ended, and the first rank saves its last model, sends it, or rests."""
-    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(6, 9)
+    ranks, at = maker.random.choice((2, 4, 8)), maker.random.uniform(2, 9)
     seconds = maker.random.uniform(60, 540)
     stack = frames("save", f"{SITE}/torch/serialization.py", 850)
     ways = (
@@ -368,7 +368,7 @@ def uneven_end(maker: _Maker) -> Case:
 
 def uneven_roles(maker: _Maker) -> Case:
     """One rank of many has ended early, and the others are silent before their first step."""
-    at, seconds = maker.random.uniform(6, 9), maker.random.uniform(60, 500)
+    at, seconds = maker.random.uniform(2, 9), maker.random.uniform(60, 500)
     rests = Moment(where="futex_do_wait")
     course = _ends(at, lambda r, t: rests if r > 0 and t < at + seconds else None)
     return Case("one ends early", course, maker.random.choice((4, 8)), at + seconds + 60, at)

@@ -59,7 +59,8 @@ def read_job(typed: Typed, environ: Mapping[str, str]) -> Job:
     try:
         return _read(typed, environ, notes)
     except SpecError as refused:
-        raise SpecError(refused.problems, notes) from None
+        # Of a batch script, what is missing may be the reason.
+        raise SpecError(refused.problems, notes if typed.sbatch else ()) from None
 
 
 def _read(typed: Typed, environ: Mapping[str, str], notes: list[str]) -> Job:

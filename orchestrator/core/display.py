@@ -314,6 +314,7 @@ def _attempt_view(state: State, job: Job, attempt: Attempt) -> h.AttemptView:
                 odd.get(t.id),
                 state.nodes.get(t.node) if attempt is job.current else None,
                 ranks.get(t.id, range(0)),
+                hint(attempt, t.node),
             )
             for t in attempt.tasks
         ),
@@ -339,7 +340,7 @@ def _hang_text(attempt: Attempt) -> str:
     if attempt.hang is None:
         return ""
     quiet = duration_text(float(round(attempt.hang.quiet_s)))
-    return f"{attempt.hang.text}; nothing of it moved for {quiet}{_and(hint(attempt))}"
+    return f"{attempt.hang.text}; nothing of it moved for {quiet}"
 
 
 def host_port(address: str, port: int) -> str:
@@ -347,7 +348,9 @@ def host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _task_view(task: Task, odd: str | None, node: Node | None, running: range) -> h.TaskView:
+def _task_view(
+    task: Task, odd: str | None, node: Node | None, running: range, advice: str
+) -> h.TaskView:
     """`node`: where the task is now, None where that is over. `running`: ranks that have not been
     told of."""
     refusal = task.refusal
@@ -362,7 +365,10 @@ def _task_view(task: Task, odd: str | None, node: Node | None, running: range) -
         exit=task.exit,
         refusal=h.Reason(refusal.code, refusal.text) if refusal is not None else None,
         left=task.left,
-        warnings=(*task.warnings, *(said for said in (odd, clock, _overlooked(task)) if said)),
+        warnings=(
+            *task.warnings,
+            *(said for said in (odd, clock, _overlooked(task), advice) if said),
+        ),
         gpus=task.gpus or None,
     )
 

@@ -36,6 +36,7 @@ def ended_line(job: Job, attempt: Attempt) -> str:
     return ended_text(ranks)
 
 
-def hint(attempt: Attempt) -> str:
-    """What helps a gang that hangs at its end; "" for any other."""
-    return AT_ITS_END if attempt.hang is not None and AT_ITS_END in attempt.hang.notes else ""
+def hint(attempt: Attempt, node: str) -> str:
+    """What helps where a rank on this node has hung since others ended; "" for any other."""
+    found = attempt.hang
+    return AT_ITS_END if found and found.node == node and AT_ITS_END in found.notes else ""

@@ -105,11 +105,11 @@ def _left_behind(
     call that waits for those others.
 
     The silence counts from the last of these ends: before that, they may have waited for it. The
-    limit is that of a gang which pauses for `quiet_s`. A rank of which no sign was ever seen may
-    be one that cannot be watched.
+    limit is that of a gang which pauses for `quiet_s`. Signs are not asked for: a program of a few
+    seconds may have given all of its own before the first look.
     """
     quiet = [rank.idle_s for rank in (*alive, *ended)]
-    if len(ended) < len(alive) or not all(rank.signs for rank in alive) or None in quiet:
+    if len(ended) < len(alive) or None in quiet:
         return None
     quiet_s = min(seconds for seconds in quiet if seconds is not None)
     names = frozenset(rank.rank for rank in alive)
