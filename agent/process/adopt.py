@@ -8,26 +8,22 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from agent.core.shim import ShimPhase, ShimStatus, ShimStream, StoppedBy
 from agent.process.shim import decode
+from agent.process.shim_files import FOLDER_FLAGS, decode_identity, read_document
 from agent.process.sweep import all_doomed, kill_everything_of
 from agent.shim import linux, record
 from agent.shim.cgroup import Cgroup
 from agent.shim.preparing import LAUNCHER_LOG, SETUP_LOG
 from muster.protocol.ids import TaskId
 
-T = TypeVar("T")
-
 DYING_S = 0.002
-RECORD_BYTES_MAX = 64 * 1024 * 1024
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 # As agent/shim/ranks.py and agent/shim/preparing.py name them.
 _OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
 _SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
@@ -56,42 +52,19 @@ class FoundTask(msgspec.Struct, frozen=True):
     status: ShimStatus | None = None
 
 
-class ShimIdentity(msgspec.Struct, frozen=True):
-    """What a shim wrote of itself when it began."""
-
-    task: str
-    pid: int
-    boot_id: str
-    mark: str
-    start_time: int | None = None
-    cgroup: str | None = None
-
-
-_identity: Final = msgspec.json.Decoder(ShimIdentity).decode
-
-
-def identity_of(task_dir: Path) -> ShimIdentity | None:
-    """What the shim of a task wrote, None where it has not. Raises OSError."""
-    folder_fd = os.open(task_dir, _FOLDER)
-    try:
-        return _read(folder_fd, record.IDENTITY, _identity)
-    finally:
-        os.close(folder_fd)
-
-
 def examine(task_dir: Path) -> FoundTask:
     """One task's truth; also for a connection that ended without a release.
 
     Blocks while processes die.
     """
-    folder_fd = os.open(task_dir, _FOLDER)
+    folder_fd = os.open(task_dir, FOLDER_FLAGS)
     lock = -1
     try:
         # While we hold it, no shim can begin here.
         lock = _take_lock(folder_fd)
         if lock < 0:
             return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
-        status = _read(folder_fd, record.EXIT, decode)
+        status = read_document(folder_fd, record.EXIT, decode)
         if status is not None and status.phase.terminal:
             ownership = (
                 Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
@@ -116,7 +89,7 @@ def _take_lock(folder_fd: int) -> int:
         try:
             return record.take_lock(folder_fd)
         except BlockingIOError:
-            identity = _read(folder_fd, record.IDENTITY, _identity)
+            identity = read_document(folder_fd, record.IDENTITY, decode_identity)
         if identity is None or identity.start_time is None:
             return -1
         if not linux.exiting(identity.pid, identity.start_time):
@@ -126,7 +99,7 @@ def _take_lock(folder_fd: int) -> int:
 
 def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
     """The shim is dead and left no record: end what it owned, and write the record in its place."""
-    identity = _read(folder_fd, record.IDENTITY, _identity)
+    identity = read_document(folder_fd, record.IDENTITY, decode_identity)
     survivors: list[int] = []
     doomed = False
     # Without an identity it never served a command. After a reboot nothing of it is left, and its
@@ -150,7 +123,7 @@ def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
 def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
     """What its processes wrote, by the names of the files: nobody else can tell any more."""
     try:
-        logs = os.open(record.LOGS, _FOLDER, dir_fd=folder_fd)
+        logs = os.open(record.LOGS, FOLDER_FLAGS, dir_fd=folder_fd)
     except FileNotFoundError:
         return ()
     try:
@@ -165,18 +138,3 @@ def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
             rank, stream = match.groups()
             found.append(ShimStream(stream, f"{record.LOGS}/{name}", int(rank)))
     return tuple(found)
-
-
-def _read(folder_fd: int, name: str, decoded: Callable[[bytes], T]) -> T | None:
-    """A record, or None where there is none that was finished."""
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder_fd)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(fd, "rb") as file:
-        try:
-            # Never more than that: memory for all of it is taken before the first byte is read.
-            size = min(os.fstat(fd).st_size, RECORD_BYTES_MAX)
-            return decoded(file.read(size))
-        except (msgspec.DecodeError, ValueError):
-            return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.folders import user_of
-from agent.process.adopt import identity_of
+from agent.process.shim_files import identity_of
 from agent.shim import linux
 from agent.shim.cgroup import Cgroup
 from agent.shim.tree import Tree

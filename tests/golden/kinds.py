@@ -19,7 +19,7 @@ import msgspec
 
 from agent.core.shim import ShimCommand, ShimHostfile, ShimRank, ShimStatus
 from agent.folders import Manifest
-from agent.process.adopt import ShimIdentity
+from agent.process.shim_files import ShimIdentity
 from agent.proof.sampler import Watched
 from agent.shim import commands, record, status
 from muster.protocol import codec, logs
