@@ -25,6 +25,7 @@ from tests.storm import judge
 from tests.storm.cluster import StormCluster
 from tests.storm.deeds import Deeds
 from tests.storm.users import Users
+from tests.storm.watch import Watch, at_rest
 
 CONVERGENCE_S = 240.0
 AGENTS = 3
@@ -92,7 +93,8 @@ class Storm:
 
     def _storm(self, cluster: StormCluster) -> None:
         before = {name: machine.hosts() for name, machine in cluster.machines.items()}
-        deeds = Deeds(cluster, self._rng, self._later, self._fault)
+        harm = self.root / "harm"
+        deeds = Deeds(cluster, self._rng, self._later, self._fault, harm)
         self._deeds = deeds
         users = Users(
             cluster.client(),
@@ -102,7 +104,27 @@ class Storm:
             no_room=lambda: time.monotonic() < deeds.full_until,
         )
         memory = judge.Memory(cluster)
+        watch = Watch(cluster, deeds.excused)
         users.start()
+        with watch:
+            self._do_deeds(cluster, deeds, memory)
+            calm = time.monotonic()
+            done = users.stop(CONVERGENCE_S)
+        deeds.harm.close()
+        for text in watch.violations():
+            self._violation(text)
+        if not done:
+            self._violation("I10: a user still waits for an answer")
+            return
+        self._converge(cluster, users, calm)
+        memory.look()
+        self.report.grown_bytes = memory.grown()
+        for text in memory.violations():
+            self._violation(text)
+        self._judge(cluster, users, before)
+
+    def _do_deeds(self, cluster: StormCluster, deeds: Deeds, memory: judge.Memory) -> None:
+        """For as long as the storm lasts; all are over when this returns."""
         end, due = time.monotonic() + self.seconds, time.monotonic() + 2.0
         while time.monotonic() < end:
             self._undo_due(time.monotonic())
@@ -114,16 +136,6 @@ class Storm:
             time.sleep(TICK_S)
         self._say("calm", "no further fault is begun")
         self._undo_due(float("inf"))
-        calm = time.monotonic()
-        if not users.stop(CONVERGENCE_S):
-            self._violation("I10: a user still waits for an answer")
-            return
-        self._converge(cluster, users, calm)
-        memory.look()
-        self.report.grown_bytes = memory.grown()
-        for text in memory.violations():
-            self._violation(text)
-        self._judge(cluster, users, before)
 
     # --- faults and their ends --------------------------------------------------------------------
 
@@ -134,7 +146,7 @@ class Storm:
         while self._undo and self._undo[0][0] <= now:
             _, _, target, undo = heapq.heappop(self._undo)
             undo()
-            self._deeds.busy.discard(target)
+            self._deeds.over(target)
             if target:
                 self._say("ended", target)
 
@@ -161,7 +173,9 @@ class Storm:
                     f"I10: job {job.id} is {job.state.value}"
                     for job in users.jobs.values()
                     if job.state not in ENDED_STATES
-                ] or judge.left(cluster)
+                ]
+                missing += self._deeds.harm.unfinished()
+                missing = missing or judge.left(cluster)
                 if not missing:
                     missing = self._undelivered(cluster, users, delivered)
             except ClientError as error:
@@ -195,6 +209,8 @@ class Storm:
                 self._violation(text)
             self.report.attempts += len(client.job(job.id).attempts)
             self.report.states[job.state.value] += 1
+        for text in at_rest(cluster):
+            self._violation(text)
         self.report.users = users.did
         for text in (*judge.hosts_changed(cluster, before), *judge.tracebacks(cluster)):
             self._violation(text)
