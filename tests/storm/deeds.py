@@ -34,7 +34,13 @@ class Deeds:
     """`later(seconds, target, undo)` ends a fault; until then nothing else befalls its target."""
 
     def __init__(
-        self, cluster: StormCluster, rng: random.Random, later: Later, say: Say, root: Path
+        self,
+        cluster: StormCluster,
+        rng: random.Random,
+        later: Later,
+        say: Say,
+        root: Path,
+        jobs: Callable[[], list[int]],
     ) -> None:
         self.cluster = cluster
         self.rng = rng
@@ -44,7 +50,7 @@ class Deeds:
         self.down: set[str] = set()
         self.ended: dict[str, float] = {}
         self.full_until = 0.0
-        self.harm = Harm(cluster, rng, self._until, self.busy, root)
+        self.harm = Harm(cluster, rng, self._until, self.busy, root, jobs)
         self.all: Final[dict[str, tuple[int, Callable[[], str | None]]]] = {
             "coordinator killed": (3, self.kill_coordinator),
             "agent killed": (4, self.kill_agent),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,30 +18,39 @@ from typing import Final
 from examples.rig.machine import Machine
 from muster.client import ClientError
 from muster.protocol.states import ENDED_STATES
-from tests.storm import greed, lies
+from tests.storm import accidents, greed, lies
 from tests.storm.cluster import StormCluster
 from tests.storm.rogue import Rogue, Rogues
 
 Undo = Callable[[], None]
 Until = Callable[[float, str, Undo], None]
 
-LIES: Final = ("garbage", "huge", "silent", "twice", "ghosts")
+LIES: Final = ("endless", "pids", "garbage", "huge", "silent", "twice", "ghosts")
 SUBMITS: Final = 40
+START_S: Final = 3.0
 STREAMS: Final = 2000
 _PATIENCE_S: Final = 60.0
 
 
 class Harm:
-    """`until(seconds, target, undo)` ends a deed; `busy` are the targets of those that go on."""
+    """`until(seconds, target, undo)` ends a deed; `busy` are the targets of those that go on;
+    `jobs` are those that were acknowledged."""
 
     def __init__(
-        self, cluster: StormCluster, rng: random.Random, until: Until, busy: set[str], root: Path
+        self,
+        cluster: StormCluster,
+        rng: random.Random,
+        until: Until,
+        busy: set[str],
+        root: Path,
+        jobs: Callable[[], list[int]],
     ) -> None:
         self.cluster = cluster
         self.rng = rng
         self._until = until
         self._busy = busy
         self._root = root
+        self._jobs = jobs
         self._number = 0
         self._lying: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
@@ -52,7 +62,11 @@ class Harm:
             "agent that lies": (2, self.join),
             "agents that come and go": (1, self.knock),
             "user who is greedy": (2, self.want_more),
+            "claim taken by a stranger": (1, self.squat),
+            "journal damaged": (1, self.damage),
+            "clock ahead": (1, self.set_clock),
         }
+        self.violations: list[str] = []
 
     def close(self) -> None:
         """Nothing of it goes on."""
@@ -119,6 +133,56 @@ class Harm:
         self._spawn(wishes[name])
         self._until(self.rng.uniform(2.0, 8.0), "greed", lambda: None)
         return name
+
+    # --- what has ended when it returns -----------------------------------------------------------
+
+    def squat(self) -> str | None:
+        """An agent is restarted while somebody without rights holds whatever it could ask for."""
+        free = [name for name in self.cluster.nodes if name not in self._busy]
+        if not free:
+            return None
+        name = self.rng.choice(free)
+        agent = self.cluster.nodes[name]
+        with self._held(name), accidents.squatted(self.cluster, name):
+            agent.start()
+            assert agent.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                agent.process.wait(START_S)
+                self.violations.append(f"claim: {name} cannot start: {agent.tail(1)}")
+        if agent.process.poll() is not None:
+            agent.start()
+        return name
+
+    def damage(self) -> str | None:
+        """Of the journal, while the coordinator is down after a crash; then it is as before."""
+        if self._head_is_busy():
+            return None
+        damage = self.rng.choice(accidents.DAMAGES)
+        with self._held(self.cluster.coordinator.name):
+            self.violations += accidents.damaged(self.cluster, damage, self._jobs())
+        return damage.__name__
+
+    def set_clock(self) -> str | None:
+        """The coordinator starts with a clock that is wrong, and is started again with it mended.
+        What that has removed is missing at the end."""
+        if self._head_is_busy():
+            return None
+        days = self.rng.choice((40.0, 400.0))
+        with self._held(self.cluster.coordinator.name), accidents.ahead(self.cluster, days):
+            self.cluster.client().nodes()
+        return f"{days:g} days"
+
+    @contextlib.contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        """Meanwhile something is done to this daemon, as others are to know."""
+        self._busy.add(name)
+        try:
+            yield
+        finally:
+            self._until(0.0, name, lambda: None)
+
+    def _head_is_busy(self) -> bool:
+        return bool(self._busy & {self.cluster.coordinator.name, self.cluster.head.name})
 
     # --- in threads -------------------------------------------------------------------------------
 

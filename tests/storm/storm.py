@@ -19,7 +19,7 @@ from typing import Any
 
 from examples.local_cluster import ClusterError
 from examples.rig.machine import RigError
-from muster.client import ClientError
+from muster.client import ApiError, ClientError
 from muster.protocol.states import ENDED_STATES
 from tests.storm import judge
 from tests.storm.cluster import StormCluster
@@ -93,16 +93,22 @@ class Storm:
 
     def _storm(self, cluster: StormCluster) -> None:
         before = {name: machine.hosts() for name, machine in cluster.machines.items()}
-        harm = self.root / "harm"
-        deeds = Deeds(cluster, self._rng, self._later, self._fault, harm)
-        self._deeds = deeds
         users = Users(
             cluster.client(),
             self.root / "jobs",
             random.Random(f"users {self.seed}"),
             self._say,
-            no_room=lambda: time.monotonic() < deeds.full_until,
+            no_room=lambda: time.monotonic() < self._deeds.full_until,
         )
+        deeds = Deeds(
+            cluster,
+            self._rng,
+            self._later,
+            self._fault,
+            self.root / "harm",
+            lambda: list(users.jobs),
+        )
+        self._deeds = deeds
         memory = judge.Memory(cluster)
         watch = Watch(cluster, deeds.excused)
         users.start()
@@ -111,7 +117,7 @@ class Storm:
             calm = time.monotonic()
             done = users.stop(CONVERGENCE_S)
         deeds.harm.close()
-        for text in watch.violations():
+        for text in (*watch.violations(), *deeds.harm.violations):
             self._violation(text)
         if not done:
             self._violation("I10: a user still waits for an answer")
@@ -205,8 +211,11 @@ class Storm:
         for text in users.violations:
             self._violation(text)
         for job in users.jobs.values():
-            for text in judge.judge(client, job):
-                self._violation(text)
+            try:
+                for text in judge.judge(client, job):
+                    self._violation(text)
+            except ApiError as error:
+                self._violation(f"I6: job {job.id}: {error}")
             self.report.attempts += len(client.job(job.id).attempts)
             self.report.states[job.state.value] += 1
         for text in at_rest(cluster):
