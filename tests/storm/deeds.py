@@ -16,12 +16,15 @@ from examples.local_cluster import Daemon
 from examples.rig.proxy import End, Flow, Way
 from tests.small_disk import fill
 from tests.storm.cluster import PROGRAM, StormCluster
+from tests.storm.harm import Harm
 
 Undo = Callable[[], None]
 Later = Callable[[float, str, Undo], None]
 Say = Callable[[str, str], None]
 
 _PROGRAM: Final = PROGRAM.name
+CALM_S: Final = 20.0
+"""So long after a deed what it was done to may still suffer from it."""
 _STOPS_S: Final = 10.0
 _NOTICED_S: Final = 30.0
 """So long after there is room again it may be told that there is none."""
@@ -30,14 +33,24 @@ _NOTICED_S: Final = 30.0
 class Deeds:
     """`later(seconds, target, undo)` ends a fault; until then nothing else befalls its target."""
 
-    def __init__(self, cluster: StormCluster, rng: random.Random, later: Later, say: Say) -> None:
+    def __init__(
+        self,
+        cluster: StormCluster,
+        rng: random.Random,
+        later: Later,
+        say: Say,
+        root: Path,
+        jobs: Callable[[], list[int]],
+    ) -> None:
         self.cluster = cluster
         self.rng = rng
         self.later = later
         self.say = say
         self.busy: set[str] = set()
         self.down: set[str] = set()
+        self.ended: dict[str, float] = {}
         self.full_until = 0.0
+        self.harm = Harm(cluster, rng, self._until, self.busy, root, jobs)
         self.all: Final[dict[str, tuple[int, Callable[[], str | None]]]] = {
             "coordinator killed": (3, self.kill_coordinator),
             "agent killed": (4, self.kill_agent),
@@ -55,6 +68,7 @@ class Deeds:
             "connections slow": (2, self.slow),
             "coordinator's disk full": (1, self.fill_coordinator),
             "node's disk full": (2, self.fill_node),
+            **self.harm.all,
         }
 
     def one(self) -> str | None:
@@ -171,6 +185,7 @@ class Deeds:
     def reset(self) -> str | None:
         name = self.rng.choice(list(self.cluster.proxies))
         end = self.rng.choice(list(End))
+        self.ended[f"proxy {name}"] = time.monotonic()
         return f"{name} {end.value} {self.cluster.proxies[name].cut(end)}"
 
     def half_open(self) -> str | None:
@@ -217,6 +232,19 @@ class Deeds:
         return for_s
 
     # --- the books --------------------------------------------------------------------------------
+
+    def over(self, target: str) -> None:
+        """A deed has ended."""
+        self.busy.discard(target)
+        self.ended[target] = time.monotonic()
+
+    def excused(self, name: str) -> bool:
+        """Whether something is being done to this daemon or to its way to the others, or was
+        until a short while ago."""
+        head = {self.cluster.coordinator.name, self.cluster.head.name}
+        involved = {name, f"proxy {name}", *head}
+        since = time.monotonic() - CALM_S
+        return any(n in self.busy or self.ended.get(n, since) > since for n in involved)
 
     def _node(self) -> str | None:
         free = [name for name in self.cluster.nodes if name not in self.busy]

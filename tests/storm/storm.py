@@ -19,12 +19,13 @@ from typing import Any
 
 from examples.local_cluster import ClusterError
 from examples.rig.machine import RigError
-from muster.client import ClientError
+from muster.client import ApiError, ClientError
 from muster.protocol.states import ENDED_STATES
 from tests.storm import judge
 from tests.storm.cluster import StormCluster
 from tests.storm.deeds import Deeds
 from tests.storm.users import Users
+from tests.storm.watch import Watch, at_rest
 
 CONVERGENCE_S = 240.0
 AGENTS = 3
@@ -92,17 +93,44 @@ class Storm:
 
     def _storm(self, cluster: StormCluster) -> None:
         before = {name: machine.hosts() for name, machine in cluster.machines.items()}
-        deeds = Deeds(cluster, self._rng, self._later, self._fault)
-        self._deeds = deeds
         users = Users(
             cluster.client(),
             self.root / "jobs",
             random.Random(f"users {self.seed}"),
             self._say,
-            no_room=lambda: time.monotonic() < deeds.full_until,
+            no_room=lambda: time.monotonic() < self._deeds.full_until,
         )
+        deeds = Deeds(
+            cluster,
+            self._rng,
+            self._later,
+            self._fault,
+            self.root / "harm",
+            lambda: list(users.jobs),
+        )
+        self._deeds = deeds
         memory = judge.Memory(cluster)
+        watch = Watch(cluster, deeds.excused)
         users.start()
+        with watch:
+            self._do_deeds(cluster, deeds, memory)
+            calm = time.monotonic()
+            done = users.stop(CONVERGENCE_S)
+        deeds.harm.close()
+        for text in (*watch.violations(), *deeds.harm.violations):
+            self._violation(text)
+        if not done:
+            self._violation("I10: a user still waits for an answer")
+            return
+        self._converge(cluster, users, calm)
+        memory.look()
+        self.report.grown_bytes = memory.grown()
+        for text in memory.violations():
+            self._violation(text)
+        self._judge(cluster, users, before)
+
+    def _do_deeds(self, cluster: StormCluster, deeds: Deeds, memory: judge.Memory) -> None:
+        """For as long as the storm lasts; all are over when this returns."""
         end, due = time.monotonic() + self.seconds, time.monotonic() + 2.0
         while time.monotonic() < end:
             self._undo_due(time.monotonic())
@@ -114,16 +142,6 @@ class Storm:
             time.sleep(TICK_S)
         self._say("calm", "no further fault is begun")
         self._undo_due(float("inf"))
-        calm = time.monotonic()
-        if not users.stop(CONVERGENCE_S):
-            self._violation("I10: a user still waits for an answer")
-            return
-        self._converge(cluster, users, calm)
-        memory.look()
-        self.report.grown_bytes = memory.grown()
-        for text in memory.violations():
-            self._violation(text)
-        self._judge(cluster, users, before)
 
     # --- faults and their ends --------------------------------------------------------------------
 
@@ -134,7 +152,7 @@ class Storm:
         while self._undo and self._undo[0][0] <= now:
             _, _, target, undo = heapq.heappop(self._undo)
             undo()
-            self._deeds.busy.discard(target)
+            self._deeds.over(target)
             if target:
                 self._say("ended", target)
 
@@ -161,7 +179,9 @@ class Storm:
                     f"I10: job {job.id} is {job.state.value}"
                     for job in users.jobs.values()
                     if job.state not in ENDED_STATES
-                ] or judge.left(cluster)
+                ]
+                missing += self._deeds.harm.unfinished()
+                missing = missing or judge.left(cluster)
                 if not missing:
                     missing = self._undelivered(cluster, users, delivered)
             except ClientError as error:
@@ -191,10 +211,15 @@ class Storm:
         for text in users.violations:
             self._violation(text)
         for job in users.jobs.values():
-            for text in judge.judge(client, job):
-                self._violation(text)
+            try:
+                for text in judge.judge(client, job):
+                    self._violation(text)
+            except ApiError as error:
+                self._violation(f"I6: job {job.id}: {error}")
             self.report.attempts += len(client.job(job.id).attempts)
             self.report.states[job.state.value] += 1
+        for text in at_rest(cluster):
+            self._violation(text)
         self.report.users = users.did
         for text in (*judge.hosts_changed(cluster, before), *judge.tracebacks(cluster)):
             self._violation(text)
