@@ -34,7 +34,7 @@ from tests.storm.cluster import DISK_BYTES, StormCluster
 from tests.storm.rogue import Rogue, Rogues
 from tests.storm.watch import Watch, at_rest, burning
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(180)]
 
 VICTIM, OTHER = "node-1", "node-2"
 PATIENCE_S = 40.0
