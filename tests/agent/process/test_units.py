@@ -37,7 +37,7 @@ from tests.agent.process.conftest import (
     cgroup_writable,
 )
 from tests.agent.process.test_ending import eventually
-from tests.systemd.test_units import service_of
+from tests.systemd.test_units import SYSTEMD, settings_of
 
 SHIM_BYTES_MAX = 20_000_000
 FOLDER = Path("/state/tasks/7.1.0")
@@ -87,8 +87,11 @@ def test_what_a_unit_is_given() -> None:
     assert given["LimitNOFILE"] == "1024:1048576"
 
 
-def test_a_task_has_the_capabilities_of_the_agents_unit() -> None:
-    (bounding,) = service_of("muster-agent")["CapabilityBoundingSet"]
+def test_a_task_has_the_capabilities_of_an_agent_that_forks_its_shims() -> None:
+    everything, bounding = settings_of(SYSTEMD / "forked-shims.conf")["Service"][
+        "CapabilityBoundingSet"
+    ]
+    assert everything == "~"
     assert properties(argv_of(FOLDER, ShimOptions()))["CapabilityBoundingSet"] == bounding
 
 
