@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import muster.daemon.light_start  # noqa: F401  before whatever imports aiohttp
+import muster.daemon.fast_imports  # noqa: F401  before whatever imports aiohttp
 
 # isort: split
 import argparse
@@ -21,7 +21,7 @@ from agent.config import AgentConfig, load
 from agent.probe.fabric import command
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.logging import configure
-from muster.daemon.surroundings import prepare_surroundings
+from muster.daemon.process_env import prepare_surroundings
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2

@@ -2,8 +2,8 @@
 
 One stand-alone file: the standard library and torch, Python 3.9 or newer, nothing of Muster's, as
 the job's interpreter has none of it. The shim runs it from a descriptor and speaks over another;
-agent/shim/gate.py holds the other end and lists the messages. torch is imported before the gate
-opens, so that the seconds this takes cost the job nothing.
+agent/shim/bootstrap_channel.py holds the other end and lists the messages. torch is imported before
+the gate opens, so that the seconds this takes cost the job nothing.
 
 Under `launcher: accelerate` and `deepspeed` (MUSTER_LAUNCHER) it is torchrun as well: accelerate
 makes the environment, and DeepSpeed's ranks get what its own launcher would give them.

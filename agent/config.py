@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from muster.daemon.address import is_loopback
-from muster.daemon.config import load_config
+from muster.daemon.config_loader import load_config
 from muster.daemon.errors import InsecureConfigError
-from muster.daemon.settings import Log, Port, Seconds
-from muster.fabric.rules import Rules
+from muster.daemon.listen_address import is_loopback
+from muster.daemon.log_settings import Log, Port, Seconds
+from muster.fabric.operator_rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
 

@@ -15,10 +15,8 @@ from typing import Final, Never, assert_never
 import structlog
 from msgspec import structs
 
-from agent.checkpoints import Checkpoints
-from agent.claim import alone
 from agent.config import AgentConfig
-from agent.core.actions import (
+from agent.core.effects import (
     Action,
     ArrangeNetwork,
     CloseLink,
@@ -36,48 +34,50 @@ from agent.core.actions import (
     WatchTraffic,
     WriteHostfile,
 )
+from agent.core.inputs import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.state import Identity, State
-from agent.core.stimuli import CommandReceived, LogsStored, Stimulus, TimerFired
 from agent.core.turn import turn
-from agent.dial import Dialer
-from agent.disks import Disks
-from agent.fabric import Fabric
-from agent.folders import Folders, Owner, owner_named
-from agent.gpus import Gpus
-from agent.hangs.looks import Looks
-from agent.hangs.watch import HangWatch
-from agent.hardware.watch import HardwareWatch
-from agent.hosts.hosts import Hosts, mode_of
+from agent.gang.host_names import Hosts, mode_of
+from agent.gang.peer_pings import Neighbours
+from agent.gang.ports import check_range
+from agent.gang.setup import Network
 from agent.identity import identify, node_name, read_name
-from agent.idle import IdleWatch
-from agent.inbox import Inbox
-from agent.link import ControlLink
+from agent.leftovers import units as left_units
+from agent.leftovers.inventory import traces
+from agent.leftovers.processes import end, remains, words
+from agent.link.control import ControlLink
+from agent.link.dialer import Dialer
+from agent.link.inbox import Inbox
 from agent.logs.shipper import LogShipper
-from agent.neighbours import Neighbours
-from agent.network import Network
-from agent.ports import check_range
-from agent.probe.changes import watch
+from agent.monitors.checkpoints import Checkpoints
+from agent.monitors.disks import Disks
+from agent.monitors.fabric import Fabric
+from agent.monitors.gpu_utilization import IdleWatch
+from agent.monitors.gpus import Gpus
+from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.stack_dumps import Looks
+from agent.monitors.hardware.monitor import HardwareWatch
+from agent.monitors.interfaces import watch
+from agent.monitors.traffic.rdma_ports import PortWatch
+from agent.monitors.traffic.rdma_ports import watch as watch_ports
+from agent.monitors.traffic.samplers import Proofs
+from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import use_of
-from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
-from agent.process import left_units
-from agent.process.remains import end, remains, words
-from agent.process.shims import Shims, by_units, options_of, restricted
-from agent.process.template import Template
-from agent.process.units import Units
-from agent.proof.ports import PortWatch
-from agent.proof.ports import watch as watch_ports
-from agent.proof.proofs import Proofs
-from agent.tasks import Tasks
-from agent.traces import traces
+from agent.shims.backend import Shims, by_units, options_of, restricted
+from agent.shims.forked import Template
+from agent.shims.systemd import Units
+from agent.single_agent import alone
+from agent.taskdirs.taskdirs import Folders, Owner, owner_named
+from agent.tasks.registry import Tasks
 from muster.daemon.clock import Clock, SystemClock
+from muster.daemon.durable_files import lock_directory, write_atomic
 from muster.daemon.errors import TaskEndedError
-from muster.daemon.files import lock_directory, write_atomic
-from muster.daemon.network_folder import network_kind
-from muster.daemon.notify import Notifier
-from muster.daemon.tasks import TaskOwner
+from muster.daemon.network_fs import network_kind
+from muster.daemon.sd_notify import Notifier
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import Refused, Welcome
 from muster.protocol.gpus import usable
-from muster.protocol.messages import Refused, Welcome
 
 _CLUSTER: Final = "cluster"
 

@@ -11,11 +11,11 @@ import structlog
 
 from agent.config import AgentConfig
 from agent.core.state import Identity
-from agent.folders import has_tasks
 from agent.probe import host
 from agent.probe.network import NetworkProbe
+from agent.taskdirs.taskdirs import has_tasks
+from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.daemon.files import write_atomic
 from muster.protocol.ids import check_node_name
 
 _AGENT_ID: Final = "agent_id"

@@ -15,9 +15,9 @@ from examples.rig import certificates
 from examples.rig.machine import Machine, pid_inside
 from examples.rig.rig import Rig
 from muster.client import Client, load_settings
-from muster.client.exchange import CONNECT_TIMEOUT_S, Exchange
-from muster.client.settings import Settings
-from muster.client.transport import Transport
+from muster.client.config import Settings
+from muster.client.http_common import CONNECT_TIMEOUT_S, Exchange
+from muster.client.sync_transport import Transport
 
 COORDINATOR = 2
 PORT = 7077

@@ -4,7 +4,7 @@ the first word are what is done to its journal from outside.
 Exit codes: 0 after SIGTERM or SIGINT, 2 for a configuration that cannot be used, 1 for the rest.
 """
 
-import muster.daemon.light_start  # noqa: F401  before whatever imports aiohttp
+import muster.daemon.fast_imports  # noqa: F401  before whatever imports aiohttp
 
 # isort: split
 import argparse
@@ -22,14 +22,14 @@ import structlog
 from muster.daemon import logging as daemon_logging
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError, DaemonError, TaskEndedError, TlsError
-from muster.daemon.surroundings import prepare_surroundings
+from muster.daemon.process_env import prepare_surroundings
 from muster.daemon.tls import server_context
-from orchestrator.api.token_file import TokenStore
+from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
-from orchestrator.core.decide import VERSION
+from orchestrator.core.engine.decide import VERSION
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
 from orchestrator.journal.errors import CorruptJournalError, LostLogError, LostTailError
-from orchestrator.serve import serve
+from orchestrator.server import serve
 from orchestrator.shell.coordinator import replay
 
 _SERVE: Final = "coordinator"

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from muster.daemon.address import is_loopback
-from muster.daemon.config import load_config
+from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError, InsecureConfigError
-from muster.daemon.settings import Count, Log, Seconds
+from muster.daemon.listen_address import is_loopback
+from muster.daemon.log_settings import Count, Log, Seconds
 from muster.protocol.interfaces import usable_name
-from muster.spec.defaults import check_defaults
-from muster.spec.problems import SpecError
-from orchestrator.core.log_space import Bounds
-from orchestrator.webhooks.allowed import read_allowed, refused
+from muster.spec.errors import SpecError
+from muster.spec.pool_defaults import check_defaults
+from orchestrator.core.storage.log_space import Bounds
+from orchestrator.webhooks.allowlist import read_allowed, refused
 
 SECRET_BYTES_MIN: Final = 16
 PREFIX: Final = "MUSTER_COORDINATOR"

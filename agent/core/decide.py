@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from agent.core import actions as a
+from agent.core import effects as a
 from agent.core import facts as f
-from agent.core import stimuli as s
+from agent.core import inputs as s
 from agent.core.decision import Decision
-from agent.core.network import NetworkPhase
-from agent.core.shim import SIGNALS_RANKS, ShimPhase, ShimSignal
+from agent.core.network_phase import NetworkPhase
+from agent.core.shim_protocol import SIGNALS_RANKS, ShimPhase, ShimSignal
 from agent.core.state import HeldTask, State
 from agent.core.task import LATER, gone, report, reports, task_state
-from muster.protocol import messages as m
+from muster.protocol import control_channel as m
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.gpus import GpuDevice
-from muster.protocol.hardware import HardwareEvent
+from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.interfaces import Interface
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
 AboutTask = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.core.actions import Action
+from agent.core.effects import Action
 from agent.core.facts import Fact
 
 

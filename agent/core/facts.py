@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.core.shim import ShimStatus
-from agent.core.stimuli import TaskPaths
+from agent.core.inputs import TaskPaths
+from agent.core.shim_protocol import ShimStatus
+from muster.protocol.control_channel import ArrangeTask, PrepareTask, Refusal, StopTask
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware import HardwareEvent
+from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import Interface
-from muster.protocol.messages import ArrangeTask, PrepareTask, Refusal, StopTask
-from muster.protocol.proof import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport, PortHealth
 
 
 class LinkOpened(msgspec.Struct, frozen=True):

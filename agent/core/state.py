@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.core.network import NetworkPhase
-from agent.core.shim import ShimStatus
-from agent.core.stimuli import TaskPaths
+from agent.core.inputs import TaskPaths
+from agent.core.network_phase import NetworkPhase
+from agent.core.shim_protocol import ShimStatus
+from muster.protocol.control_channel import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware import HardwareEvent
+from muster.protocol.hardware_events import HardwareEvent
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.messages import ArrangeTask, Inventory, PrepareTask, Refusal, StopTask
-from muster.protocol.proof import FabricReport, PortHealth
+from muster.protocol.traffic import FabricReport, PortHealth
 
 
 @dataclass(frozen=True, slots=True)

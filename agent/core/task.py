@@ -7,17 +7,11 @@ from typing import Final, assert_never
 
 import msgspec
 
-from agent.core.network import NetworkPhase, needed
-from agent.core.shim import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
+from agent.core.network_phase import NetworkPhase, needed
+from agent.core.shim_protocol import ShimFingerprint, ShimPhase, ShimRank, ShimStatus
 from agent.core.state import HeldTask, State
 from muster.protocol.codec import FRAME_BYTES_MAX
-from muster.protocol.fabric import NodeFabric
-from muster.protocol.hangs import RankActivity
-from muster.protocol.hardware import OOM
-from muster.protocol.ids import TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     Checkpoint,
     Fingerprint,
     Prepared,
@@ -25,7 +19,13 @@ from muster.protocol.messages import (
     Refusal,
     TaskReport,
 )
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.fabric import NodeFabric
+from muster.protocol.hangs import RankActivity
+from muster.protocol.hardware_events import OOM
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {

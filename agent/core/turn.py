@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agent.core.actions import Action
+from agent.core.apply import apply
 from agent.core.decide import decide
-from agent.core.evolve import apply
-from agent.core.follow import follow
+from agent.core.effects import Action
+from agent.core.inputs import Stimulus
+from agent.core.react import follow
 from agent.core.state import State
-from agent.core.stimuli import Stimulus
 from muster.protocol.instant import Instant
 
 

@@ -17,16 +17,17 @@ from typing import Final, Never
 import aiohttp
 import structlog
 
-from agent.core.shim import ShimStream
-from agent.dial import ConnectionLostError, Dialer, Websocket, stay_connected
+from agent.core.shim_protocol import ShimStream
+from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.logs.inotify import Inotify
-from agent.logs.ledger import Ledger, Stream
-from agent.logs.source import LogSource
+from agent.logs.log_file import LogSource
+from agent.logs.offsets import Ledger, Stream
 from agent.shim.job_files import RefusedFileError
 from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
+from muster.protocol.control_channel import HOLES, NO_OUTPUT
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.logs import (
+from muster.protocol.log_channel import (
     STREAMS_PER_TASK_MAX,
     Chunk,
     Hole,
@@ -42,7 +43,6 @@ from muster.protocol.logs import (
     encode_chunk,
     encode_text,
 )
-from muster.protocol.messages import HOLES, NO_OUTPUT
 
 PATH: Final = "/v1/agent/logs"
 # For files that are not there yet, or for which the kernel had no watch left.

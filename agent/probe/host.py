@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from agent.config import AgentConfig
+from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import devices_of
-from agent.probe.fabric.tree import Tree
 from agent.probe.network import NetworkProbe
 from muster.daemon.errors import ConfigError, DaemonError
+from muster.protocol.control_channel import Inventory, with_devices
 from muster.protocol.gpus import GpuDevice, usable
 from muster.protocol.interfaces import Interface
-from muster.protocol.messages import Inventory, with_devices
 
 _ROOT: Final = Path("/")
 LEFT_OUT: Final = "is left out by `gpus` in the agent's configuration"

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.probe import netlink
-from agent.probe.fabric.tree import Tree, Unread
+from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.netlink import Link, Network
 from muster.protocol.interfaces import (
     ADDRESSES_MAX,

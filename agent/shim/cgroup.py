@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent.shim import linux
+from agent.shim import syscalls
 
 FOLDER = "muster"
 _READ_BYTES = 4096
@@ -62,7 +62,7 @@ class Cgroup:
         """
         if self._fd is not None:
             try:
-                return linux.fork_into(self._fd)
+                return syscalls.fork_into(self._fd)
             except OSError:
                 pass
         pid = os.fork()

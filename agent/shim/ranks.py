@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable
 
 from agent.shim.commands import RANKS_MAX
-from agent.shim.linux import environment_of
-from agent.shim.loop import now
-from agent.shim.record import ERRORS, LOGS, Logs
+from agent.shim.event_loop import now
+from agent.shim.exit_record import ERRORS, LOGS, Logs
 from agent.shim.status import Exit, Rank, Status
+from agent.shim.syscalls import environment_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

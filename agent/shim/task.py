@@ -7,24 +7,24 @@ import signal
 import time
 from collections.abc import Callable
 
-from agent.shim import commands, ports, record
+from agent.shim import commands, exit_record, port_probe
+from agent.shim.bootstrap_channel import LOG_FOLDER
 from agent.shim.cgroup import Cgroup
-from agent.shim.children import Children
 from agent.shim.commands import Kill, Lease, Malformed, Prepare, Release, Signal, Start, Stop
-from agent.shim.ending import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
-from agent.shim.gate import LOG_FOLDER
-from agent.shim.identity import Identity
+from agent.shim.credentials import Identity
+from agent.shim.event_loop import Loop, now
+from agent.shim.exit_record import Logs
 from agent.shim.kernel_log import KernelLog
-from agent.shim.loop import Loop, now
+from agent.shim.launch import Course, Programs
 from agent.shim.options import Options
-from agent.shim.preparing import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
-from agent.shim.programs import Course, Programs
+from agent.shim.preparation import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
+from agent.shim.process_tree import Tree
+from agent.shim.rank_signals import Warnings
 from agent.shim.ranks import Ranks
-from agent.shim.record import Logs
-from agent.shim.spawn import EXIT_CANNOT_RUN, Runner
+from agent.shim.runner import EXIT_CANNOT_RUN, Runner
+from agent.shim.runners import Children
 from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
-from agent.shim.tree import Tree
-from agent.shim.warning import Warnings
+from agent.shim.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
 
 _LEASE = "lease"
 _LISTEN = "listen"
@@ -162,7 +162,7 @@ class Task(Outcome, Course):
     def _write_hostfile(self, text: str) -> None:
         """Without its host file a job must not start."""
         try:
-            record.write_hostfile(self._folder_fd, text)
+            exit_record.write_hostfile(self._folder_fd, text)
         except OSError as error:
             if self.status.phase is Phase.PREPARED and not self._start_seen:
                 why = f"The host file of the task cannot be written: {error.strerror}."
@@ -185,7 +185,7 @@ class Task(Outcome, Course):
         else:
             self._run_programs(preparation, command, env)
         if command.listen_port is not None:
-            ports.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
+            port_probe.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
 
     def _listening(self) -> None:
         self.status.listening = True
@@ -474,7 +474,7 @@ class Task(Outcome, Course):
         refused = status.refusal is not None and not self._start_seen
         status.phase = Phase.REFUSED if refused else Phase.CLEANED
         try:
-            record.write_exit(self._folder_fd, status.document(now()))
+            exit_record.write_exit(self._folder_fd, status.document(now()))
         except OSError as error:
             if os.fstat(self._folder_fd).st_nlink == 0:
                 # Someone has removed the folder: only those who are here can be told.

@@ -29,7 +29,7 @@ from benchmarks.launch.processor import processor_ms
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import ClusterError, LocalCluster
-from muster.spec.fields import MAX_NODES
+from muster.spec.field_readers import MAX_NODES
 
 SIZES = (1000, 5000)
 REST_S = 10.0

@@ -24,10 +24,7 @@ from typing import Final
 import aiohttp
 
 from muster.protocol.codec import ReportFrame, decode_command, encode
-from muster.protocol.ids import NodeName
-from muster.protocol.link import Link
-from muster.protocol.logs import LogHello, encode_text
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     PROTOCOL_MAX,
     ForgetTask,
     Heartbeat,
@@ -39,6 +36,9 @@ from muster.protocol.messages import (
     TaskReport,
     Welcome,
 )
+from muster.protocol.ids import NodeName
+from muster.protocol.log_channel import LogHello, encode_text
+from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 
 _PATIENCE_S: Final = 300.0

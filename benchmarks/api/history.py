@@ -10,17 +10,17 @@ from typing import Final
 
 from msgspec import structs
 
+from muster.protocol.control_channel import Prepared, RankReport
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint
-from muster.protocol.messages import Prepared, RankReport
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
-from orchestrator.core import facts as f
-from orchestrator.core.retrace import retrace
-from orchestrator.core.state import Job
+from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Job
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.sqlite import Journal
-from orchestrator.shell.archive import row_of
+from orchestrator.journal.journal import Journal
+from orchestrator.shell.job_archive import row_of
 
 USERS: Final = 50
 NAMES: Final = 1000

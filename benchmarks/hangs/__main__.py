@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.core.shim import ShimPhase, ShimRank, ShimStatus
-from agent.hangs.watch import HangWatch
+from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
+from agent.monitors.hangs.monitor import HangWatch
 from benchmarks.hangs.score import Score, score
 from benchmarks.hangs.traces import cases
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import TaskId
-from tests.agent.process.shim_of import be_shim_of
+from tests.agent.shims.shim_of import be_shim_of
 
 PERIOD_S = 5.0
 AIM_S = 90.0

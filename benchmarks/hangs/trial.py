@@ -6,12 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.cadence import Cadence, Seen, gist
+from agent.core.activity_baseline import Cadence, Seen, gist
 from benchmarks.hangs.traces import Case, Moment
-from muster.protocol.hangs import Doing, HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
-from muster.protocol.instant import Instant
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     Hello,
@@ -22,14 +19,17 @@ from muster.protocol.messages import (
     StacksReport,
     TaskReport,
 )
+from muster.protocol.hangs import Doing, HangVerdict, RankActivity, RankStacks, Sign, ThreadStack
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
 from muster.protocol.states import TaskState
-from muster.spec.types import Argv, JobSpec, Launcher
-from orchestrator.core import actions as a
-from orchestrator.core import facts as f
-from orchestrator.core import stimuli as s
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
-from orchestrator.core.turn import turn
+from muster.spec.model import Argv, JobSpec, Launcher
+from orchestrator.core.engine.turn import turn
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 
 PERIOD_S: Final = 5.0
 ANSWER_S: Final = 0.5

@@ -142,7 +142,7 @@ def _by_hand(local: LocalCluster) -> float:
 
 
 def _torchrun(rank: int, port: int, logs: Path) -> list[str]:
-    """The arguments that the coordinator gives (orchestrator/core/torchrun.py)."""
+    """The arguments that the coordinator gives (orchestrator/core/gangs/torchrun.py)."""
     return [
         sys.executable,
         "-m",

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
-from muster.spec.types import Rdma
-from orchestrator.core.fabric import Refused, Wish, plan
-from orchestrator.core.fabric_layout import Member
-from orchestrator.core.fabric_plan import FabricPlan
+from muster.spec.model import Rdma
+from orchestrator.core.fabric.plan import Refused, Wish, plan
+from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.model.fabric_plan import FabricPlan
 
 NODES = 1024
 AIM_MS = 200

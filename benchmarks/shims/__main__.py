@@ -14,11 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent.core.shim import ShimKill, ShimRelease, ShimStatus
-from agent.process.shim import ShimConnection, connect
-from agent.process.shims import Shims, lacks_units
-from agent.process.template import Template
-from agent.process.units import Units
+from agent.core.shim_protocol import ShimKill, ShimRelease, ShimStatus
+from agent.shims.backend import Shims, lacks_units
+from agent.shims.connection import ShimConnection, connect
+from agent.shims.forked import Template
+from agent.shims.systemd import Units
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import muster.bench
-from muster.client.ship import shipped, source_of
+from muster.client.embedded_files import shipped, source_of
 
 NAME: Final = "bench-allreduce"
 DEFAULT_RDMA: Final = "preferred"

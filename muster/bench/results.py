@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from muster.protocol.fabric_view import PlanView
-from muster.protocol.proof import Carrier
+from muster.http.fabric import PlanView
+from muster.protocol.traffic import Carrier
 
 PASS_FRACTION: Final = 0.8
 """Of what a node's chosen HCAs could carry together: what a ring over them gives."""

@@ -10,7 +10,7 @@ import msgspec
 
 from muster.check import program
 from muster.check.networks import Networks
-from muster.client.ship import package_of, shipped
+from muster.client.embedded_files import package_of, shipped
 
 NAME: Final = "check"
 _PLAN: Final = "plan.json"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from muster.protocol.http import NodeView
+from muster.http.views import NodeView
 from muster.protocol.interfaces import InterfaceKind, NetworkRank, rank_of, usable_address
 
 PEERS: Final = "the cluster's addresses"

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from muster.check.output import NodeTold, Pair
-from muster.protocol.fabric_view import PlanView
+from muster.check.parse_output import NodeTold, Pair
+from muster.http.fabric import PlanView
 
 SLOW: Final = 1 / 3
 """A pair below this share of its network's median is slow."""

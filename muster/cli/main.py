@@ -27,10 +27,10 @@ def main() -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; nothing is raised, no traceback is shown."""
     try:
-        from muster.daemon.surroundings import prepare_streams
+        from muster.daemon.process_env import prepare_streams
 
         prepare_streams()
-        from muster.cli.verbs import invoke
+        from muster.cli.commands import invoke
 
         code = invoke(arguments)
     except KeyboardInterrupt:
@@ -49,12 +49,12 @@ def _failed(error: Exception) -> int:
     import click
 
     if isinstance(error, click.ClickException):
-        from muster.cli.text import show_usage
+        from muster.cli.output.format import show_usage
 
         show_usage(error)
         return error.exit_code
 
-    from muster.cli.complaints import Complaint, complain
+    from muster.cli.errors import Complaint, complain
 
     complaint: Complaint = complain(error)
     _say(complaint.text)
@@ -62,7 +62,7 @@ def _failed(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    from muster.cli.text import note
+    from muster.cli.output.format import note
 
     note(text)
 
@@ -74,7 +74,7 @@ def _flushed(code: int) -> int:
         try:
             stream.flush()
         except OSError as error:
-            from muster.cli.text import give_up
+            from muster.cli.output.format import give_up
 
             give_up(stream)
             if stream is sys.stdout and not isinstance(error, BrokenPipeError):

@@ -9,6 +9,7 @@ job = with_defaults.submit({"run": "train.py", "nodes": 4, "workdir": "/data/x"}
 from typing import TYPE_CHECKING, Any
 
 from muster.client.client import Client
+from muster.client.config import Settings, load_settings
 from muster.client.errors import (
     ApiError,
     BadAnswerError,
@@ -18,11 +19,10 @@ from muster.client.errors import (
     SettingsError,
     UnreachableError,
 )
-from muster.client.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from muster.client.aio import AsyncClient
-    from muster.client.tail import LogQuery
+    from muster.client.async_client import AsyncClient
+    from muster.client.log_stream import LogQuery
 
 __all__ = [
     "ApiError",
@@ -44,11 +44,11 @@ def __getattr__(name: str) -> Any:
     """What is asked for: aiohttp takes longer to import than a command may run, and few commands
     read logs."""
     if name == "AsyncClient":
-        from muster.client.aio import AsyncClient
+        from muster.client.async_client import AsyncClient
 
         return AsyncClient
     if name == "LogQuery":
-        from muster.client.tail import LogQuery
+        from muster.client.log_stream import LogQuery
 
         return LogQuery
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

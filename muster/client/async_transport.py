@@ -1,4 +1,5 @@
-"""One HTTP request, or one stream of lines, over aiohttp: `muster.client.transport`, to be awaited.
+"""One HTTP request, or one stream of lines, over aiohttp: `muster.client.sync_transport`, to be
+awaited.
 
 Connections are kept, since a program with an event loop makes many calls.
 """
@@ -15,8 +16,8 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import yarl
 
-from muster.client.calls import READ_TIMEOUT_S, Call, Query
-from muster.client.exchange import (
+from muster.client.endpoints import READ_TIMEOUT_S, Call, Query
+from muster.client.http_common import (
     BODY_BYTES_MAX,
     CONNECT_TIMEOUT_S,
     PROBLEM_BYTES_MAX,

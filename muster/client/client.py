@@ -1,7 +1,7 @@
 """The coordinator's API as Python calls.
 
-`AsyncClient` in `muster.client.aio` has the same methods; a test compares the two. What a call asks
-and how its answer is read is in `muster.client.calls`, for both.
+`AsyncClient` in `muster.client.async_client` has the same methods; a test compares the two. What a
+call asks and how its answer is read is in `muster.client.endpoints`, for both.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from muster.client import calls
-from muster.client.calls import CHANGE_S, WATCH_S, Call, Steps
+from muster.client import endpoints
+from muster.client.config import Settings, given_settings
+from muster.client.endpoints import CHANGE_S, WATCH_S, Call, Steps
+from muster.client.env_passthrough import with_variables
 from muster.client.errors import ClientError
-from muster.client.exchange import Exchange
-from muster.client.patience import OnTrouble, Patience
-from muster.client.settings import Settings, given_settings
-from muster.client.transport import Transport
-from muster.client.variables import with_variables
-from muster.protocol.http import (
+from muster.client.http_common import Exchange
+from muster.client.retry import OnTrouble, Patience
+from muster.client.sync_transport import Transport
+from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
+from muster.http.node_actions import DrainRequest, NodeAnswer
+from muster.http.views import (
     EnvironmentView,
     EventList,
     EventView,
@@ -35,17 +37,15 @@ from muster.protocol.http import (
     Validation,
     VersionView,
 )
-from muster.protocol.job_verbs import CancelAnswer, ChangeAnswer, SignalAnswer
-from muster.protocol.node_verbs import DrainRequest, NodeAnswer
 from muster.protocol.states import JobState
 
 if TYPE_CHECKING:
-    from muster.client.feed import Feed
-    from muster.client.tail import LogQuery
-    from muster.protocol.evidence import Evidence
-    from muster.protocol.fabric_view import FabricView
+    from muster.client.log_stream import LogQuery
+    from muster.client.resumable_stream import Feed
+    from muster.http.fabric import FabricView
+    from muster.http.job_evidence import Evidence
+    from muster.http.node_probe import NodeProbe
     from muster.protocol.hangs import StacksView
-    from muster.protocol.node_probe import NodeProbe
 
 _T = TypeVar("_T")
 
@@ -99,7 +99,7 @@ class Client:
         this is called; without one, each call is a job. Raises ApiError (422 names the fields).
         """
         return self._call(
-            calls.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
+            endpoints.submit(with_variables(job, os.environ), key or os.urandom(16).hex())
         )
 
     def validate(self, job: Mapping[str, Any]) -> Validation:
@@ -107,17 +107,17 @@ class Client:
 
         Raises ApiError (422 names the fields).
         """
-        return self._call(calls.validate(with_variables(job, os.environ)))
+        return self._call(endpoints.validate(with_variables(job, os.environ)))
 
     def job(self, job: int) -> JobView:
         """Everything about one job."""
-        return self._call(calls.job(job))
+        return self._call(endpoints.job(job))
 
     def find_job(self, name: str) -> int:
         """The id of a job that is named as on the command line: an id, the name of your newest job
         of that name, or `last`. Raises NoSuchJobError.
         """
-        return self._run(calls.find_job(name))
+        return self._run(endpoints.find_job(name))
 
     def jobs(
         self,
@@ -130,7 +130,7 @@ class Client:
         cursor: str | None = None,
     ) -> JobList:
         """One page of jobs, newest first; `states` empty means any."""
-        return self._call(calls.jobs(states, user, pool, name, limit, cursor))
+        return self._call(endpoints.jobs(states, user, pool, name, limit, cursor))
 
     def all_jobs(
         self,
@@ -142,11 +142,11 @@ class Client:
         limit: int | None = None,
     ) -> JobList:
         """The newest `limit` jobs, or all, over as many pages as it takes."""
-        return self._run(calls.all_jobs(states, user, pool, name, limit))
+        return self._run(endpoints.all_jobs(states, user, pool, name, limit))
 
     def wait(self, job: int, timeout_s: float | None = None) -> JobSummary:
         """The job once it has ended, or as it is after `timeout_s` seconds."""
-        return self._run(calls.wait(job, timeout_s))
+        return self._run(endpoints.wait(job, timeout_s))
 
     def cancel(
         self,
@@ -157,17 +157,17 @@ class Client:
         force: bool = False,
     ) -> CancelAnswer:
         """Ask for the job to be stopped; returns before it is. `grace_s` replaces the job's own."""
-        return self._call(calls.cancel(job, reason, grace_s, force=force))
+        return self._call(endpoints.cancel(job, reason, grace_s, force=force))
 
     def change(self, job: int, wanted: Mapping[str, Any]) -> ChangeAnswer:
         """Change a job that has not ended: `priority`, `time_limit` (None: none), `name`, as in a
         job file; `hold`, with a `reason`. Raises ApiError (409 says what is in the way).
         """
-        return self._call(calls.change(job, wanted))
+        return self._call(endpoints.change(job, wanted))
 
     def environment(self, job: int) -> EnvironmentView:
         """The environment of the job's last attempt, by node, without secrets."""
-        return self._call(calls.environment(job))
+        return self._call(endpoints.environment(job))
 
     def explain(
         self, job: int, *, nodes: int | None = None, drained: Sequence[str] = ()
@@ -177,19 +177,19 @@ class Client:
         Of one that waits also what would be if it asked for so many `nodes`, or if the nodes
         `drained` were out of service. Raises ApiError (409 for one that does not wait).
         """
-        return self._call(calls.explain(job, nodes, drained))
+        return self._call(endpoints.explain(job, nodes, drained))
 
     def fabric(self, job: int) -> FabricView:
         """The fabric plan of the job's last attempt, and why each value of it."""
-        return self._call(calls.fabric(job))
+        return self._call(endpoints.fabric(job))
 
     def stacks(self, job: int) -> StacksView:
         """Where the ranks of a job that runs stand now, grouped by equal stacks."""
-        return self._call(calls.stacks(job))
+        return self._call(endpoints.stacks(job))
 
     def evidence(self, job: int) -> Evidence:
         """The verdicts on the job's attempts, each with what it rests on."""
-        return self._call(calls.evidence(job))
+        return self._call(endpoints.evidence(job))
 
     def signal(
         self, job: int, signal: str, *, rank: int | None = None, node: str | None = None
@@ -198,7 +198,7 @@ class Client:
 
         Not made again where the answer is lost: the ranks may have it.
         """
-        return self._call(calls.signal(job, signal, rank, node))
+        return self._call(endpoints.signal(job, signal, rank, node))
 
     def rerun(
         self,
@@ -211,13 +211,13 @@ class Client:
         """Submit a job again as it was submitted, changed by `sets` (`nodes=4`) and kept off the
         nodes `exclude`. As `submit`, once under the same `key`.
         """
-        return self._call(calls.rerun(job, key or os.urandom(16).hex(), sets, exclude))
+        return self._call(endpoints.rerun(job, key or os.urandom(16).hex(), sets, exclude))
 
     def events(self, job: int, after: int | str = 0) -> EventList:
         """One page of the facts of a job, oldest first, beginning behind sequence number `after`;
         empty when there are no more.
         """
-        return self._call(calls.events(job, after))
+        return self._call(endpoints.events(job, after))
 
     def follow_events(self, job: int | None = None, after: int | str = 0) -> Iterator[EventView]:
         """The events of a job, or (None) of everything, behind sequence number `after`: those that
@@ -225,31 +225,31 @@ class Client:
 
         A stream that is cut goes on where it stopped: none is missing, none comes twice.
         """
-        from muster.client.event_feed import EventFeed
+        from muster.client.event_stream import EventFeed
 
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
         return self._read(EventFeed(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
         """All nodes, over as many pages as it takes."""
-        return self._run(calls.all_nodes())
+        return self._run(endpoints.all_nodes())
 
     def node(self, name: str) -> NodeView:
         """The node of that name. Raises NoSuchNodeError."""
-        return self._run(calls.node(name))
+        return self._run(endpoints.node(name))
 
     def probe(self, name: str) -> NodeProbe:
         """What the coordinator knows of a node's GPUs, networks and RDMA."""
-        return self._call(calls.probe(name))
+        return self._call(endpoints.probe(name))
 
     def check(self, name: str, key: str | None = None, *, mib: int = 16) -> JobSummary:
         """Submit a job that checks a node against the free ones of its pool; as `submit`, once
         under the same `key`. Raises ApiError (409 where the node is not free). What it finds is in
         the job's log; `muster check` reads that.
         """
-        from muster.protocol.node_probe import CheckRequest
+        from muster.http.node_probe import CheckRequest
 
-        return self._call(calls.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
+        return self._call(endpoints.check(name, CheckRequest(mib), key or os.urandom(16).hex()))
 
     def drain(
         self,
@@ -266,23 +266,23 @@ class Client:
         Jobs that have to leave are tried again elsewhere, and it costs them no retry.
         """
         wanted = DrainRequest(reason, deadline_s, now, after_checkpoint)
-        return self._call(calls.drain(name, wanted))
+        return self._call(endpoints.drain(name, wanted))
 
     def resume(self, name: str, *, check: bool = True) -> NodeAnswer:
         """Take a node back into service. Raises ApiError (409 says what speaks against it, unless
         `check` is false).
         """
-        return self._call(calls.resume(name, check=check))
+        return self._call(endpoints.resume(name, check=check))
 
     def remove(self, name: str) -> NodeAnswer:
         """Forget a node that is gone; the answer has it as it was. Raises ApiError (409 for one
         that is connected, or may still run something).
         """
-        return self._call(calls.remove(name))
+        return self._call(endpoints.remove(name))
 
     def version(self) -> VersionView:
         """The coordinator's version, and who it takes us for."""
-        return self._call(calls.version())
+        return self._call(endpoints.version())
 
     def logs(self, job: int, query: LogQuery | None = None) -> Iterator[LogRecord | LogTrailer]:
         """The records of a job's logs, and its trailer last.
@@ -290,14 +290,14 @@ class Client:
         A stream that is cut goes on where it stopped: no byte is missing, none comes twice. It
         ends by a trailer, or by an error.
         """
-        from muster.client.tail import LogQuery, Tail
+        from muster.client.log_stream import LogQuery, Tail
 
         wanted = query or LogQuery()
         patience_s = WATCH_S if wanted.follow else CHANGE_S
         return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
 
     def _read(self, feed: Feed[_T], path: str, patience_s: float) -> Iterator[_T]:
-        from muster.client.feed import read_feed
+        from muster.client.resumable_stream import read_feed
 
         return read_feed(
             feed,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.http import Problem
+from muster.http.views import Problem
 
 # The coordinator is starting or in the middle of a restart (or a proxy before it says so), or it
 # asks us to slow down: the same request may well succeed in a moment.

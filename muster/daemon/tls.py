@@ -6,8 +6,8 @@ from asyncio import sslproto
 from pathlib import Path
 from typing import Final, cast
 
+from muster.daemon.durable_files import FileVersion, file_version
 from muster.daemon.errors import TlsError
-from muster.daemon.files import FileVersion, file_version
 
 BUFFER_BYTES: Final = 16 * 1024
 """What a connection reads at once: a record of TLS."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from muster.fabric.types import Gid
+from muster.fabric.model import Gid
 
 Family = Literal["AF_INET", "AF_INET6"]
 

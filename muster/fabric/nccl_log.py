@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
-from muster.fabric.nccl_comms import SOCKET, Comms, Communicator, between
-from muster.protocol.proof import NcclEvidence
+from muster.fabric.nccl_communicators import SOCKET, Comms, Communicator, between
+from muster.protocol.traffic import NcclEvidence
 
 LINE_BYTES_MAX: Final = 4096
 DEVICES_MAX: Final = 64

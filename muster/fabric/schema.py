@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from muster.fabric.types import VERSION, Probe
+from muster.fabric.model import VERSION, Probe
 
 
 def probe_schema() -> dict[str, Any]:

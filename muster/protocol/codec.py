@@ -6,7 +6,7 @@ from typing import Final, TypeVar, get_args
 
 import msgspec
 
-from muster.protocol.messages import Command, Report
+from muster.protocol.control_channel import Command, Report
 
 FRAME_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 8 << 20

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from muster.spec.types import Rdma
+from muster.spec.model import Rdma
 
 PORTS_MAX: Final = 64
 GPUS_MAX: Final = 64
@@ -74,7 +74,7 @@ class MissingPort(msgspec.Struct, frozen=True, array_like=True):
 
 class FabricGpu(msgspec.Struct, frozen=True, array_like=True):
     """A GPU in PCI order; `ways`, for each of the node's ports, say how far that is, as
-    `muster.fabric.affinity.way` has it."""
+    `muster.fabric.topology.way` has it."""
 
     pci: str
     uuid: str = ""

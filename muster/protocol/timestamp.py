@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.spec.problems import RefusedError
+from muster.spec.errors import RefusedError
 from muster.spec.units import duration
 
 Timestamp: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]

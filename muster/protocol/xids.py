@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.hardware import Grade
+from muster.protocol.hardware_events import Grade
 
 HARMLESS: Final = {
     13: "a kernel of the program did what it may not (an index out of range, most often)",

@@ -14,11 +14,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from muster.spec.environment import MAX_STRING_BYTES, check_name
-from muster.spec.problems import RefusedError, raise_refused
-from muster.spec.scalars import scalar_text
-from muster.spec.types import Argv, Command, Launcher, Shell
-from muster.spec.words import base_name, first_words, stem, suffix
+from muster.spec.env import MAX_STRING_BYTES, check_name
+from muster.spec.errors import RefusedError, raise_refused
+from muster.spec.model import Argv, Command, Launcher, Shell
+from muster.spec.slurm.shell_words import base_name, first_words, stem, suffix
+from muster.spec.yaml.loader import scalar_text
 
 DEFAULT_NAME: Final = "job"
 MAX_NAME_CHARS: Final = 63

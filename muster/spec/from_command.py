@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from muster.spec.command import PLAIN_PYTHON, is_python, of_python, python_words
-from muster.spec.problems import Problem, SpecError, printable
-from muster.spec.words import base_name, suffix
+from muster.spec.errors import Problem, SpecError, printable
+from muster.spec.slurm.shell_words import base_name, suffix
 
 
 class FromCommand(msgspec.Struct, frozen=True):

@@ -12,8 +12,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from muster.spec.problems import Problem, SpecError, printable
-from muster.spec.scalars import Document, read_yaml
+from muster.spec.errors import Problem, SpecError, printable
+from muster.spec.yaml.loader import Document, read_yaml
 
 _PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*")
 

@@ -9,18 +9,15 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from muster.protocol.failures import FailureKind
+from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.hangs import Hang
-from muster.spec import fields, later, units
+from muster.spec import field_readers, units, unsupported
+from muster.spec.check_gpus import check_gpus
+from muster.spec.check_rdma import check_rdma
 from muster.spec.command import name_of, read_run, read_script
-from muster.spec.environment import read_env
-from muster.spec.gpu_rules import check_gpus
-from muster.spec.problems import Kind, Problems, RefusedError, printable, shown
-from muster.spec.rdma_rules import check_rdma
-from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
-from muster.spec.scalars import Document, check_tree, read_json, read_yaml
-from muster.spec.section import Found, Section, seconds, whole_number
-from muster.spec.types import (
+from muster.spec.env import read_env
+from muster.spec.errors import Kind, Problems, RefusedError, printable, shown
+from muster.spec.model import (
     DEFAULT_POOL,
     DEFAULT_PRIORITY,
     MAX_PRIORITY,
@@ -40,6 +37,9 @@ from muster.spec.types import (
     env_on_node,
     run_on_node,
 )
+from muster.spec.roles import Nproc, command_of_roles, read_nproc, read_roles
+from muster.spec.yaml.loader import Document, check_tree, read_json, read_yaml
+from muster.spec.yaml.mapping_reader import Found, Section, seconds, whole_number
 
 MAX_RETRIES: Final = 1000
 MAX_WEBHOOKS: Final = 8
@@ -87,15 +87,15 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         problems.add("", shown(tree), said, "begin with `run: train.py`", Kind.SYNTAX)
         tree = {"run": "train.py"}
     job = Section(tree, "", problems)
-    job.read("schema_version", fields.schema_version, SCHEMA_VERSION)
-    launcher = job.read("launcher", fields.launcher, None)
-    nodes, most = job.read("nodes", fields.nodes, ONE_NODE, "num_nodes")
+    job.read("schema_version", field_readers.schema_version, SCHEMA_VERSION)
+    launcher = job.read("launcher", field_readers.launcher, None)
+    nodes, most = job.read("nodes", field_readers.nodes, ONE_NODE, "num_nodes")
     nproc = read_nproc(job)
     roles = read_roles(job, nproc, lambda found: _given(job, found, launcher), caller)
     run, roles = _run(job, launcher, roles, nodes)
     workdir = _workdir(job)
     env = job.take("env")
-    time_limit_s = job.read("time_limit", fields.time_limit, None, "max_duration", "time")
+    time_limit_s = job.read("time_limit", field_readers.time_limit, None, "max_duration", "time")
     spec = JobSpec(
         name=_name(job, run),
         run=run,
@@ -107,23 +107,25 @@ def _read_job(tree: object, caller: Mapping[str, str], problems: Problems) -> Jo
         nproc_on=dict(nproc.by_node),
         roles=roles,
         workdir=workdir,
-        python=job.read("python", lambda text: fields.python(text, workdir), None),
+        python=job.read("python", lambda text: field_readers.python(text, workdir), None),
         setup=_setup(job),
         launcher=launcher or Launcher.TORCHRUN,
         env=read_env(env, caller, problems) if env else {},
         time_limit_s=time_limit_s,
-        lease_s=job.read("lease", seconds(fields.LEAST_LEASE_S, fields.MOST_LEASE_S), None),
-        checkpoint_dir=job.read("checkpoint_dir", fields.absolute_path, None),
+        lease_s=job.read(
+            "lease", seconds(field_readers.LEAST_LEASE_S, field_readers.MOST_LEASE_S), None
+        ),
+        checkpoint_dir=job.read("checkpoint_dir", field_readers.absolute_path, None),
         stop=_stop(job, time_limit_s),
         retry=_retry(job),
         priority=job.read("priority", whole_number(0, MAX_PRIORITY), DEFAULT_PRIORITY),
-        pool=job.read("pool", fields.pool, DEFAULT_POOL),
+        pool=job.read("pool", field_readers.pool, DEFAULT_POOL),
         placement=_placement(job, nodes, nproc, roles),
-        rdma=job.read("rdma", fields.rdma, Rdma.PREFERRED),
+        rdma=job.read("rdma", field_readers.rdma, Rdma.PREFERRED),
         notify=_notify(job),
-        preflight=job.read("preflight", fields.preflight, None),
-        nccl_debug=job.read("nccl_debug", fields.boolean, False),
-        hang=job.read("hang", fields.hang, Hang.NOTIFY),
+        preflight=job.read("preflight", field_readers.preflight, None),
+        nccl_debug=job.read("nccl_debug", field_readers.boolean, False),
+        hang=job.read("hang", field_readers.hang, Hang.NOTIFY),
         idle=_idle(job),
     )
     job.finish()
@@ -154,7 +156,7 @@ def _check_size(spec: JobSpec, problems: Problems) -> None:
 
 def _name(job: Section, run: Command) -> str:
     default = name_of(run)
-    return job.read("name", fields.job_name, default)
+    return job.read("name", field_readers.job_name, default)
 
 
 def _run(
@@ -177,7 +179,7 @@ def _run(
 
 def _rendezvous(job: Section, launcher: Launcher | None, *, elastic: bool) -> Rendezvous:
     default = Rendezvous.C10D if elastic else Rendezvous.STATIC
-    chosen = job.read("rendezvous", fields.rendezvous, default)
+    chosen = job.read("rendezvous", field_readers.rendezvous, default)
     if elastic and chosen is Rendezvous.STATIC:
         job.problems.add(
             "rendezvous",
@@ -216,7 +218,7 @@ def _command(job: Section, found: Found, reader: Callable[[object], Command]) ->
 
 
 def _notify(job: Section) -> tuple[str, ...]:
-    found = job.items("notify", fields.webhook, "`[https://hooks.example.com/x]`")
+    found = job.items("notify", field_readers.webhook, "`[https://hooks.example.com/x]`")
     if len(found) > MAX_WEBHOOKS:
         job.problems.add("notify", None, f"names more than {MAX_WEBHOOKS}", "name fewer")
         return ()
@@ -241,9 +243,9 @@ def _resources(job: Section) -> Resources:
     least = Resources()
     if part:
         least = Resources(
-            cpu=part.read("cpu", fields.cpus, None),
-            memory_bytes=part.read("memory", fields.memory, None),
-            numa_binding=part.read("numa_binding", fields.numa_binding, None),
+            cpu=part.read("cpu", field_readers.cpus, None),
+            memory_bytes=part.read("memory", field_readers.memory, None),
+            numa_binding=part.read("numa_binding", field_readers.numa_binding, None),
         )
         part.finish()
     if top and inner:
@@ -282,17 +284,17 @@ def _workdir(job: Section) -> str | None:
         return job.typed(found, _existing_folder, None)
     part = Section(found.value, found.path, job.problems)
     path = part.read("path", _existing_folder, None)
-    ships = part.read("ship", fields.boolean, False)
+    ships = part.read("ship", field_readers.boolean, False)
     part.finish()
     if ships:
         job.problems.add(
             f"{found.path}.ship",
             "true",
-            later.not_yet("shipping `workdir` to the nodes"),
-            later.SHIPPED_WORKDIR,
+            unsupported.not_yet("shipping `workdir` to the nodes"),
+            unsupported.SHIPPED_WORKDIR,
             Kind.LATER,
         )
-    if "path" not in found.value and not set(found.value) & set(later.LATER_KEYS["workdir"]):
+    if "path" not in found.value and not set(found.value) & set(unsupported.LATER_KEYS["workdir"]):
         job.problems.add(f"{found.path}.path", None, "is missing", "write `workdir: {path: /x}`")
     return path
 
@@ -300,15 +302,17 @@ def _workdir(job: Section) -> str | None:
 def _existing_folder(text: str) -> str | None:
     if _GIT_URL.match(text):
         raise RefusedError(
-            later.not_yet("a `workdir` from git"), later.LATER_KEYS["workdir"]["git"], Kind.LATER
+            unsupported.not_yet("a `workdir` from git"),
+            unsupported.LATER_KEYS["workdir"]["git"],
+            Kind.LATER,
         )
     if not text.startswith("/"):
         raise RefusedError(
-            later.not_yet("shipping a relative `workdir` to the nodes"),
-            later.SHIPPED_WORKDIR,
+            unsupported.not_yet("shipping a relative `workdir` to the nodes"),
+            unsupported.SHIPPED_WORKDIR,
             Kind.LATER,
         )
-    return fields.absolute_path(text)
+    return field_readers.absolute_path(text)
 
 
 def _stop(job: Section, time_limit_s: float | None) -> Stop:
@@ -317,9 +321,9 @@ def _stop(job: Section, time_limit_s: float | None) -> Stop:
         return Stop()
     default = Stop()
     stop = Stop(
-        signal=part.read("signal", fields.stop_signal, default.signal),
-        grace_s=part.read("grace", seconds(0.0, fields.DAY), default.grace_s),
-        warn=part.read("warn", fields.warn, None),
+        signal=part.read("signal", field_readers.stop_signal, default.signal),
+        grace_s=part.read("grace", seconds(0.0, field_readers.DAY), default.grace_s),
+        warn=part.read("warn", field_readers.warn, None),
     )
     part.finish()
     if stop.warn is None or (time_limit_s is None and _has_time_limit(job)):
@@ -342,8 +346,10 @@ def _idle(job: Section) -> Idle | None:
     default = Idle()
     found = Idle(
         gpu_util_below=part.read("gpu_util_below", whole_number(1, 100), default.gpu_util_below),
-        for_s=part.read("for", seconds(fields.LEAST_IDLE_S, 30 * fields.DAY), default.for_s),
-        action=part.read("action", fields.idle_action, default.action),
+        for_s=part.read(
+            "for", seconds(field_readers.LEAST_IDLE_S, 30 * field_readers.DAY), default.for_s
+        ),
+        action=part.read("action", field_readers.idle_action, default.action),
     )
     part.finish()
     return found
@@ -367,8 +373,8 @@ def _retry(job: Section) -> Retry:
         infra=part.read("infra", times, default.infra),
         user=part.read("user", times, default.user),
         on_exit_codes=part.items("on_exit_codes", whole_number(1, 255), "`[75, 76]`"),
-        never_on=_each_once(part.items("never_on", fields.failures, "`[OOM]`")),
-        backoff_s=part.read("backoff", seconds(0.0, 7 * fields.DAY), default.backoff_s),
+        never_on=_each_once(part.items("never_on", field_readers.failures, "`[OOM]`")),
+        backoff_s=part.read("backoff", seconds(0.0, 7 * field_readers.DAY), default.backoff_s),
     )
     part.finish()
     if part.raw.get("user") in (None, "0", 0):
@@ -390,10 +396,10 @@ def _each_once(classes: tuple[tuple[FailureKind, ...], ...]) -> tuple[FailureKin
 def _placement(job: Section, nodes: int, nproc: Nproc, roles: Roles) -> Placement:
     part = _part(job, "placement", "`placement: {exclude: [gpu-07]}`")
     part = part or Section({}, "placement", job.problems)
-    include = part.items("include", fields.node_name, "`[gpu-01, gpu-02]`")
-    exclude = part.items("exclude", fields.node_name, "`[gpu-07]`")
+    include = part.items("include", field_readers.node_name, "`[gpu-01, gpu-02]`")
+    exclude = part.items("exclude", field_readers.node_name, "`[gpu-07]`")
     labels = _labels(part)
-    spread = part.read("spread", fields.spread, None)
+    spread = part.read("spread", field_readers.spread, None)
     part.finish()
     counted = [r for r in (roles.launcher, roles.worker) if r.nproc_per_node is not None]
     where, given = f"{part.path}.include", shown(part.raw.get("include"))
@@ -421,4 +427,4 @@ def _labels(placement: Section) -> dict[str, str]:
     part = _part(placement, "labels", "`labels: {rack: r1}`")
     if part is None:
         return {}
-    return {str(name): part.read(str(name), fields.label, "") for name in part.raw}
+    return {str(name): part.read(str(name), field_readers.label, "") for name in part.raw}

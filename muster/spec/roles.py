@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from muster.spec import fields
-from muster.spec.environment import read_env
-from muster.spec.problems import Problems, RefusedError, printable, shown
-from muster.spec.scalars import join
-from muster.spec.section import Found, Section, whole_number
-from muster.spec.types import Command, Role, Roles
+from muster.spec import field_readers
+from muster.spec.env import read_env
+from muster.spec.errors import Problems, RefusedError, printable, shown
+from muster.spec.model import Command, Role, Roles
+from muster.spec.yaml.loader import join
+from muster.spec.yaml.mapping_reader import Found, Section, whole_number
 
 MAX_NPROC: Final = 1024
 _ROLES: Final = ("launcher", "worker")
@@ -51,7 +51,7 @@ def read_nproc(job: Section) -> Nproc:
             problems.add(path, None, "is neither a role nor like a node's name", f"write `{meant}`")
             continue
         try:
-            by_node[fields.node_name(str(name))] = count
+            by_node[field_readers.node_name(str(name))] = count
         except RefusedError as refused:
             hint = f"{refused.hint}, or write launcher or worker"
             job.problems.add(path, None, refused.message, hint, refused.kind)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
-from muster.protocol.failures import FailureKind
+from muster.protocol.failure_kinds import FailureKind
 from muster.protocol.hangs import Hang
-from muster.spec import fields
-from muster.spec.fields import MAX_NODES
-from muster.spec.keys import KEYS, alias_of
-from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
-from muster.spec.roles import MAX_NPROC
-from muster.spec.types import (
+from muster.spec import field_readers
+from muster.spec.field_readers import MAX_NODES
+from muster.spec.key_docs import KEYS, alias_of
+from muster.spec.model import (
     DEFAULT_POOL,
     DEFAULT_PRIORITY,
     MAX_PRIORITY,
@@ -28,6 +26,8 @@ from muster.spec.types import (
     Rdma,
     Rendezvous,
 )
+from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
+from muster.spec.roles import MAX_NPROC
 
 _WARN: Final = r"^[A-Za-z0-9]+(@.+)?$"
 
@@ -187,7 +187,7 @@ def _properties() -> dict[str, Schema]:
                 "include": _nodes(),
                 "exclude": _nodes(),
                 "labels": _labels(),
-                "spread": _text(f"^{fields.SPREAD}$"),
+                "spread": _text(f"^{field_readers.SPREAD}$"),
             }
         ),
     }
@@ -291,7 +291,7 @@ def _retry() -> Schema:
     }
     never_on: Schema = {
         "type": "array",
-        "items": {"enum": [fields.ANY_OOM, *(kind.value for kind in FailureKind)]},
+        "items": {"enum": [field_readers.ANY_OOM, *(kind.value for kind in FailureKind)]},
     }
     parts = {
         "infra": _number(0, MAX_RETRIES, default=3),

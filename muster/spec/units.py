@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from muster.spec.problems import Kind, RefusedError
+from muster.spec.errors import Kind, RefusedError
 
 _SECONDS: Final = {"w": 604800.0, "d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _UNITS: Final = tuple(_SECONDS)

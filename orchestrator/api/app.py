@@ -4,27 +4,27 @@ from typing import Final
 
 from aiohttp import web
 
-from orchestrator.api.access import Access, AccessTable, Route
-from orchestrator.api.cluster import ClusterApi
-from orchestrator.api.event_stream import EventsApi
+from orchestrator.api.events import EventsApi
+from orchestrator.api.http.access import Access, AccessTable, Route
+from orchestrator.api.http.cross_origin import Origins
+from orchestrator.api.http.middleware import add_headers, expectation, surround
+from orchestrator.api.http.openapi import SchemaApi
+from orchestrator.api.http.stream_revocation import OpenRequests
+from orchestrator.api.http.submit_policy import SubmitRules
+from orchestrator.api.http.tokens import TokenStore
+from orchestrator.api.job_actions import JobVerbsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
-from orchestrator.api.job_verbs import JobVerbsApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
+from orchestrator.api.node_actions import NodeVerbsApi
 from orchestrator.api.node_check import NodeCheckApi
-from orchestrator.api.node_verbs import NodeVerbsApi
-from orchestrator.api.open_requests import OpenRequests
-from orchestrator.api.openapi import SchemaApi
-from orchestrator.api.origins import Origins
-from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.api.surround import add_headers, expectation, surround
-from orchestrator.api.token_file import TokenStore
+from orchestrator.api.nodes import ClusterApi
 from orchestrator.config import Limits
-from orchestrator.shell.agents import AgentSessions
+from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.ingest import LogConnections
 from orchestrator.shell.logs.store import LogStore
 
 OPEN_REQUESTS: Final = web.AppKey("open_requests", OpenRequests)

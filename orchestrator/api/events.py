@@ -1,230 +1,175 @@
-"""A fact of the journal as a line of a job's history."""
+"""Events over HTTP: a page of them as JSON, or all that come as Server-Sent Events.
 
-from typing import assert_never
+The id of an event is its place in the journal, so a reader that was cut off goes on behind the last
+one it saw, also at another life of the coordinator; and when it was, so that a reader of a journal
+that was replaced by a backup is told. Every reader reads the journal at its own pace: nothing is
+kept for it. `OpenRequests` cuts a stream whose token is good no longer.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
+from aiohttp import web
 
-from muster.protocol.http import EventView
-from muster.protocol.outcome import ExitStatus
-from muster.protocol.refusals import headline
-from muster.protocol.timestamp import timestamp
-from muster.spec.render import nodes_text
-from muster.spec.units import duration_text
-from orchestrator.api.redaction import without_secrets_inside
-from orchestrator.core import facts as f
-from orchestrator.core import notice_facts as nf
-from orchestrator.core import service_facts as sf
-from orchestrator.core.display import host_port
-from orchestrator.core.idle import OVER_TEXT
-from orchestrator.core.notices import host_of
-from orchestrator.core.service import service_event
-from orchestrator.core.state import Job
+from muster.http.views import EventList, EventsEnd, EventView
+from muster.protocol.ids import JobId
+from orchestrator.api.event_text import event_id, event_view
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.query_params import EVENT_ID, EventsQuery
+from orchestrator.api.http.request_parsing import job_id, read_query, shown, wrong_parameter
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.route_doc import STREAM
+from orchestrator.api.jobs import find_job
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job
+from orchestrator.shell.coordinator import Coordinator, events_key
 
-
-def event_view(job: Job | None, seq: int, at: float, fact: f.Durable) -> EventView:
-    """`job` is the one that the fact is about, and knows the names of its nodes."""
-    fields = without_secrets_inside(msgspec.to_builtins(fact))
-    fields.pop("type", None)
-    return EventView(
-        seq=seq,
-        at=timestamp(at),
-        kind=type(fact).__name__,
-        job=getattr(fact, "job", None),
-        text=_text(job, fact),
-        fields=fields,
-        id=event_id(seq, at),
-    )
+HEARTBEAT_S: Final = 15.0
+# Facts can be as large as a request: a reader holds this many of them.
+_PAGE: Final = 50
+_HINT: Final = "send the last id that came, or leave it out to read from the start"
+_EVENT_ID: Final = re.compile(EVENT_ID)
 
 
-def event_id(seq: int, at: float) -> str:
-    """Its place, and when it was: after a restore the place is given to another event, but not at
-    the same microsecond."""
-    return f"{seq}-{int(at * 1e6):x}"
+class EventsApi:
+    """GET /v1/events and /v1/jobs/{id}/events."""
+
+    def __init__(self, coordinator: Coordinator, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._coordinator = coordinator
+        self._heartbeat_s = heartbeat_s
+
+    async def of_all(self, request: web.Request) -> web.StreamResponse:
+        query = read_query(request, EventsQuery)
+        return await self._answer(request, query, _place(request, query.after), None)
+
+    async def of_job(self, request: web.Request) -> web.StreamResponse:
+        name = job_id(request)
+        query = read_query(request, EventsQuery)
+        place = _place(request, query.after)
+        _, job = await find_job(self._coordinator, name)
+        return await self._answer(request, query, place, job)
+
+    async def _answer(
+        self, request: web.Request, query: EventsQuery, place: "_Place", job: Job | None
+    ) -> web.StreamResponse:
+        after = place.seq
+        follow = query.follow or STREAM in request.headers.get("Accept", "")
+        if place.mark or place.header or follow:
+            await self._check(place)
+        if follow:
+            return await self._stream(request, job, after)
+        return reply(EventList(tuple(await self._views(job, after, query.limit))))
+
+    async def _views(self, job: Job | None, after: int, limit: int) -> list[EventView]:
+        """What happened after a place, to one job or (None) at all."""
+        number = None if job is None else job.id
+        found = await self._coordinator.events(job=number, after_seq=after, limit=limit)
+        jobs: dict[JobId | None, Job | None] = {None: None, number: job}
+        views = []
+        for recorded in found:
+            name: JobId | None = getattr(recorded.fact, "job", None)
+            if name is not None and name not in jobs and hasattr(recorded.fact, "rank"):
+                jobs[name] = await self._coordinator.job(name)
+            views.append(event_view(jobs.get(name), recorded.seq, recorded.at, recorded.fact))
+        return views
+
+    async def _check(self, place: "_Place") -> None:
+        """Refuse an event that has not been, or was another one: a reader from before a backup was
+        restored would pass over what is new to it. A browser stops at a refusal, and its page is
+        told.
+        """
+        if not place.seq:
+            return
+        found = await self._coordinator.events(job=None, after_seq=place.seq - 1, limit=1)
+        if not found:
+            message = "is beyond the newest event"
+        elif place.mark and found[0].seq == place.seq and not place.names(found[0].at):
+            message = "was another event than the one that is there now"
+        else:
+            return
+        message += "; was a backup of the coordinator restored?"
+        hint = "read again from the start: without Last-Event-ID and `after`"
+        if not place.header:
+            raise wrong_parameter("after", place.text, message, hint)
+        raise ApiError(400, "bad_last_event_id", f"the Last-Event-ID {place.text} {message}", hint)
+
+    async def _stream(
+        self, request: web.Request, job: Job | None, after: int
+    ) -> web.StreamResponse:
+        await self._coordinator.settled()
+        again = "Last-Event-ID" in request.headers
+        if again and _ended(job) and not await self._views(job, after, 1):
+            return web.Response(status=204)  # which tells a browser not to come again
+        response = web.StreamResponse(headers={"Content-Type": STREAM})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"retry: 1000\n\n")
+        end = await self._events(response, job, after)
+        await response.write(b"event: end\ndata: " + msgspec.json.encode(end) + b"\n\n")
+        await response.write_eof()
+        return response
+
+    async def _events(self, response: web.StreamResponse, job: Job | None, after: int) -> EventsEnd:
+        """Write events until there will be no more. Raises ConnectionError when nobody reads."""
+        changes = self._coordinator.changes
+        key = events_key(None if job is None else job.id)
+        while True:
+            # Looked at before reading: what makes it final was written before.
+            seen: dict[Hashable, int] = {key: changes.count(key)}
+            final = _ended(job)
+            page = await self._views(job, after, _PAGE)
+            for view in page:
+                after = view.seq
+                await response.write(
+                    f"id: {view.id}\nevent: {view.kind}\ndata: ".encode()
+                    + msgspec.json.encode(view)
+                    + b"\n\n"
+                )
+            if changes.closed:
+                return EventsEnd(final=False, reason="server restarting")
+            if len(page) == _PAGE:
+                continue
+            if final:
+                return EventsEnd(final=True)
+            await changes.wait(seen, self._heartbeat_s)
+            if changes.count(key) == seen[key] and not changes.closed:
+                await response.write(b": nothing new\n\n")
 
 
-def _text(job: Job | None, fact: f.Durable) -> str:
-    match fact:
-        case f.EpochStarted(epoch):
-            return f"coordinator started, epoch {epoch}"
-        case f.NodeRegistered(node, version=version):
-            return f"node {node} registered (agent {version})"
-        case (
-            sf.NodeDrained()
-            | sf.DrainTimed()
-            | sf.NodeRemoved()
-            | sf.NodeResumed()
-            | sf.NodeBlamed()
-            | sf.NodeTrusted()
-            | sf.QuarantineSpared()
-            | sf.HardwareReported()
-        ):
-            return f"node {fact.node} {service_event(fact)}"
-        case f.JobSubmitted(_, spec, user, rerun_of=rerun_of):
-            again = "" if rerun_of is None else f", job {rerun_of} again"
-            return f"submitted by {user}: {spec.name}, {_count(nodes_text(spec), 'node')}{again}"
-        case f.CancelRequested(_, user, reason, force=force):
-            how = "cancel with force" if force else "cancel"
-            return f"{how} requested by {user}" + (f": {reason}" if reason else "")
-        case f.JobHeld(_, user, reason):
-            return f"held by {user}" + (f": {reason}" if reason else "")
-        case f.JobReleased(_, user):
-            return f"released by {user}"
-        case f.JobChanged(_, user):
-            return f"changed by {user}: {fact.text}"
-        case f.JobRequeued():
-            return "queued again"
-        case f.RetryScheduled(_, budget, delay_s):
-            return f"will be tried again in {delay_s:g} s ({budget} budget)"
-        case nf.NoticeDue(_, _, event):
-            return f"webhooks are to be told: {event.value}"
-        case nf.NoticeSettled(_, _, hook, problem):
-            where = f"webhook {hook + 1}" if job is None else f"webhook {host_of(job, hook)}"
-            return f"{where} was not told: {problem}" if problem else f"{where} was told"
-        case f.JobEnded(_, cause):
-            return f"ended: {cause.text}"
-        case sf.HardwareNoted(_, number, text):
-            return f"attempt {number}: {text}"
-        case (
-            f.AttemptPlaced()
-            | f.AttemptArranged()
-            | f.AttemptStarted()
-            | f.AttemptWarned()
-            | f.SignalRequested()
-            | f.StopRequested()
-            | f.StopForced()
-            | f.GraceShortened()
-            | f.TrafficJudged()
-            | f.HangJudged()
-            | f.HangOver()
-            | f.IdleJudged()
-            | f.IdleOver()
-            | f.AttemptClosed()
-        ):
-            return f"attempt {fact.attempt}: {_attempt_text(fact)}"
-        case (
-            f.TaskPrepared()
-            | f.TaskRefused()
-            | f.TaskArranged()
-            | f.TaskListening()
-            | f.TaskStarted()
-            | f.TaskExited()
-            | f.TaskCleaned()
-            | f.TaskLost()
-            | f.TaskJoined()
-            | f.TaskLeft()
-            | f.TaskCheckpointed()
-            | f.TaskCut()
-            | f.TaskBack()
-        ):
-            where = f"node {fact.rank}"
-            if job is not None:
-                where = job.attempts[fact.attempt - 1].tasks[fact.rank].node
-            return f"attempt {fact.attempt}, {where}: {_task_text(fact)}"
-        case _:
-            assert_never(fact)
+def _ended(job: Job | None) -> bool:
+    return job is not None and job.phase is JobPhase.ENDED
 
 
-def _attempt_text(
-    fact: f.AttemptPlaced
-    | f.AttemptArranged
-    | f.AttemptStarted
-    | f.AttemptWarned
-    | f.SignalRequested
-    | f.StopRequested
-    | f.StopForced
-    | f.GraceShortened
-    | f.TrafficJudged
-    | f.HangJudged
-    | f.HangOver
-    | f.IdleJudged
-    | f.IdleOver
-    | f.AttemptClosed,
-) -> str:
-    match fact:
-        case f.AttemptPlaced(_, _, nodes):
-            return f"placed on {', '.join(nodes)}"
-        case f.AttemptArranged(_, _, address, port, _, network):
-            over = f", network {network}" if network else ""
-            return f"meets at {host_port(address, port)}{over}" if address else "arranged"
-        case f.AttemptStarted():
-            return "all nodes are ready, starting"
-        case f.AttemptWarned():
-            return "the ranks are warned that the time limit is near"
-        case f.SignalRequested(_, _, user):
-            return f"{fact.text} by {user}"
-        case f.StopRequested(_, _, cause):
-            return f"stopping: {cause.text}"
-        case f.GraceShortened(_, _, user, grace_s):
-            return f"grace cut to {duration_text(grace_s)} by {user}"
-        case f.TrafficJudged(_, _, proof):
-            return proof.text
-        case f.HangJudged(_, _, verdict):
-            return verdict.text
-        case f.HangOver():
-            return "it moves again"
-        case f.IdleJudged(_, _, text):
-            return text
-        case f.IdleOver():
-            return OVER_TEXT
-        case f.StopForced():
-            return "grace is over, killing"
-        case f.AttemptClosed():
-            return "closed, its nodes are free"
-        case _:
-            assert_never(fact)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Behind which event to go on. `mark`: it was named by its `id`; `header`: by Last-Event-ID."""
+
+    text: str
+    header: bool
+
+    @property
+    def seq(self) -> int:
+        return int(self.text.partition("-")[0])
+
+    @property
+    def mark(self) -> bool:
+        return "-" in self.text
+
+    def names(self, at: float) -> bool:
+        """Whether the event that is there now, of this time, is the one meant."""
+        return self.text == event_id(self.seq, at)
 
 
-def _task_text(
-    fact: f.TaskPrepared
-    | f.TaskRefused
-    | f.TaskArranged
-    | f.TaskListening
-    | f.TaskStarted
-    | f.TaskExited
-    | f.TaskCleaned
-    | f.TaskLost
-    | f.TaskJoined
-    | f.TaskLeft
-    | f.TaskCheckpointed
-    | f.TaskCut
-    | f.TaskBack,
-) -> str:
-    match fact:
-        case f.TaskPrepared():
-            return "prepared"
-        case f.TaskRefused(_, _, _, refusal):
-            return f"refused: {headline(refusal.text)}"
-        case f.TaskArranged():
-            return "arranged"
-        case f.TaskListening():
-            return "the rendezvous port listens"
-        case f.TaskStarted():
-            return "started"
-        case f.TaskExited(_, _, _, status):
-            return _exit_text(status)
-        case f.TaskCleaned():
-            return "nothing is left on the node"
-        case f.TaskLost(_, _, _, reason):
-            return f"lost: {reason}"
-        case f.TaskCheckpointed(_, _, _, name):
-            return f"saw a checkpoint: {name}"
-        case f.TaskJoined():
-            return "joins the running gang"
-        case f.TaskCut():
-            return "cannot be reached, presumed running"
-        case f.TaskBack():
-            return "is back"
-        case f.TaskLeft(_, _, _, reason):
-            return f"the gang goes on without it: {reason}"
-        case _:
-            assert_never(fact)
-
-
-def _exit_text(status: ExitStatus) -> str:
-    if status.signal is not None:
-        return f"ended by signal {status.signal}"
-    return "ended, nobody knows how" if status.code is None else f"ended with code {status.code}"
-
-
-def _count(number: int | str, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _place(request: web.Request, after: str) -> _Place:
+    """The later one of what the header and the parameter say. Raises ApiError."""
+    if not _EVENT_ID.fullmatch(after):
+        raise wrong_parameter("after", after, "is no id of an event", _HINT)
+    text = request.headers.get("Last-Event-ID", "0")
+    if not _EVENT_ID.fullmatch(text):
+        message = f"{shown(text)} is no id of an event"
+        raise ApiError(400, "bad_last_event_id", message, _HINT)
+    asked, last = _Place(after, header=False), _Place(text, header=True)
+    return asked if asked.seq > last.seq or not last.seq else last

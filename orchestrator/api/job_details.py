@@ -2,20 +2,20 @@
 
 from aiohttp import web
 
-from muster.protocol.http import EnvironmentView, NodeEnvironment, SpecView
+from muster.http.views import EnvironmentView, NodeEnvironment, SpecView
 from muster.protocol.ids import JobId
-from muster.spec.render import to_mapping
+from muster.spec.serialize import to_mapping
+from orchestrator.api.dry_run import validation
+from orchestrator.api.http.job_body import spec_body
+from orchestrator.api.http.request_parsing import job_id
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.jobs import find_job
-from orchestrator.api.reading import job_id
 from orchestrator.api.redaction import without_secrets, without_secrets_inside
-from orchestrator.api.responses import reply
-from orchestrator.api.spec_body import spec_body
-from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.api.validation import validation
-from orchestrator.core.evidence import evidence_of
-from orchestrator.core.fabric_view import fabric_view
-from orchestrator.core.launch import environments
-from orchestrator.core.state import Job
+from orchestrator.core.gangs.launch import environments
+from orchestrator.core.model.state import Job
+from orchestrator.core.views.evidence import evidence_of
+from orchestrator.core.views.fabric import fabric_view
 from orchestrator.shell.coordinator import Coordinator
 
 

@@ -6,16 +6,16 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import JobSummary
-from orchestrator.api.cursors import bad_cursor, make_cursor, read_cursor
-from orchestrator.api.parameters import JobsQuery
-from orchestrator.api.reading import read_query
-from orchestrator.api.responses import reply
-from orchestrator.core.display import job_summary
-from orchestrator.core.state import Job, State
-from orchestrator.core.status import job_state
-from orchestrator.shell.archive import Line, Page
+from muster.http.views import JobSummary
+from orchestrator.api.http.pagination import bad_cursor, make_cursor, read_cursor
+from orchestrator.api.http.query_params import JobsQuery
+from orchestrator.api.http.request_parsing import read_query
+from orchestrator.api.http.responses import reply
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.model.status import job_state
+from orchestrator.core.views.display import job_summary
 from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.job_archive import Line, Page
 
 _JOBS: Final = "jobs"
 _DIGITS_MAX: Final = 18

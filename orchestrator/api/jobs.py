@@ -7,21 +7,22 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import JobSummary
+from muster.http.job_actions import CancelAnswer, CancelRequest
+from muster.http.views import JobSummary
 from muster.protocol.ids import JobId
-from muster.protocol.job_verbs import CancelAnswer, CancelRequest
-from muster.spec.types import JobSpec
-from orchestrator.api.access import TOKEN
-from orchestrator.api.conditional import idempotency_key, job_etag, request_digest
-from orchestrator.api.parameters import WAIT_S_MAX, WaitQuery
-from orchestrator.api.problems import ApiError, bad_field
-from orchestrator.api.rates import RateLimit
-from orchestrator.api.reading import job_id, no_such_job, read_query, struct_body
+from muster.spec.model import JobSpec
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.job_body import spec_body
+from orchestrator.api.http.preconditions import idempotency_key, job_etag, request_digest
+from orchestrator.api.http.problems import ApiError, bad_field
+from orchestrator.api.http.query_params import WAIT_S_MAX, WaitQuery
+from orchestrator.api.http.rate_limit import RateLimit
+from orchestrator.api.http.request_parsing import job_id, no_such_job, read_query, struct_body
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.redaction import without_secrets_inside
-from orchestrator.api.responses import reply
-from orchestrator.api.spec_body import spec_body
-from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.core.actions import (
+from orchestrator.core.engine.decide import submitted_before
+from orchestrator.core.facts.effects import (
     CHANGED,
     DISK_FULL,
     UNKNOWN_JOB,
@@ -31,11 +32,10 @@ from orchestrator.core.actions import (
     Result,
     Submitted,
 )
-from orchestrator.core.decide import submitted_before
-from orchestrator.core.display import job_summary, job_view
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Job, State
-from orchestrator.core.stimuli import CancelReceived, SubmitReceived
+from orchestrator.core.facts.inputs import CancelReceived, SubmitReceived
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.views.display import job_summary, job_view
 from orchestrator.shell.coordinator import FORGOTTEN_HINT, Coordinator, forgotten_text
 
 _REASON_CHARS_MAX: Final = 1000

@@ -5,23 +5,18 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from muster.protocol.http import LogTrailer
+from muster.http.views import LogTrailer
 from muster.protocol.ids import JobId
-from muster.protocol.logs import StreamKind
+from muster.protocol.log_channel import StreamKind
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.query_params import LogFormat, LogsQuery
+from orchestrator.api.http.request_parsing import job_id, read_moment, read_query, wrong_parameter
 from orchestrator.api.jobs import find_job
-from orchestrator.api.log_reader import LogReader, Selection
-from orchestrator.api.parameters import LogFormat, LogsQuery
-from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import (
-    job_id,
-    read_moment,
-    read_query,
-    wrong_parameter,
-)
+from orchestrator.api.log_stream import LogReader, Selection
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.merge import BadCursorError, Place, parse_cursor
+from orchestrator.shell.logs.reader import BadCursorError, Place, parse_cursor
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream_file import LogStoreError
 
 _OF_RANKS: Final = frozenset({StreamKind.STDOUT.value, StreamKind.STDERR.value})
 

@@ -23,16 +23,16 @@ from prometheus_client.registry import Collector
 from muster.protocol.instant import Instant
 from muster.protocol.states import JobState
 from orchestrator.api.traffic_metrics import traffic
-from orchestrator.core.decide import VERSION
-from orchestrator.core.gpus import gpus_used
-from orchestrator.core.node import AdminState, LinkState
-from orchestrator.core.state import State
-from orchestrator.core.status import job_state
-from orchestrator.shell.agents import AgentSessions
+from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.model.node import AdminState, LinkState
+from orchestrator.core.model.state import State
+from orchestrator.core.model.status import job_state
+from orchestrator.core.scheduling.gpus import gpus_used
+from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.ingest import LogConnections
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.meters import SLOW_S, Histogram
+from orchestrator.shell.stats import SLOW_S, Histogram
 
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
 

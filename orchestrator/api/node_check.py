@@ -7,24 +7,24 @@ from aiohttp import web
 
 from muster.check.job import check_job
 from muster.check.networks import networks_of
-from muster.protocol.http import NodeView
+from muster.http.node_probe import CheckRequest
+from muster.http.views import NodeView
 from muster.protocol.ids import NodeName
-from muster.protocol.node_probe import CheckRequest
-from muster.spec.defaults import fill_in
+from muster.spec.errors import SpecError
+from muster.spec.model import JobSpec
 from muster.spec.parse import parse_document
-from muster.spec.problems import SpecError
-from muster.spec.scalars import Document
-from muster.spec.types import JobSpec
-from orchestrator.api.cluster import unknown_node
-from orchestrator.api.conditional import idempotency_key, request_digest
+from muster.spec.pool_defaults import fill_in
+from muster.spec.yaml.loader import Document
+from orchestrator.api.http.job_body import spec_problem
+from orchestrator.api.http.preconditions import idempotency_key, request_digest
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.request_parsing import struct_body
+from orchestrator.api.http.responses import reply
+from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.jobs import JobsApi
-from orchestrator.api.problems import ApiError
-from orchestrator.api.reading import struct_body
-from orchestrator.api.responses import reply
-from orchestrator.api.spec_body import spec_problem
-from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.core.display import node_seen
-from orchestrator.core.probe_view import probe_view
+from orchestrator.api.nodes import unknown_node
+from orchestrator.core.views.display import node_seen
+from orchestrator.core.views.probe import probe_view
 from orchestrator.shell.coordinator import Coordinator
 
 _FREE = "free"

@@ -10,13 +10,13 @@ from itertools import islice
 from typing import Final
 
 from muster.fabric.counters import imbalance, tcp_share
-from muster.fabric.proof import planned
+from muster.fabric.traffic_verdict import planned
 from muster.protocol.hangs import HangKind
 from muster.protocol.ids import JobId
-from muster.protocol.proof import Carrier
-from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.proof import proof_line
-from orchestrator.core.state import State, Task
+from muster.protocol.traffic import Carrier
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.state import State, Task
+from orchestrator.core.monitoring.traffic import proof_line
 
 SERIES_MAX: Final = 20_000
 

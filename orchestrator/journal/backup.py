@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muster.daemon.durable_files import give_to_owner, lock_directory, sync_directory, sync_file
 from muster.daemon.errors import DirectoryLockedError, FileError
-from muster.daemon.files import give_to_owner, lock_directory, sync_directory, sync_file
 from orchestrator.journal.archive import check_archive
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
+from orchestrator.journal.journal import last_seq, records, refuse_network
 from orchestrator.journal.loss import (
     RESTORED,
     SALVAGED,
@@ -21,10 +22,9 @@ from orchestrator.journal.loss import (
     remove_leftovers,
 )
 from orchestrator.journal.mark import unmark
-from orchestrator.journal.opening import FILE_NAME, LAYOUT, check, upgrade
-from orchestrator.journal.readers import frozen, read_only
+from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import last_seq, records, refuse_network
+from orchestrator.journal.schema import FILE_NAME, LAYOUT, check, upgrade
 
 # Lives and jobs that the backup knows nothing of may have been: numbers are left out for them.
 _EPOCHS_LEFT_OUT: Final = 1_000_000

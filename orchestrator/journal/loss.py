@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.journal import mark
+from orchestrator.journal.disk_reserve import FILE_NAME as RESERVE
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -20,8 +21,7 @@ from orchestrator.journal.errors import (
     LostTailError,
 )
 from orchestrator.journal.mark import Marked, Note
-from orchestrator.journal.readers import frozen, read_only
-from orchestrator.journal.space import FILE_NAME as RESERVE
+from orchestrator.journal.reader_pool import frozen, read_only
 from orchestrator.journal.wal import Log, examine_log
 
 # Of a restore that was killed.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from muster.daemon.files import sync_directory
+from muster.daemon.durable_files import sync_directory
 from orchestrator.journal.errors import JournalError
 from orchestrator.journal.wal import salt_of
 

@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from orchestrator.core.facts import SCHEMA, Durable
+from orchestrator.core.facts.jobs import SCHEMA, Durable
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
 
 Row = tuple[int, float, int, str, int | None, bytes, int]

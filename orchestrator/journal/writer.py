@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.facts import Durable
+from orchestrator.core.facts.jobs import Durable
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.readers import Readers
+from orchestrator.journal.journal import Journal, events
+from orchestrator.journal.reader_pool import Readers
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal, events
 
 _T = TypeVar("_T")
 _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]

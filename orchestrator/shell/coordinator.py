@@ -16,20 +16,17 @@ from msgspec.structs import replace
 
 from muster.daemon.clock import Clock
 from muster.daemon.errors import DaemonError
+from muster.protocol.control_channel import Command, Refused
 from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, Refused
-from orchestrator.core import actions as a
-from orchestrator.core import facts as f
-from orchestrator.core.decide import submitted_before
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
-from orchestrator.core.heartbeats import is_answer, is_bare
-from orchestrator.core.limits import Limits
-from orchestrator.core.node import LinkState
-from orchestrator.core.removal import clock_doubt
-from orchestrator.core.state import Job, State
-from orchestrator.core.stimuli import (
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.decide import submitted_before
+from orchestrator.core.engine.fast_path import is_answer, is_bare
+from orchestrator.core.engine.turn import turn
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.inputs import (
     CoordinatorStarted,
     JobsArchived,
     SpaceSeen,
@@ -37,17 +34,20 @@ from orchestrator.core.stimuli import (
     SubmitReceived,
     TimerFired,
 )
-from orchestrator.core.transition import InvalidTransition
-from orchestrator.core.turn import turn
+from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.storage.removal import clock_doubt
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
-from orchestrator.shell.archive import ROOM_AGAIN_S, Archive
-from orchestrator.shell.changes import Changes
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.inbox import Inbox, Received
+from orchestrator.shell.job_archive import ROOM_AGAIN_S, Archive
 from orchestrator.shell.job_index import JobIndex
-from orchestrator.shell.meanwhile import Meanwhile
-from orchestrator.shell.meters import Meters
+from orchestrator.shell.periodic import Meanwhile
+from orchestrator.shell.stats import Meters
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2

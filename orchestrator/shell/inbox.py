@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.daemon.clock import Clock
 from muster.protocol.instant import Instant
-from orchestrator.core.stimuli import Stimulus
+from orchestrator.core.facts.inputs import Stimulus
 
 WAITING_MAX: Final = 4096
 # One step judges at most this many, so that a burst delays an answer by one step and not by all.

@@ -7,10 +7,10 @@ from typing import Final
 
 from muster.protocol.ids import JobId
 from muster.protocol.states import ENDED_STATES, JobState
-from orchestrator.core import facts as f
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Job, State
-from orchestrator.core.status import job_state
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.model.status import job_state
 
 _Key = tuple[str, str]
 _ALL: Final = ("all", "")

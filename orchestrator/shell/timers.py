@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.daemon.clock import Clock
-from orchestrator.core.actions import Timer
+from orchestrator.core.facts.effects import Timer
 
 # The loop sleeps on CLOCK_MONOTONIC, which stands still while the machine is suspended, and the
 # cores count on a clock that does not: so never sleep long without looking.

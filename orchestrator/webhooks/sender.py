@@ -23,15 +23,15 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from muster.daemon.lookup import Lookup
-from muster.daemon.tasks import TaskOwner
+from muster.daemon.resolver import Lookup
+from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import JobId
-from orchestrator.core.decide import VERSION
-from orchestrator.core.notices import host_of
-from orchestrator.core.stimuli import NoticeTried
+from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.facts.inputs import NoticeTried
+from orchestrator.core.webhooks.outbox import host_of
 from orchestrator.shell.coordinator import Coordinator, events_key
-from orchestrator.webhooks.allowed import Place, refused
-from orchestrator.webhooks.message import headers, message
+from orchestrator.webhooks.allowlist import Place, refused
+from orchestrator.webhooks.payload import headers, message
 
 REQUEST_S: Final = 10.0
 PAUSE_MAX_S: Final = 300.0

@@ -14,8 +14,17 @@ import aiohttp
 from aiohttp import web
 
 from muster.protocol.codec import CommandFrame, decode_report, encode
+from muster.protocol.control_channel import (
+    Command,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Report,
+    TaskReport,
+    Welcome,
+)
 from muster.protocol.ids import SessionId, TaskId
-from muster.protocol.logs import (
+from muster.protocol.log_channel import (
     Chunk,
     EndStream,
     Hole,
@@ -30,15 +39,6 @@ from muster.protocol.logs import (
     decode_chunk,
     decode_log_report,
     encode_text,
-)
-from muster.protocol.messages import (
-    Command,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Report,
-    TaskReport,
-    Welcome,
 )
 
 TOKEN = "muster_join_test"

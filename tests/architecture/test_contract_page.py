@@ -6,8 +6,8 @@ import ast
 import re
 from pathlib import Path
 
-from muster.cli.verbs import VERBS
-from orchestrator.api.descriptions import DESCRIPTIONS
+from muster.cli.commands import VERBS
+from orchestrator.api.http.routes import DESCRIPTIONS
 
 ROOT = Path(__file__).parents[2]
 _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")

@@ -3,6 +3,7 @@
 One copy of the packages takes all the offences, one linter run reports them.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -22,7 +23,19 @@ CONTRACTS: list[dict[str, Any]] = tomllib.loads((TREE / "pyproject.toml").read_t
 
 
 def forbidden_pairs(contract: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each (importer, imported) that a contract forbids, as packages."""
+    """Each (importer, imported) that a contract forbids. Of layers, each with the next above."""
+    if contract["type"] == "layers":
+        (container,) = contract["containers"]
+        layers = [
+            [f"{container}.{name.strip()}" for name in re.split(r"[|:]", layer)]
+            for layer in contract["layers"]
+        ]
+        return [
+            (lower, upper)
+            for above, below in itertools.pairwise(layers)
+            for upper in above
+            for lower in below
+        ]
     if contract["type"] == "independence":
         modules = contract["modules"]
         return [(a, b) for a in modules for b in modules if a != b]
@@ -71,7 +84,9 @@ def test_every_forbidden_import_breaks_its_contract(copy: Path, tmp_path: Path) 
         planted.setdefault(importer, set()).add(imported)
     for importer, modules in planted.items():
         lines = "".join(f"import {module}\n" for module in sorted(modules))
-        (tree / importer.replace(".", "/") / "planted.py").write_text(lines)
+        file = planted_file(tree, importer)
+        before = file.read_text() if file.exists() else ""
+        file.write_text(before + lines)
 
     done = lint_imports(tree)
 
@@ -81,9 +96,15 @@ def test_every_forbidden_import_breaks_its_contract(copy: Path, tmp_path: Path) 
     bodies = dict(zip(map(name_in, sections), sections[1:], strict=False))
     for name, importer, imported in sorted(pairs):
         shown = re.search(
-            rf"{re.escape(importer)}\.planted\s+->\s+{re.escape(imported)}\b", bodies[name]
+            rf"{re.escape(importer)}(\.planted)?\s+->\s+{re.escape(imported)}\b", bodies[name]
         )
         assert shown, f"{importer} -> {imported} does not break the contract '{name}'"
+
+
+def planted_file(tree: Path, importer: str) -> Path:
+    """A new module of a package, or the module itself."""
+    path = tree / importer.replace(".", "/")
+    return path / "planted.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def name_in(section: str) -> str:

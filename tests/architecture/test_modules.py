@@ -21,7 +21,7 @@ FILES = source_files()
 
 def test_the_files_are_found() -> None:
     names = {module_name(file) for file in FILES}
-    assert {"muster.daemon.config", "orchestrator.core", "agent.shim"} <= names
+    assert {"muster.daemon.config_loader", "orchestrator.core", "agent.shim"} <= names
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from muster.daemon.clock import SystemClock
-from orchestrator.api.token_file import TokenStore
+from orchestrator.api.http.tokens import TokenStore
 
 TREE = Path(__file__).resolve().parents[2]
 PAGE = (TREE / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from muster.bench.results import (
     rates_of,
     read_line,
 )
-from muster.protocol.fabric_view import NodeFabricView, PlannedPort, PlanView
+from muster.http.fabric import NodeFabricView, PlannedPort, PlanView
 
 NCCL = About(ranks=16, nodes=2, backend="nccl", device="H100", torch="2.9", nccl="2.27.5")
 GLOO = About(ranks=2, nodes=2, backend="gloo", device="CPU", torch="2.9", why="no GPU")

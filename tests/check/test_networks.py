@@ -3,7 +3,7 @@
 from typing import Any
 
 from muster.check.networks import PEERS, doubled, networks_of
-from muster.protocol.http import InterfaceView, NodeView, Reason
+from muster.http.views import InterfaceView, NodeView, Reason
 
 
 def interface(name: str, *addresses: str, kind: str = "ethernet", **more: Any) -> InterfaceView:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.check.output import Names, NodeTold, Output, Pair
+from muster.check.parse_output import Names, NodeTold, Output, Pair
 from muster.check.report import (
     PAIRS_MAX,
     Finding,
@@ -15,7 +15,7 @@ from muster.check.report import (
     networks_found,
     worst_first,
 )
-from muster.protocol.fabric_view import NodeFabricView, PlanView
+from muster.http.fabric import NodeFabricView, PlanView
 
 NET = "10.0.0.0/24"
 UNKNOWN = (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.check.program.tournament import partner, rounds
+from muster.check.program.round_robin import partner, rounds
 
 
 @given(st.integers(0, 64))

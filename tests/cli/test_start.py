@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.verbs import VERBS
+from muster.cli.commands import VERBS
 from muster.protocol.states import JobState
 from tests.cli.conftest import TREE, Run
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
@@ -45,7 +45,7 @@ def test_the_start_imports_nothing_heavy(
 ) -> None:
     fake.put(job_view())
     found = imported(tmp_path / "imports", environ, *arguments)
-    assert "muster.cli.verbs" in found
+    assert "muster.cli.commands" in found
     assert not found & (HEAVY | DAEMONS)
 
 
@@ -61,7 +61,11 @@ def test_a_submit_without_a_file_reads_no_yaml(
     found = imported(tmp_path / "imports", environ, "submit", "--", "true")
     assert "muster.spec.parse" in found
     assert not found & {"yaml", "hmac", "difflib"}
-    assert not found & {"muster.cli.logs", "muster.client.tail", "muster.protocol.messages"}
+    assert not found & {
+        "muster.cli.jobs.logs",
+        "muster.client.log_stream",
+        "muster.protocol.control_channel",
+    }
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_an_error_nobody_foresaw_is_one_line(run: Run, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
-        "import muster.cli.ps as ps\n"
+        "import muster.cli.jobs.ps as ps\n"
         "def boom(*a, **k): raise LookupError('no \\x1b[31m such')\n"
         "ps.connect = boom\n"
     )

@@ -21,9 +21,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from muster.protocol import http as api
-from muster.protocol import job_verbs as verbs
-from muster.protocol.fabric_view import FabricView
+from muster.http import job_actions as verbs
+from muster.http import views as api
+from muster.http.fabric import FabricView
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.timestamp import timestamp
 

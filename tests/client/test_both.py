@@ -19,7 +19,7 @@ from muster.client import (
     NoSuchNodeError,
     SettingsError,
 )
-from muster.protocol import http as api
+from muster.http import views as api
 from muster.protocol.states import JobState
 from tests.client.both import MakeClient, make
 from tests.client.fake_coordinator import TOKEN, FakeCoordinator, Script, job_view, running
@@ -117,7 +117,7 @@ def test_jobs_and_nodes_are_found_by_name(make: MakeClient) -> None:
 
 
 def test_all_jobs_come_over_pages(make: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster.client.calls._PAGE_MAX", 2)
+    monkeypatch.setattr("muster.client.endpoints._PAGE_MAX", 2)
     with running(Script(jobs={number: job_view(number) for number in range(1, 6)})) as fake:
         client = make(fake.url, TOKEN)
         found = client.all_jobs(states=[JobState.RUNNING])

@@ -17,7 +17,7 @@ from muster.client import (
     SettingsError,
     UnreachableError,
 )
-from muster.protocol import http as api
+from muster.http import views as api
 from muster.protocol.states import JobState
 from muster.protocol.timestamp import timestamp
 from tests.client.both import MakeClient, make
@@ -236,9 +236,9 @@ def test_a_stream_that_does_not_begin_is_not_waited_for_for_ever(
     make: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that is stopped: the kernel still takes connections for it."""
-    for module in ("transport", "async_transport"):
+    for module in ("sync_transport", "async_transport"):
         monkeypatch.setattr(f"muster.client.{module}.READ_TIMEOUT_S", 0.1)
-    for module in ("client", "aio"):
+    for module in ("client", "async_client"):
         monkeypatch.setattr(f"muster.client.{module}.CHANGE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         client = make(f"http://127.0.0.1:{stopped.getsockname()[1]}", TOKEN)
@@ -254,7 +254,7 @@ def test_an_address_in_the_clear_is_refused_before_the_token_is_sent(make: MakeC
 def test_a_stream_that_never_brings_anything_is_given_up(
     make: MakeClient, fake: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muster.client.feed._PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr("muster.client.resumable_stream._PAUSE_MAX_S", 0.0)
     trailer = b'{"end": false, "reason": "the logs cannot be read"}\n'
     fake.script.first_answers = [(200, trailer, "application/x-ndjson")] * 100
     with pytest.raises(BadAnswerError, match="again and again: the logs cannot be read"):

@@ -14,12 +14,10 @@ from typing import Self
 
 import aiohttp
 
-from agent.dial import ConnectionLostError, Dialer, Websocket, stay_connected
-from agent.link import PATH
+from agent.link.control import PATH
+from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
 from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.link import Link
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     ArrangeTask,
     ForgetTask,
     Heartbeat,
@@ -31,7 +29,9 @@ from muster.protocol.messages import (
     TaskReport,
     Welcome,
 )
+from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import hello, prepared
 

@@ -1,7 +1,7 @@
 """`python -m tests.cluster.other_version VERSION DAEMON ...`: a daemon as another release has it.
 
-What differs between releases is changed where a process begins: the numbers of the protocol in
-the source of muster.protocol.messages, before anything has imported it, and what goes over the
+What differs between releases is changed where a process begins: the numbers of the protocol in the
+source of muster.protocol.control_channel, before anything has imported it, and what goes over the
 link. `previous` knows nothing of what came with the newest protocol; `next` says fields and
 messages of its own; `ancient` and `distant` have no protocol in common with this one.
 """
@@ -23,7 +23,7 @@ import msgspec
 # In `previous` these do not exist: fields of messages by the protocol that brought them.
 _NEW_FIELDS: Final = {3: {"arrange": {"start"}}, 6: {"task": {"no_output"}}}
 _STATUS_FIELDS: Final = ("signalled", "launcher_said", "oom_kills")
-MESSAGES: Final = "muster.protocol.messages"
+MESSAGES: Final = "muster.protocol.control_channel"
 _LATER: Final = {"later": {"x": [1, {"y": None}]}, "soon": "words"}
 
 
@@ -49,7 +49,7 @@ def speak(least: int, most: int) -> None:
     exec(compile(source, spec.origin, "exec"), module.__dict__)
     import muster.protocol
 
-    muster.protocol.messages = module
+    muster.protocol.control_channel = module
 
 
 def forget_new_fields(most: int) -> None:
@@ -74,14 +74,14 @@ def forget_new_fields(most: int) -> None:
 
 def old_shims() -> None:
     """Shims as they were before signals had ranks."""
-    from agent.process import template
+    from agent.shims import forked
 
     patch = (
         "import agent.shim.status as s; s.VERSION = 1; whole = s.Status.document; "
         "s.Status.document = lambda self, at: "
         f"{{k: v for k, v in whole(self, at).items() if k not in {_STATUS_FIELDS!r}}}; "
     )
-    name = "from agent.shim.template import main"
+    name = "from agent.shim.fork_server import main"
     start = subprocess.Popen
 
     def popen(argv: list[str], **more: Any) -> subprocess.Popen[bytes]:
@@ -90,14 +90,14 @@ def old_shims() -> None:
 
     proxy = types.ModuleType("subprocess")
     proxy.__dict__.update(subprocess.__dict__ | {"Popen": popen})
-    template.subprocess = proxy  # type: ignore[attr-defined]
+    forked.subprocess = proxy  # type: ignore[attr-defined]
 
 
 def say_more() -> None:
     """Put unknown fields into all that is said on either connection, in every object."""
-    from muster.protocol import codec, logs
+    from muster.protocol import codec, log_channel
 
-    encode, encode_text = codec.encode, logs.encode_text
+    encode, encode_text = codec.encode, log_channel.encode_text
 
     def more(frame: Any) -> bytes:
         return json.dumps(_sprinkled(json.loads(encode(frame)))).encode()
@@ -105,7 +105,7 @@ def say_more() -> None:
     def more_text(message: Any) -> str:
         return json.dumps({**json.loads(encode_text(message)), **_LATER})
 
-    codec.encode, logs.encode_text = more, more_text
+    codec.encode, log_channel.encode_text = more, more_text
 
 
 def _sprinkled(tree: Any) -> Any:
@@ -126,20 +126,20 @@ def _sprinkled(tree: Any) -> Any:
 def say_the_unheard_of(daemon: str) -> None:
     """After each report, or before each command, a message of a type that nobody knows."""
     if daemon == "agent":
-        from agent import link
-        from muster.protocol.messages import Hello
+        from agent.link import control
+        from muster.protocol.control_channel import Hello
 
-        send = link._Connection.send
+        send = control._Connection.send
 
         def send_two(self: Any, report: Any) -> None:
             send(self, report)
             if not isinstance(report, Hello):
                 send(self, Future())  # type: ignore[arg-type]
 
-        link._Connection.send = send_two  # type: ignore[method-assign]
+        control._Connection.send = send_two  # type: ignore[method-assign]
     else:
-        from muster.protocol.messages import Welcome
-        from orchestrator.shell.agents import AgentSessions
+        from muster.protocol.control_channel import Welcome
+        from orchestrator.shell.agent_sessions import AgentSessions
 
         put = AgentSessions.send
 
@@ -157,9 +157,9 @@ def call_it(version: str, daemon: str) -> None:
 
         agent.identity.version = lambda: version
     else:
-        import orchestrator.core.decide
+        import orchestrator.core.engine.decide
 
-        orchestrator.core.decide.VERSION = version
+        orchestrator.core.engine.decide.VERSION = version
 
 
 def main(version: str, daemon: str, *arguments: str) -> int:

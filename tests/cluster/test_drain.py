@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from examples.local_cluster import LocalCluster
-from muster.protocol.http import NodeView
+from muster.http.views import NodeView
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import alive, await_file, submit, until, wait

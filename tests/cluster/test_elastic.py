@@ -11,7 +11,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
-from muster.protocol.http import JobView
+from muster.http.views import JobView
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, environments, submit, until, wait
 

@@ -16,7 +16,7 @@ import examples
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
-from muster.spec.words import split_words
+from muster.spec.slurm.shell_words import split_words
 from tests.cluster.jobs import pid_of, until, wait
 
 EXAMPLES = Path(next(iter(examples.__path__)))

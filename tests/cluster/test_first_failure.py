@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.local_cluster import LocalCluster
-from muster.protocol.http import JobView
+from muster.http.views import JobView
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, submit, until, wait
 

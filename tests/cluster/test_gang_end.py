@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from examples.namespace_cluster import NamespaceCluster
-from muster.protocol.http import JobView
+from muster.http.views import JobView
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, pid_of, submit, until, wait
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.hangs import py_spy
+from agent.probe import py_spy_check
 from examples.local_cluster import LocalCluster
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import pid_of, submit, until
@@ -22,7 +22,7 @@ from tests.cluster.scripted_fabric import ScriptedCluster
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed"),
+    pytest.mark.skipif(py_spy_check.find() is None, reason="py-spy is not installed"),
 ]
 
 QUICK = {

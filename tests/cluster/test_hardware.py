@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.protocol.http import NodeView
+from muster.http.views import NodeView
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState
 from tests.cluster.cards import GpuCluster, address, uuid

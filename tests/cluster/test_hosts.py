@@ -14,7 +14,7 @@ import pytest
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.machine import Machine
 from examples.rig.rig import missing
-from muster.protocol.http import JobView
+from muster.http.views import JobView
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, submit, until, wait
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from agent.shim.cgroup import FOLDER, own_cgroup, prefix_of
-from agent.shim.linux import processes
+from agent.shim.syscalls import processes
 from examples.local_cluster import Daemon, LocalCluster
-from muster.client.tail import LogQuery
-from muster.protocol.http import JobView, LogRecord
+from muster.client.log_stream import LogQuery
+from muster.http.views import JobView, LogRecord
 from muster.protocol.outcome import CauseCode
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS

@@ -12,7 +12,7 @@ import yaml
 
 from examples.local_cluster import LocalCluster
 from muster.client import LogQuery
-from muster.protocol.http import LogRecord
+from muster.http.views import LogRecord
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
 from tests.cluster.jobs import await_running, log_of, submit, until, wait

@@ -13,7 +13,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from muster.client import LogQuery
-from muster.protocol.http import LogRecord
+from muster.http.views import LogRecord
 from muster.protocol.states import JobState
 from tests.cluster.jobs import await_file, submit, until, wait
 

@@ -13,7 +13,7 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.machine import NOWHERE, Machine
 from examples.rig.rig import missing
-from muster.protocol.http import EventView, JobView
+from muster.http.views import EventView, JobView
 from muster.protocol.outcome import CauseCode
 from tests.cluster.jobs import submit, until, wait
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.logs.source import EMPTIED
+from agent.logs.log_file import EMPTIED
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
 from tests.cluster.jobs import alive, await_file, await_running, log_of, submit, until, wait

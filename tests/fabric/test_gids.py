@@ -8,8 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.fabric.choice import choose
-from muster.fabric.environment import environment
 from muster.fabric.gids import (
     Family,
     address_of,
@@ -21,8 +19,10 @@ from muster.fabric.gids import (
     nccl_index,
     number_of,
 )
-from muster.fabric.nccl import version_of
-from muster.fabric.types import Gid, Hca
+from muster.fabric.hca_selection import choose
+from muster.fabric.model import Gid, Hca
+from muster.fabric.nccl_env import environment
+from muster.fabric.nccl_version import version_of
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"

@@ -15,20 +15,20 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from muster.spec.types import Retry
-from orchestrator.core import stimuli as s
-from orchestrator.core.actions import RequestId
-from orchestrator.core.facts import SCHEMA, Durable
-from orchestrator.core.retrace import retrace
-from orchestrator.core.state import Attempt, Job, State
-from orchestrator.core.status import job_state
-from orchestrator.core.turn import Turn
+from muster.spec.model import Retry
+from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.turn import Turn
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.effects import RequestId
+from orchestrator.core.facts.jobs import SCHEMA, Durable
+from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.model.status import job_state
 from orchestrator.journal import archive
-from orchestrator.journal.opening import FILE_NAME, LAYOUT
-from orchestrator.journal.readers import read_only
-from orchestrator.journal.sqlite import Journal
-from orchestrator.shell.archive import row_of
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.reader_pool import read_only
+from orchestrator.journal.schema import FILE_NAME, LAYOUT
 from orchestrator.shell.coordinator import replay
+from orchestrator.shell.job_archive import row_of
 from tests.golden import examples
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 

@@ -17,20 +17,20 @@ from typing import Any
 
 import msgspec
 
-from agent.core.shim import ShimCommand, ShimHostfile, ShimRank, ShimStatus
-from agent.folders import Manifest
-from agent.process.shim_files import ShimIdentity
-from agent.proof.sampler import Watched
-from agent.shim import commands, record, status
-from muster.protocol import codec, logs
+from agent.core.shim_protocol import ShimCommand, ShimHostfile, ShimRank, ShimStatus
+from agent.monitors.traffic.sampler import Watched
+from agent.shim import commands, exit_record, status
+from agent.shims.shim_files import ShimIdentity
+from agent.taskdirs.taskdirs import Manifest
+from muster.http.views import JobSummary
+from muster.protocol import codec, log_channel
 from muster.protocol.codec import CommandFrame, ReportFrame
-from muster.protocol.http import JobSummary
-from muster.protocol.messages import Command, Report
+from muster.protocol.control_channel import Command, Report
 from muster.protocol.tokens import TokensFile
-from orchestrator.core.facts import SCHEMA, Durable
+from orchestrator.core.facts.jobs import SCHEMA, Durable
 from orchestrator.journal.records import from_row, to_row
 from orchestrator.shell.logs import index
-from orchestrator.shell.logs.removed import Removed
+from orchestrator.shell.logs.tombstone import Removed
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _to_agent(kind: Any) -> Kind:
 
 
 def _log(kind: Any, read: Callable[[bytes], object]) -> Kind:
-    return Kind("logs", _tag(kind), kind, lambda body: logs.encode_text(body).encode(), read)
+    return Kind("logs", _tag(kind), kind, lambda body: log_channel.encode_text(body).encode(), read)
 
 
 def _fact(kind: Any) -> Kind:
@@ -144,10 +144,10 @@ def _shim_identity(given: ShimIdentity) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
-            record.write_identity(descriptor, given.task, given.mark, given.cgroup)
+            exit_record.write_identity(descriptor, given.task, given.mark, given.cgroup)
         finally:
             os.close(descriptor)
-        document = json.loads((Path(folder) / record.IDENTITY).read_bytes())
+        document = json.loads((Path(folder) / exit_record.IDENTITY).read_bytes())
     document |= {"pid": given.pid, "boot_id": given.boot_id, "start_time": given.start_time}
     return json.dumps(document).encode()
 
@@ -156,14 +156,20 @@ def _kinds() -> list[Kind]:
     kinds = [
         *map(_to_coordinator, typing.get_args(Report)),
         *map(_to_agent, typing.get_args(Command)),
-        *(_log(kind, logs.decode_log_report) for kind in typing.get_args(logs.LogReport)),
-        *(_log(kind, logs.decode_log_command) for kind in typing.get_args(logs.LogCommand)),
+        *(
+            _log(kind, log_channel.decode_log_report)
+            for kind in typing.get_args(log_channel.LogReport)
+        ),
+        *(
+            _log(kind, log_channel.decode_log_command)
+            for kind in typing.get_args(log_channel.LogCommand)
+        ),
         Kind(
             "logs",
             "chunk",
-            logs.Chunk,
-            lambda chunk: logs.encode_chunk(chunk, b"\x00bytes\xff"),
-            logs.decode_chunk,
+            log_channel.Chunk,
+            lambda chunk: log_channel.encode_chunk(chunk, b"\x00bytes\xff"),
+            log_channel.decode_chunk,
         ),
         *map(_fact, typing.get_args(Durable)),
         *map(_to_shim, (*typing.get_args(ShimCommand), ShimHostfile)),

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.journal.opening import FILE_NAME
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.schema import FILE_NAME
 from tests.golden import examples, journals
 from tests.golden import record as recorder
 from tests.golden.kinds import KINDS, Kind

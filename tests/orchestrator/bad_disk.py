@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.__main__ import main
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.journal import Journal
 
 DISK: Final = "BAD_DISK"
 

@@ -8,19 +8,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from muster.protocol.codec import ReportFrame, decode_command, encode
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.link import Link
-from muster.protocol.logs import (
-    Chunk,
-    LogCommand,
-    LogHello,
-    LogReport,
-    StreamId,
-    decode_log_command,
-    encode_chunk,
-    encode_text,
-)
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     Command,
@@ -36,7 +24,19 @@ from muster.protocol.messages import (
     TaskReport,
     Welcome,
 )
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.log_channel import (
+    Chunk,
+    LogCommand,
+    LogHello,
+    LogReport,
+    StreamId,
+    decode_log_command,
+    encode_chunk,
+    encode_text,
+)
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 from tests.orchestrator.process import CoordinatorProcess
 

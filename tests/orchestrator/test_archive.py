@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from muster.protocol.control_channel import ForgetTask, PrepareTask, StopTask
 from muster.protocol.ids import TaskId
-from muster.protocol.logs import (
+from muster.protocol.log_channel import (
     EndStream,
     LogAck,
     StreamId,
@@ -18,7 +19,6 @@ from muster.protocol.logs import (
     TaskLogsEnd,
     TaskLogsStored,
 )
-from muster.protocol.messages import ForgetTask, PrepareTask, StopTask
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import FakeAgent, connect, connect_logs

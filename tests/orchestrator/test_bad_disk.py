@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from muster.protocol.messages import Heartbeat, HeartbeatAck
+from muster.protocol.control_channel import Heartbeat, HeartbeatAck
 from tests.orchestrator.bad_disk import DISK
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess

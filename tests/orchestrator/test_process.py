@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 import trustme
 
-from muster.daemon.files import write_atomic
-from muster.protocol.messages import PrepareTask
+from muster.daemon.durable_files import write_atomic
+from muster.protocol.control_channel import PrepareTask
 from tests.orchestrator.fake_agent import DEADLINE_S, connect
 from tests.orchestrator.process import CoordinatorProcess, run, token_file
 from tests.orchestrator.user import user_of

@@ -17,7 +17,7 @@ import pytest
 from muster.protocol.states import TaskState
 from orchestrator.__main__ import main
 from orchestrator.journal.backup import back_up
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.journal import Journal
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess, run
 from tests.orchestrator.user import user_of

@@ -10,28 +10,30 @@ from typing import Any
 
 import pytest
 
-from agent.core import evolve as agent_evolve
+from agent.core import apply as agent_evolve
 from agent.core import facts as agent_facts
 from agent.core import state as agent_state
-from agent.core.stimuli import LinkDown
-from agent.inbox import Inbox as AgentInbox
-from agent.logs.ledger import WINDOW_BYTES, Ledger, Stream
+from agent.core.inputs import LinkDown
+from agent.link.inbox import Inbox as AgentInbox
+from agent.logs.offsets import WINDOW_BYTES, Ledger, Stream
 from muster.daemon.clock import SystemClock
-from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
+from muster.protocol.control_channel import Inventory
+from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName, TaskId
-from muster.protocol.logs import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
-from muster.protocol.messages import Inventory
-from orchestrator.api import log_reader, rates
-from orchestrator.core import actions as a
-from orchestrator.core import service, stimuli
-from orchestrator.core import service_facts as sf
-from orchestrator.core.lines import LINES_KEPT, Lines
-from orchestrator.core.state import Node
-from orchestrator.shell.changes import Changes
+from muster.protocol.log_channel import CHUNK_BYTES_MAX, StreamAt, StreamId, StreamKind
+from orchestrator.api import log_stream
+from orchestrator.api.http import rate_limit
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.history import LINES_KEPT, Lines
+from orchestrator.core.model.state import Node
+from orchestrator.core.nodes import service_state
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.inbox import Inbox
-from orchestrator.shell.logs.connection import _Connection
-from orchestrator.shell.logs.merge import Live, Piece
-from orchestrator.shell.logs.stream import StreamKey
+from orchestrator.shell.logs.ingest import _Connection
+from orchestrator.shell.logs.reader import Live, Piece
+from orchestrator.shell.logs.stream_file import StreamKey
 from orchestrator.shell.timers import Timers
 from tests.planted import Bug, put
 
@@ -112,7 +114,7 @@ def agents_that_flood_the_coordinator_wait(_: Path) -> None:
     async def story() -> None:
         inbox = Inbox(SystemClock(), waiting_max=10)
         loop = asyncio.get_running_loop()
-        beat = stimuli.TimerFired(a.Timer(a.TimerKind.NODE, node=NodeName("n1")))
+        beat = inputs.TimerFired(a.Timer(a.TimerKind.NODE, node=NodeName("n1")))
         waiting = [loop.create_task(inbox.put(beat)) for _number in range(100)]
         await _go_on()
         for one in waiting:
@@ -145,18 +147,18 @@ def a_reader_of_logs_has_a_batch_in_memory(_: Path) -> None:
             drawn += 1
             yield piece
 
-    take = vars(log_reader)["take"]  # as the reader has it
-    take(pieces(), log_reader._BATCH_BYTES)
+    take = vars(log_stream)["take"]  # as the reader has it
+    take(pieces(), log_stream._BATCH_BYTES)
     held = drawn * len(piece.data)
-    assert held <= 2 * log_reader._BATCH_BYTES, f"{held} bytes are in memory"
+    assert held <= 2 * log_stream._BATCH_BYTES, f"{held} bytes are in memory"
 
 
 def callers_are_not_remembered_for_ever(_: Path) -> None:
-    limit = rates.RateLimit(10.0)
-    for caller in range(rates._CALLERS_MAX + MANY):
+    limit = rate_limit.RateLimit(10.0)
+    for caller in range(rate_limit._CALLERS_MAX + MANY):
         limit.take(caller, 0.0)
     known = len(limit._buckets)
-    assert known <= rates._CALLERS_MAX, f"{known} callers are known"
+    assert known <= rate_limit._CALLERS_MAX, f"{known} callers are known"
 
 
 def timers_that_are_moved_leave_nothing(_: Path) -> None:
@@ -195,9 +197,9 @@ def what_is_told_of_a_job_has_a_bound(_: Path) -> None:
 def the_faults_of_a_node_have_a_bound(_: Path) -> None:
     node = Node(NodeName("n1"), "id", "boot", "0.1.0", Inventory("10.0.0.1", "m1"))
     for number in range(1, MANY):
-        service.apply_service(node, sf.NodeBlamed(node.name, JobId(number), 1, "lost"), 0.0)
+        service_state.apply_service(node, sf.NodeBlamed(node.name, JobId(number), 1, "lost"), 0.0)
         event = HardwareEvent("boot", number, "link", Grade.NOTE, "a link is down")
-        service.apply_service(node, sf.HardwareReported(node.name, event), 0.0)
+        service_state.apply_service(node, sf.HardwareReported(node.name, event), 0.0)
     kept = len(node.faults) + len(node.hardware)
     assert kept <= 100, f"{kept} faults and events are kept"
 
@@ -209,7 +211,7 @@ async def _room_for_all(_: AgentInbox) -> None:
     return
 
 
-async def _puts_now(self: Inbox, stimulus: stimuli.Stimulus) -> None:
+async def _puts_now(self: Inbox, stimulus: inputs.Stimulus) -> None:
     self.put_now(stimulus)
 
 
@@ -287,13 +289,13 @@ BUGS = (
     Bug(
         "a reader of logs takes all of them into memory",
         "I8",
-        put(log_reader, "take", lambda pieces, _: deque(pieces)),
+        put(log_stream, "take", lambda pieces, _: deque(pieces)),
         a_reader_of_logs_has_a_batch_in_memory,
     ),
     Bug(
         "callers are never forgotten",
         "I8",
-        put(rates.RateLimit, "_forget", lambda *_: None),
+        put(rate_limit.RateLimit, "_forget", lambda *_: None),
         callers_are_not_remembered_for_ever,
     ),
     Bug(
@@ -317,13 +319,13 @@ BUGS = (
     Bug(
         "every fault of a node is kept",
         "I8",
-        put(service, "FAULTS_KEPT", 10**9),
+        put(service_state, "FAULTS_KEPT", 10**9),
         the_faults_of_a_node_have_a_bound,
     ),
     Bug(
         "every event of a node is kept",
         "I8",
-        put(service, "HARDWARE_KEPT", 10**9),
+        put(service_state, "HARDWARE_KEPT", 10**9),
         the_faults_of_a_node_have_a_bound,
     ),
 )

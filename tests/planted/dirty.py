@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-import agent.gpus
+import agent.monitors.gpus
 from agent.config import AgentConfig
-from agent.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
+from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
 from agent.probe import host
+from muster.protocol.control_channel import PrepareTask
 from muster.protocol.gpus import GpuDevice, usable
-from muster.protocol.messages import PrepareTask
-from orchestrator.core import gpus as core
-from orchestrator.core import placement
-from orchestrator.core.state import Node, State
+from orchestrator.core.model.state import Node, State
+from orchestrator.core.scheduling import gpus as core
+from orchestrator.core.scheduling import placement
 from tests.agent.daemon.test_gpus import Cards, prepare
 from tests.cluster.cards import uuid
 from tests.orchestrator.core.playbook import Cluster, spec
-from tests.orchestrator.core.test_gpus import gpu, join, part
+from tests.orchestrator.core.scheduling.test_gpus import gpu, join, part
 from tests.planted import Bug, put, wrap
 
 DIRTY = 40 << 30
@@ -131,7 +131,7 @@ BUGS = (
     Bug(
         "a GPU with a gigabyte in use counts as clean",
         "I5",
-        put(agent.gpus, "CLEAN_BYTES", 1 << 30),
+        put(agent.monitors.gpus, "CLEAN_BYTES", 1 << 30),
         the_next_job_waits_for_the_memory,
     ),
     Bug(

@@ -12,16 +12,17 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.config import Hosts as Settings
-from agent.hosts import file as hosts_file
-from agent.hosts import hosts, linux, proof
-from agent.hosts.file import HostsFile, HostsFileError
-from agent.hosts.hosts import Hosts
-from agent.hosts.proof import Findings, Resolver
-from muster.protocol import hosts as rules
-from muster.protocol.hosts import Parts, with_block, without_blocks
+from agent.gang import host_names, name_check
+from agent.gang.host_names import Hosts
+from agent.gang.name_check import Findings, Resolver
+from agent.hostsfile import atomic_exchange
+from agent.hostsfile import editor as hosts_file
+from agent.hostsfile.editor import HostsFile, HostsFileError
+from muster.protocol import hosts_file as rules
+from muster.protocol.control_channel import ArrangeTask, Refusal
+from muster.protocol.hosts_file import Parts, with_block, without_blocks
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import ArrangeTask, Refusal
-from tests.agent.hosts import writers
+from tests.agent.hostsfile import writers
 from tests.planted import Bug, put, wrap
 
 BASE = (
@@ -75,7 +76,7 @@ def a_line_that_looks_like_ours_is_kept(folder: Path) -> None:
 
 def a_line_that_another_adds_is_kept(folder: Path) -> None:
     """Right before the exchange, the worst moment of all; in each of the ways."""
-    real = linux.exchange
+    real = atomic_exchange.exchange
     for way in ("append", "rename"):
         (folder / way).mkdir()
         path, file = _file(folder / way)
@@ -89,7 +90,7 @@ def a_line_that_another_adds_is_kept(folder: Path) -> None:
             real(one, other)
 
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(linux, "exchange", exchange)
+            monkeypatch.setattr(atomic_exchange, "exchange", exchange)
             monkeypatch.setattr(hosts_file, "AFTERMATH_S", 0.0)
             file.update(_ours)
         found = path.read_bytes()
@@ -101,7 +102,7 @@ def a_line_that_another_adds_is_kept(folder: Path) -> None:
 def a_line_that_was_added_outlives_a_crash(folder: Path) -> None:
     """The agent dies right after the exchange, before it has looked at what came out."""
     path, file = _file(folder)
-    real = linux.exchange
+    real = atomic_exchange.exchange
 
     def exchange(one: Path, other: Path) -> None:
         writers.rename(path, 1)
@@ -109,7 +110,7 @@ def a_line_that_was_added_outlives_a_crash(folder: Path) -> None:
         raise Killed
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(linux, "exchange", exchange)
+        monkeypatch.setattr(atomic_exchange, "exchange", exchange)
         with pytest.raises(Killed):
             file.update(_ours)
     HostsFile(path, folder / "before").update(_gone)
@@ -157,7 +158,7 @@ def a_name_of_another_machine_stays_its_own(folder: Path) -> None:
         return await made.arrange(TaskId("1.1.0"), ArrangeTask(TaskId("1.1.0"), (), {}, TABLE, ""))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(proof, "SETTLE_S", 0.0)
+        monkeypatch.setattr(name_check, "SETTLE_S", 0.0)
         found = asyncio.run(arranged())
     assert isinstance(found, Refusal), f"node-b was taken from 10.9.9.9: {found}"
     assert path.read_bytes() == BASE
@@ -244,19 +245,19 @@ BUGS = (
     Bug(
         "who still writes is taken for one who is done",
         "I7",
-        put(linux, "quiet", lambda *_: True),
+        put(atomic_exchange, "quiet", lambda *_: True),
         what_a_slow_writer_writes_is_kept,
     ),
     Bug(
         "nobody asks what a name means already",
         "I7",
-        put(hosts, "look_before", lambda *_: Findings()),
+        put(host_names, "look_before", lambda *_: Findings()),
         a_name_of_another_machine_stays_its_own,
     ),
     Bug(
         "where a name leads is no matter",
         "I7",
-        put(proof, "_elsewhere", lambda *_: []),
+        put(name_check, "_elsewhere", lambda *_: []),
         a_name_of_another_machine_stays_its_own,
     ),
     Bug(

@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from agent.logs.ledger import Ledger, Stream
-from agent.logs.source import EMPTIED, LogSource
+from agent.logs.log_file import EMPTIED, LogSource
+from agent.logs.offsets import Ledger, Stream
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import TaskId
-from muster.protocol.logs import EndStream, LogReport, OpenStream, StreamId, StreamKind, TaskLogsEnd
-from orchestrator.shell.changes import Changes
+from muster.protocol.log_channel import (
+    EndStream,
+    LogReport,
+    OpenStream,
+    StreamId,
+    StreamKind,
+    TaskLogsEnd,
+)
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.logs.store import LogStore
 from tests.planted import Bug, put, wrap
 

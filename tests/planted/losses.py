@@ -11,16 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Inventory
-from muster.spec.types import JobSpec, Shell
-from orchestrator.core import facts as f
-from orchestrator.core.node import LinkState
-from orchestrator.core.state import Node, State
-from orchestrator.journal import loss, mark, opening
+from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Node, State
+from orchestrator.journal import loss, mark, schema
 from orchestrator.journal.errors import JournalError
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.wal import Log
 from orchestrator.shell import coordinator
 from orchestrator.shell.coordinator import Coordinator
@@ -55,14 +55,14 @@ def _found(folder: Path) -> int:
 
 def a_lost_database_is_not_begun_anew(folder: Path) -> None:
     left = _killed(folder)
-    (left / opening.FILE_NAME).unlink()
+    (left / schema.FILE_NAME).unlink()
     assert _found(left) == JOBS, "it began anew"
 
 
 def a_bit_of_the_log_that_flips_loses_no_job_in_silence(folder: Path) -> None:
     """Also where the mark says nothing, as after a power failure."""
     left = _killed(folder)
-    log = left / f"{opening.FILE_NAME}-wal"
+    log = left / f"{schema.FILE_NAME}-wal"
     data = bytearray(log.read_bytes())
     data[len(data) // 3] ^= 1
     log.write_bytes(data)
@@ -72,7 +72,7 @@ def a_bit_of_the_log_that_flips_loses_no_job_in_silence(folder: Path) -> None:
 
 def a_log_that_is_cut_loses_no_job_in_silence(folder: Path) -> None:
     left = _killed(folder)
-    log = left / f"{opening.FILE_NAME}-wal"
+    log = left / f"{schema.FILE_NAME}-wal"
     os.truncate(log, log.stat().st_size // 2)
     assert _found(left) == JOBS, "jobs are gone without a word"
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import evolve, silence
-from orchestrator.core import service_facts as sf
-from orchestrator.core.limits import Limits, Quarantine
-from orchestrator.core.state import Node, State, Task
+from orchestrator.core.engine import apply
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.limits import Limits, Quarantine
+from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.nodes import liveness
 from tests.orchestrator.core.playbook import Cluster, spec, task
 from tests.planted import Bug, put, wrap
 
@@ -66,13 +67,13 @@ BUGS = (
     Bug(
         "a job's own lease is nothing to the coordinator",
         "I3",
-        put(silence, "gone_at", _the_nodes_lease),
+        put(liveness, "gone_at", _the_nodes_lease),
         a_job_goes_on_for_as_long_as_it_has_said,
     ),
     Bug(
         "a node that was spared once counts for nothing when it is to be out after all",
         "quarantine",
-        wrap(evolve, "apply_service", _spared_for_good),
+        wrap(apply, "apply_service", _spared_for_good),
         no_more_than_a_share_of_a_pool_is_quarantined,
     ),
 )

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.process import members
-from agent.process.members import Process, check
-from agent.shim import job_files, linux
+from agent.shim import job_files, syscalls
 from agent.shim.job_files import RefusedFileError, open_checked
-from tests.agent.process.shim_of import be_shim_of
+from agent.shims import members
+from agent.shims.members import Process, check
+from tests.agent.shims.shim_of import be_shim_of
 from tests.planted import Bug, put
 
 
@@ -31,7 +31,7 @@ def a_job_moves_a_file_of_another(folder: Path) -> None:
 
 
 def _takes_its_word(pid: int, _members: Mapping[int, int], _uid: int) -> Process:
-    found = linux.stat_of(pid)
+    found = syscalls.stat_of(pid)
     return Process(pid, 0 if found is None else found[2])
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.protocol import codec
-from muster.protocol import messages as m
+from muster.protocol import control_channel as m
 from muster.protocol.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.hangs import (
@@ -22,7 +22,7 @@ from muster.protocol.hangs import (
     Sign,
     ThreadStack,
 )
-from muster.protocol.hardware import Grade, HardwareEvent
+from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState

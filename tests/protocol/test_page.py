@@ -8,10 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from muster.protocol import logs, messages
+from muster.protocol import control_channel, log_channel
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
-UNIONS = (messages.Report, messages.Command, logs.LogReport, logs.LogCommand)
+UNIONS = (
+    control_channel.Report,
+    control_channel.Command,
+    log_channel.LogReport,
+    log_channel.LogCommand,
+)
 
 
 def documented() -> dict[str, list[str]]:
@@ -26,11 +31,11 @@ def test_every_message_is_there_with_its_fields() -> None:
         str(kind.__struct_config__.tag): [field.name for field in msgspec.structs.fields(kind)]
         for kind in kinds
     }
-    wanted["binary header"] = [field.name for field in msgspec.structs.fields(logs.Chunk)]
+    wanted["binary header"] = [field.name for field in msgspec.structs.fields(log_channel.Chunk)]
     found = {name: fields for name, fields in documented().items() if fields}
     assert found == wanted
 
 
 def test_the_versions_are_there() -> None:
-    assert f"protocol {messages.PROTOCOL_MIN} to {messages.PROTOCOL_MAX}." in PAGE
-    assert f"would misunderstand: {messages.PROTOCOL_MAX} is " in PAGE
+    assert f"protocol {control_channel.PROTOCOL_MIN} to {control_channel.PROTOCOL_MAX}." in PAGE
+    assert f"would misunderstand: {control_channel.PROTOCOL_MAX} is " in PAGE

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from muster.protocol.http import JobSummary, Step
+from muster.http.views import JobSummary, Step
 from muster.protocol.timestamp import maybe_timestamp, moment, timestamp
-from muster.spec.problems import RefusedError
+from muster.spec.errors import RefusedError
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from muster.protocol.control_channel import Inventory, with_devices
 from muster.protocol.gpus import GpuDevice
-from muster.protocol.messages import Inventory, with_devices
-from muster.spec.types import JobSpec, Resources
+from muster.spec.model import JobSpec, Resources
 from tests.simulation.mishaps import CLUMSY
 from tests.simulation.world import World
 

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
-from agent.core.shim import ShimPhase
+from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import JobId
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
-from orchestrator.core import facts as f
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.elastic import next_join
-from orchestrator.core.explain import chance
-from orchestrator.core.invariants import check
-from orchestrator.core.job import JobPhase
-from orchestrator.core.scheduler import next_placement
-from orchestrator.core.state import Attempt, Job, State
+from orchestrator.core.engine.invariants import check
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.scheduling.elastic import next_join
+from orchestrator.core.scheduling.scheduler import next_placement
+from orchestrator.core.views.explain import chance
 from tests.simulation.disk import Disk
 from tests.simulation.ground import Ground
 from tests.simulation.placing import fits

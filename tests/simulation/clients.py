@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from muster.protocol.ids import JobId
-from muster.spec.types import JobSpec
-from orchestrator.core import actions as a
-from orchestrator.core import stimuli as s
+from muster.spec.model import JobSpec
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.world import World

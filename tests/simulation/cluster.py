@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName, parse_task_id
-from muster.protocol.messages import Inventory
-from muster.spec.types import JobSpec
-from orchestrator.core.deliveries import awaited
-from orchestrator.core.job import JobPhase
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import Job
+from muster.spec.model import JobSpec
+from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Job
 from tests.simulation.cards import Cards, with_cards
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client, Rudeness

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
+from muster.protocol.control_channel import Hello, Report, Welcome
 from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Hello, Report, Welcome
-from orchestrator.core import actions as a
-from orchestrator.core import durability as durabilities
-from orchestrator.core import facts as f
-from orchestrator.core import stimuli as s
-from orchestrator.core.durability import Durability
-from orchestrator.core.heartbeats import is_answer, is_bare
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
-from orchestrator.core.turn import turn
+from orchestrator.core.engine.fast_path import is_answer, is_bare
+from orchestrator.core.engine.turn import turn
+from orchestrator.core.facts import durability as durabilities
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.durability import Durability
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 from tests.simulation.checkers import Checkers
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.disk import Disk

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Final, NamedTuple
 
-from agent.core import actions as agent_actions
+from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
-from agent.core import shim
-from muster.protocol import messages
-from orchestrator.core import actions, facts
+from agent.core import shim_protocol
+from muster.protocol import control_channel
+from orchestrator.core.facts import effects, jobs
 
 
 class Who(enum.Enum):
@@ -94,18 +94,18 @@ def every() -> tuple[Point, ...]:
     """All crash points."""
     strayed = set(members(agent_actions.Action)) - {*ON_DISK, *IN_MEMORY}
     assert not strayed, f"is it written to a disk? {strayed}"
-    phases = [phase.value for phase in shim.ShimPhase]
+    phases = [phase.value for phase in shim_protocol.ShimPhase]
     found = (
-        *_points(Who.COORDINATOR, Deed.WRITES, _names(facts.Durable)),
-        *_points(Who.COORDINATOR, Deed.SENDS, _names(messages.Command)),
-        *_points(Who.COORDINATOR, Deed.SENDS, _names(actions.Result)),
-        *_points(Who.COORDINATOR, Deed.TAKES, _names(messages.Report)),
+        *_points(Who.COORDINATOR, Deed.WRITES, _names(jobs.Durable)),
+        *_points(Who.COORDINATOR, Deed.SENDS, _names(control_channel.Command)),
+        *_points(Who.COORDINATOR, Deed.SENDS, _names(effects.Result)),
+        *_points(Who.COORDINATOR, Deed.TAKES, _names(control_channel.Report)),
         *_points(Who.AGENT, Deed.DECIDES, _names(agent_facts.Fact)),
         *_points(Who.AGENT, Deed.WRITES, [kind.__name__ for kind in ON_DISK]),
-        *_points(Who.AGENT, Deed.SENDS, _names(messages.Report)),
-        *_points(Who.AGENT, Deed.SENDS, _names(shim.ShimCommand)),
-        *_points(Who.AGENT, Deed.TAKES, _names(messages.Command)),
-        *_points(Who.SHIM, Deed.TAKES, _names(shim.ShimCommand)),
+        *_points(Who.AGENT, Deed.SENDS, _names(control_channel.Report)),
+        *_points(Who.AGENT, Deed.SENDS, _names(shim_protocol.ShimCommand)),
+        *_points(Who.AGENT, Deed.TAKES, _names(control_channel.Command)),
+        *_points(Who.SHIM, Deed.TAKES, _names(shim_protocol.ShimCommand)),
         *_points(Who.SHIM, Deed.WRITES, phases),
     )
     return tuple(point for point in found if point not in MOOT)

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import JobId
-from orchestrator.core import facts as f
-from orchestrator.core.evolve import apply
-from orchestrator.core.state import State
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import State
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(f.Durable)

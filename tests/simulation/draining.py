@@ -9,13 +9,13 @@ from typing import Final
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import CauseCode, Outcome
 from muster.protocol.states import TaskState
-from orchestrator.core import actions as a
-from orchestrator.core import facts as f
-from orchestrator.core import service_facts as sf
-from orchestrator.core import stimuli as s
-from orchestrator.core.limits import Limits, Quarantine
-from orchestrator.core.node import AdminState
-from orchestrator.core.state import State
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.limits import Limits, Quarantine
+from orchestrator.core.model.node import AdminState
+from orchestrator.core.model.state import State
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.health import FIRST_SEEN

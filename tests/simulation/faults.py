@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.core import actions as a
-from orchestrator.core import facts as f
+from agent.core import effects as a
+from orchestrator.core.facts import jobs as f
 from tests.simulation.coordinator import Doom, Moment
 from tests.simulation.draining import WINDOWS as OF_DRAINS
 from tests.simulation.impostor import Impostor

@@ -9,10 +9,10 @@ from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from muster.spec.types import JobSpec, Launcher, Rdma
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Attempt, State
-from orchestrator.core.task import OVER
+from muster.spec.model import JobSpec, Launcher, Rdma
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Attempt, State
+from orchestrator.core.model.task import OVER
 from tests.simulation.disk import Disk
 from tests.simulation.machine import Machine
 from tests.simulation.rails import agree

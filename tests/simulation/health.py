@@ -6,13 +6,13 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.core import stimuli as s
+from agent.core import inputs as s
+from muster.protocol.control_channel import LookTask, StacksReport
 from muster.protocol.disks import DiskHealth
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.hangs import Doing, Frame, RankActivity, RankStacks, Sign, ThreadStack
-from muster.protocol.hardware import Grade, HardwareEvent
+from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import LookTask, StacksReport
 from tests.simulation.shim import Shim
 
 if TYPE_CHECKING:

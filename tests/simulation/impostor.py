@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from muster.protocol.control_channel import Command, Heartbeat, Hello, Refused
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import Command, Heartbeat, Hello, Refused
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.network import Connection, Cut, Network
 from tests.simulation.node import Node

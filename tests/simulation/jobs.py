@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from muster.spec.types import (
+from muster.spec.model import (
     Argv,
     JobSpec,
     Launcher,

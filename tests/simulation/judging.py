@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from muster.protocol.hardware import Grade, HardwareEvent
+from muster.protocol.hardware_events import Grade, HardwareEvent
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode
-from orchestrator.core import facts as f
-from orchestrator.core import hang_facts as hf
-from orchestrator.core import service_facts as sf
-from orchestrator.core.attempt import AttemptPhase
-from orchestrator.core.node import LinkState
-from orchestrator.core.state import State
-from orchestrator.core.task import OVER
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import State
+from orchestrator.core.model.task import OVER
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers

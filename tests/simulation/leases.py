@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from muster.spec.types import JobSpec
+from muster.spec.model import JobSpec
 from tests.simulation.world import World
 
 FIRST_LEASED: Final = 420

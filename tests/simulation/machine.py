@@ -8,13 +8,13 @@ from functools import partial
 
 import msgspec
 
-from agent.core.shim import ShimCommand, ShimPhase, ShimStatus
-from agent.core.stimuli import TaskFound, TaskPaths
+from agent.core.inputs import TaskFound, TaskPaths
+from agent.core.shim_protocol import ShimCommand, ShimPhase, ShimStatus
+from muster.protocol.control_channel import Inventory, PrepareTask, with_devices
 from muster.protocol.fabric import NodeFabric
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.interfaces import Interface, InterfaceKind
-from muster.protocol.messages import Inventory, PrepareTask, with_devices
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.programs import Programs
 from tests.simulation.rails import fabric_of

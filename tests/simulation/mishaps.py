@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from muster.spec.types import JobSpec
+from muster.spec.model import JobSpec
 from tests.simulation.programs import Program
 from tests.simulation.shim import ABANDONED_S, BEFORE_GATE, FIRST_STUCK
 from tests.simulation.world import World

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.core import stimuli as s
+from agent.core import inputs as s
+from muster.protocol.control_channel import Refusal
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.messages import Refusal
-from muster.protocol.refusals import RefusalCode
+from muster.protocol.refusal_codes import RefusalCode
 from tests.simulation.crashes import Deed, When
 
 if TYPE_CHECKING:

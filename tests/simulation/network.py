@@ -19,9 +19,9 @@ from muster.protocol.codec import (
     decode_report,
     encode,
 )
+from muster.protocol.control_channel import Command, Report
 from muster.protocol.ids import NodeName
-from muster.protocol.link import Link
-from muster.protocol.messages import Command, Report
+from muster.protocol.sequencing import Link
 from tests.simulation.world import World
 
 

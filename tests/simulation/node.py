@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
-from agent.core import actions as a
-from agent.core import stimuli as s
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.apply import apply
 from agent.core.decide import decide
-from agent.core.evolve import apply
-from agent.core.follow import follow
-from agent.core.shim import ShimCommand, ShimKill, ShimLease, ShimPhase, ShimStatus
+from agent.core.react import follow
+from agent.core.shim_protocol import ShimCommand, ShimKill, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
+from muster.protocol.control_channel import Command, PrepareTask, Refusal
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Command, PrepareTask, Refusal
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.crashes import Deed, Point, When, Who
 from tests.simulation.ground import Ground

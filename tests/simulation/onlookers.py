@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import Idle, IdleAction, JobSpec
-from orchestrator.core import actions as a
-from orchestrator.core import stimuli as s
+from muster.spec.model import Idle, IdleAction, JobSpec
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client
 from tests.simulation.coordinator import Coordinator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec
-from orchestrator.core.node import LinkState
-from orchestrator.core.state import Node, State
+from muster.spec.model import JobSpec
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Node, State
 
 
 def fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:

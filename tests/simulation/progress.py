@@ -6,7 +6,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.core import stimuli as s
+from agent.core import inputs as s
 from muster.protocol.ids import TaskId, parse_task_id
 
 if TYPE_CHECKING:

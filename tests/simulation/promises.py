@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from muster.protocol.ids import JobId
-from orchestrator.core import actions as a
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import State
+from orchestrator.core.facts import effects as a
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import State
 from tests.simulation.disk import Disk
 from tests.simulation.world import Violation
 

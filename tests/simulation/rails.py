@@ -9,7 +9,7 @@ import msgspec
 
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.protocol.ids import NodeName
-from muster.spec.types import JobSpec, Rdma
+from muster.spec.model import JobSpec, Rdma
 from tests.simulation.world import World
 
 FIRST_RAILED: Final = 350

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from muster.protocol.ids import JobId
-from orchestrator.core.job import JobPhase
-from orchestrator.core.retrace import retrace
-from orchestrator.core.state import Job, State
+from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job, State
 from tests.simulation.disk import Disk
 from tests.simulation.world import Violation
 

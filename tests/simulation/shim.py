@@ -1,8 +1,8 @@
 """A model of the shim and of the processes it owns: they outlive the agent, not the machine.
 
-It speaks the documents and commands of `agent.core.shim` and keeps to what the real one does:
-a ladder that only gets shorter, a lease of its own, an exit record that is there before anyone
-hears of the end.
+It speaks the documents and commands of `agent.core.shim_protocol` and keeps to what the real one
+does: a ladder that only gets shorter, a lease of its own, an exit record that is there before
+anyone hears of the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import assert_never
 
 import msgspec
 
-from agent.core import shim as s
-from agent.core.shim import ShimPhase as P
+from agent.core import shim_protocol as s
+from agent.core.shim_protocol import ShimPhase as P
 from muster.protocol.ids import NodeName, TaskId, parse_task_id
 from tests.simulation.programs import PEER_GONE, RAISED, Course, Program, Programs
 from tests.simulation.truth import Truth

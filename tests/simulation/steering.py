@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from muster.protocol.ids import JobId
-from orchestrator.core import actions as a
-from orchestrator.core import facts as f
-from orchestrator.core import stimuli as s
-from orchestrator.core.explain import explain
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.views.explain import explain
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import Client
 from tests.simulation.coordinator import Coordinator

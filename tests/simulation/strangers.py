@@ -6,8 +6,8 @@ import random
 from functools import partial
 from typing import Final
 
+from muster.protocol.control_channel import Command, Hello, Inventory, Refused, Welcome
 from muster.protocol.ids import NodeName
-from muster.protocol.messages import Command, Hello, Inventory, Refused, Welcome
 from tests.simulation.cluster import Cluster
 from tests.simulation.network import Cut
 from tests.simulation.world import Violation

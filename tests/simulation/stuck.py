@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from agent.core.shim import ShimPhase
+from agent.core.shim_protocol import ShimPhase
 from muster.protocol.ids import NodeName, TaskId
-from orchestrator.core import facts as f
-from orchestrator.core import service_facts as sf
-from orchestrator.core.node import LinkState
-from orchestrator.core.state import State
-from orchestrator.core.task import OVER
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import State
+from orchestrator.core.model.task import OVER
 from tests.simulation.checkers import Checkers
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.shim import FIRST_STUCK, Shim

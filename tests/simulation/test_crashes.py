@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 
 from agent.core import facts as agent_facts
-from muster.protocol import messages
-from orchestrator.core import facts
+from muster.protocol import control_channel
+from orchestrator.core.facts import jobs
 from tests.simulation.cluster import Cluster
 from tests.simulation.crashes import Crashes, Deed, Point, Who, every, members
 
@@ -73,9 +73,9 @@ def test_every_point_is_passed_in_some_course() -> None:
 
 def test_the_list_has_every_durable_fact_and_every_message() -> None:
     listed = {(point.who, point.deed, point.what) for point in every()}
-    for kind in members(facts.Durable):
+    for kind in members(jobs.Durable):
         assert (Who.COORDINATOR, Deed.WRITES, kind.__name__) in listed
-    for kind in members(messages.Command):
+    for kind in members(control_channel.Command):
         assert (Who.COORDINATOR, Deed.SENDS, kind.__name__) in listed
         assert (Who.AGENT, Deed.TAKES, kind.__name__) in listed
     for kind in members(agent_facts.Fact):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.messages import Refused
-from orchestrator.core import decide
+from muster.protocol.control_channel import Refused
+from orchestrator.core.engine import decide
 from tests.simulation.cluster import Cluster
 from tests.simulation.strangers import Strangers
 from tests.simulation.world import Violation

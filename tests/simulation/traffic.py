@@ -6,9 +6,9 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agent.core import stimuli as s
+from agent.core import inputs as s
 from muster.protocol.ids import TaskId, parse_task_id
-from muster.protocol.proof import FabricReport, NcclEvidence, PortFigures, PortHealth
+from muster.protocol.traffic import FabricReport, NcclEvidence, PortFigures, PortHealth
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.spec.command import name_of, read_run, sanitised_name
+from muster.spec.errors import RefusedError, SpecError
 from muster.spec.from_command import from_command
+from muster.spec.model import Argv, Launcher, Shell
 from muster.spec.parse import parse_mapping
-from muster.spec.problems import RefusedError, SpecError
-from muster.spec.types import Argv, Launcher, Shell
-from muster.spec.words import split_words
+from muster.spec.slurm.shell_words import split_words
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 import muster.spec
-from muster.cli.job_input import looks_like_a_file, meant_for_a_shell
-from muster.spec import later
-from muster.spec.did_you_mean import _ELSEWHERE
+from muster.cli.input.job_input import looks_like_a_file, meant_for_a_shell
+from muster.spec import unsupported
+from muster.spec.errors import Problem, SpecError
+from muster.spec.model import Argv
 from muster.spec.overrides import apply_overrides
 from muster.spec.parse import parse_mapping
-from muster.spec.problems import Problem, SpecError
-from muster.spec.sbatch import _INSTEAD, from_sbatch
-from muster.spec.scalars import read_yaml
-from muster.spec.types import Argv
+from muster.spec.slurm.sbatch import _INSTEAD, from_sbatch
+from muster.spec.suggestions import _ELSEWHERE
+from muster.spec.yaml.loader import read_yaml
 
 Job = dict[str, Any]
 
@@ -328,8 +328,8 @@ def test_a_count_of_accelerate_is_that_of_one_node() -> None:
 def hints() -> Iterator[tuple[str, str]]:
     """Where a text of the checks suggests something to write, and its pattern."""
     folder = Path(muster.spec.__file__).parent
-    for path in sorted(folder.glob("*.py")):
-        if path.stem in ("amend", "overrides", "sbatch"):
+    for path in sorted(folder.rglob("*.py")):
+        if path.stem in ("update", "overrides", "sbatch"):
             continue  # these read the command line and batch scripts
         tree = ast.parse(path.read_text())
         inner = {
@@ -382,12 +382,12 @@ def test_a_key_that_is_meant_is_one_of_the_section() -> None:
             )
             again = problems_of(made)
             assert not [p for p in again if "no key" in p.message], (job, problem.hint)
-            if not section and path in later.LATER_KEYS[""]:
-                assert later.LATER_KEYS[""][path] in problem.hint
+            if not section and path in unsupported.LATER_KEYS[""]:
+                assert unsupported.LATER_KEYS[""][path] in problem.hint
 
 
 def test_what_stands_for_a_header_of_slurm_is_an_option_of_submit() -> None:
-    from muster.cli.submit import command
+    from muster.cli.jobs.submit import command
 
     names = {option for parameter in command.params for option in parameter.opts}
     for header, instead in _INSTEAD.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from muster.spec.errors import SpecError
+from muster.spec.model import JobSpec
 from muster.spec.overrides import apply_overrides, override_document
 from muster.spec.parse import parse_document, parse_mapping
-from muster.spec.problems import SpecError
-from muster.spec.scalars import read_yaml
-from muster.spec.types import JobSpec
+from muster.spec.yaml.loader import read_yaml
 
 
 def job(

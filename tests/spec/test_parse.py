@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.protocol.failures import FailureKind
-from muster.spec.later import LATER_KEYS
-from muster.spec.parse import parse_job, parse_json, parse_mapping
-from muster.spec.problems import Kind, Problem, SpecError
-from muster.spec.render import to_mapping
-from muster.spec.types import (
+from muster.protocol.failure_kinds import FailureKind
+from muster.spec.errors import Kind, Problem, SpecError
+from muster.spec.model import (
     Argv,
     JobSpec,
     Launcher,
@@ -29,6 +26,9 @@ from muster.spec.types import (
     nproc_on_node,
     ranks_on_node,
 )
+from muster.spec.parse import parse_job, parse_json, parse_mapping
+from muster.spec.serialize import to_mapping
+from muster.spec.unsupported import LATER_KEYS
 
 
 def problems_of(text: str, caller: dict[str, str] | None = None) -> tuple[Problem, ...]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from muster.cli.job_input import Typed, read_job
+from muster.cli.input.job_input import Typed, read_job
 from muster.spec.command import needs_interpreter
-from muster.spec.overrides import apply_overrides
-from muster.spec.parse import parse_job, parse_mapping
-from muster.spec.problems import Kind, Problem, SpecError
-from muster.spec.types import (
+from muster.spec.errors import Kind, Problem, SpecError
+from muster.spec.model import (
     Argv,
     JobSpec,
     Role,
@@ -20,6 +18,8 @@ from muster.spec.types import (
     nproc_on_node,
     run_on_node,
 )
+from muster.spec.overrides import apply_overrides
+from muster.spec.parse import parse_job, parse_mapping
 
 
 def job(text: str) -> JobSpec:

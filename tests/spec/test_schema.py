@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from muster.spec.errors import SpecError
+from muster.spec.model import Argv
 from muster.spec.parse import parse_job, parse_mapping
-from muster.spec.problems import SpecError
-from muster.spec.render import to_mapping
 from muster.spec.schema import job_schema
-from muster.spec.types import Argv
+from muster.spec.serialize import to_mapping
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -11,9 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
+from muster.spec.errors import Problem, SpecError
+from muster.spec.model import JobSpec
 from muster.spec.parse import MAX_LAUNCH_BYTES, parse_job, parse_json
-from muster.spec.problems import Problem, SpecError
-from muster.spec.types import JobSpec
 
 KIB = 1024
 DIGITS = "9" * 5000  # more than Python makes a number of

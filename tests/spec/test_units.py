@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.spec import units
-from muster.spec.problems import RefusedError
+from muster.spec.errors import RefusedError
 
 DURATIONS = {
     "24h": 86400,

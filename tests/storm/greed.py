@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from examples.namespace_cluster import NamespaceCluster
 from muster.client import ClientError, load_settings
-from muster.client.settings import Settings
+from muster.client.config import Settings
 
 CLIENTS = 8
 SLOW_READERS = 100

@@ -13,8 +13,8 @@ from pathlib import Path
 from examples.local_cluster import ClusterError
 from examples.rig.machine import RigError
 from muster.client import Client
-from muster.client.tail import LogQuery
-from muster.protocol.http import LogRecord, LogTrailer
+from muster.client.log_stream import LogQuery
+from muster.http.views import LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
 from tests.storm.cluster import StormCluster
 from tests.storm.users import Job

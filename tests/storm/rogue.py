@@ -19,27 +19,13 @@ import aiohttp
 import msgspec
 import yaml
 
-from agent.dial import ConnectionLostError, Dialer, Websocket
-from agent.link import PATH
+from agent.link.control import PATH
+from agent.link.dialer import ConnectionLostError, Dialer, Websocket
 from agent.logs.shipper import PATH as LOGS_PATH
 from examples.namespace_cluster import PORT, NamespaceCluster
 from examples.rig.machine import Machine
 from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
-from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.link import Link
-from muster.protocol.logs import (
-    Chunk,
-    EndStream,
-    LogHello,
-    LogReport,
-    OpenStream,
-    StreamId,
-    StreamKind,
-    TaskLogsEnd,
-    encode_chunk,
-    encode_text,
-)
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     PROTOCOL_MAX,
     ArrangeTask,
     ForgetTask,
@@ -56,7 +42,21 @@ from muster.protocol.messages import (
     TaskReport,
     Welcome,
 )
+from muster.protocol.ids import NodeName, TaskId
+from muster.protocol.log_channel import (
+    Chunk,
+    EndStream,
+    LogHello,
+    LogReport,
+    OpenStream,
+    StreamId,
+    StreamKind,
+    TaskLogsEnd,
+    encode_chunk,
+    encode_text,
+)
 from muster.protocol.outcome import ExitStatus
+from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
 
 PATIENCE_S = 30.0

@@ -36,12 +36,12 @@ sleep 10000
 WORK = """
 import os, pwd, socket, subprocess, sys, tempfile, threading
 from pathlib import Path
-from agent.hangs.sockets import connections
-from agent.hosts.file import HostsFile
+from agent.monitors.hangs.sock_diag import connections
+from agent.hostsfile.editor import HostsFile
 from agent.probe.host import boot_id
 from agent.probe.network import NetworkProbe
-from agent.shim.linux import bind_privately
-from muster.protocol.hosts import with_block, without_blocks
+from agent.shim.syscalls import bind_privately
+from muster.protocol.hosts_file import with_block, without_blocks
 
 status = Path("/proc/self/status").read_text()
 assert "NoNewPrivs:\\t1" in status and "Seccomp:\\t2" in status, status

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.claim import RUNTIME
-from agent.process import units
+from agent.shims import systemd
+from agent.single_agent import RUNTIME
 from examples.local_cluster import MUSTER
-from muster.cli.init import Cluster, Listen, cluster_files
+from muster.cli.cluster.init import Cluster, Listen, cluster_files
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 UNITS = ("muster-coordinator", "muster-agent")
@@ -160,7 +160,7 @@ def test_the_agent_has_no_sandbox_in_which_it_cannot_work(name: str) -> None:
 def test_forked_jobs_keep_what_nvidia_modprobe_and_namespaces_need() -> None:
     whole, dropped = settings_of(SYSTEMD / "forked-shims.conf")["Service"]["CapabilityBoundingSet"]
     assert whole == "~"
-    assert dropped == f"~{units.DROPPED}"
+    assert dropped == f"~{systemd.DROPPED}"
     kept = {"CAP_SYS_MODULE", "CAP_MKNOD", "CAP_SYS_ADMIN", "CAP_IPC_LOCK", "CAP_SYS_RESOURCE"}
     kept |= {"CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_KILL", "CAP_SYS_PTRACE", "CAP_SYSLOG"}
     assert not kept & set(dropped.removeprefix("~").split())

@@ -16,9 +16,9 @@ import msgspec
 from agent.config import PREFIX, AgentConfig, load
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
-from agent.probe.fabric.user import User, user_named
+from agent.probe.fabric.user_access import User, user_named
 from muster.daemon.errors import ConfigError
-from muster.fabric.nccl import version_of
+from muster.fabric.nccl_version import version_of
 from muster.fabric.schema import probe_schema
 
 VERBS: Final = ("probe", "doctor")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
+from agent.probe.fabric.foreign_gpu_processes import strangers, used_by
+from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.fabric.pci import (
     DEVICES,
     NVIDIA,
@@ -16,11 +18,9 @@ from agent.probe.fabric.pci import (
     is_accelerator,
     numa_node,
 )
-from agent.probe.fabric.strangers import strangers, used_by
-from agent.probe.fabric.tree import Tree, Unread
-from muster.fabric.affinity import is_function, path_of
-from muster.fabric.order import function_order
-from muster.fabric.types import Gpu
+from muster.fabric.model import Gpu
+from muster.fabric.natural_sort import function_order
+from muster.fabric.topology import is_function, path_of
 from muster.protocol.gpus import TEXT_MAX, GpuDevice, is_uuid
 
 DRIVER: Final = "proc/driver/nvidia/gpus"

@@ -7,8 +7,8 @@ import re
 import resource
 from typing import Final
 
-from agent.probe.fabric.tree import Tree, Unread
-from muster.fabric.types import UNLIMITED, Limits
+from agent.probe.fabric.fs_root import Tree, Unread
+from muster.fabric.model import UNLIMITED, Limits
 
 UNIT: Final = "muster-agent.service"
 _CGROUPS: Final = (

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.probe.fabric import formats
-from agent.probe.fabric.tree import Tree, Unread
-from muster.fabric.affinity import Path, is_function, path_of
+from agent.probe.fabric import sysfs_formats
+from agent.probe.fabric.fs_root import Tree, Unread
+from muster.fabric.topology import Path, is_function, path_of
 
 DEVICES: Final = "sys/bus/pci/devices"
 _ROOT: Final = "sys/devices"
@@ -93,7 +93,7 @@ def _functions(tree: Tree) -> tuple[Function, ...]:
         if not is_function(name):
             continue
         text = tree.text(f"{DEVICES}/{name}/class")
-        number = None if isinstance(text, Unread) else formats.hexadecimal(text)
+        number = None if isinstance(text, Unread) else sysfs_formats.hexadecimal(text)
         if number is None:
             continue
         kind = number >> 8
@@ -141,7 +141,7 @@ def numa_node(tree: Tree, folder: str) -> int | Unread | None:
     text = tree.text(f"{folder}/numa_node")
     if isinstance(text, Unread):
         return text
-    number = formats.decimal(text)
+    number = sysfs_formats.decimal(text)
     return number if number is not None and -1 <= number < 1 << 16 else None
 
 
@@ -163,7 +163,7 @@ def _function(tree: Tree, name: str, kind: int) -> Function:
 
 def _hex(tree: Tree, path: str) -> int | None:
     text = tree.text(path)
-    return None if isinstance(text, Unread) else formats.hexadecimal(text)
+    return None if isinstance(text, Unread) else sysfs_formats.hexadecimal(text)
 
 
 def _order(address: str) -> tuple[int, ...]:

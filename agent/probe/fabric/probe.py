@@ -11,12 +11,15 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from agent.hangs import py_spy
-from agent.probe.fabric import problems, surroundings
+from agent.leftovers.inventory import traces
+from agent.leftovers.processes import remains
+from agent.leftovers.units import left_units
+from agent.probe import py_spy_check
+from agent.probe.fabric import host_problems, problems
+from agent.probe.fabric.fs_root import Read, Tree, Unread
 from agent.probe.fabric.gpus import INSTALL_NVML, NO_NVML, gpus_of, lacks_nvml
-from agent.probe.fabric.ib import Devices
+from agent.probe.fabric.interfaces import networks_of, sockets, with_addresses
 from agent.probe.fabric.limits import limits_of
-from agent.probe.fabric.netdevs import networks_of, sockets, with_addresses
 from agent.probe.fabric.pci import (
     INFINIBAND_CLASS,
     Function,
@@ -25,19 +28,16 @@ from agent.probe.fabric.pci import (
     is_hca,
     redirecting,
 )
+from agent.probe.fabric.rdma_devices import Devices
 from agent.probe.fabric.software import software_of
-from agent.probe.fabric.tree import Read, Tree, Unread
-from agent.probe.fabric.user import User
-from agent.process.left_units import left_units
-from agent.process.remains import remains
-from agent.traces import traces
+from agent.probe.fabric.user_access import User
 from muster.daemon.clock import SystemClock
-from muster.fabric import affinity
-from muster.fabric.choice import choose
-from muster.fabric.environment import environment
-from muster.fabric.nccl import version_of
-from muster.fabric.rules import Rules
-from muster.fabric.types import Affinity, Gpu, Hca, Probe
+from muster.fabric import topology
+from muster.fabric.hca_selection import choose
+from muster.fabric.model import Affinity, Gpu, Hca, Probe
+from muster.fabric.nccl_env import environment
+from muster.fabric.nccl_version import version_of
+from muster.fabric.operator_rules import Rules
 
 _ON_ITS_WAY_S: Final = 60.0
 """So long an agent that runs may take to make or remove a folder."""
@@ -101,7 +101,7 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         arp_separate=_arp_separate(tree),
     )
     redirects, unread = redirecting(tree, _near_paths(gpus, choice.used, pairs))
-    node = surroundings.Node(
+    node = host_problems.Node(
         used=choice.used,
         hcas=hcas,
         gpus=gpus,
@@ -112,25 +112,25 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         limits=limits,
         software=software,
         flat=flat,
-        local_name=surroundings.local_name(tree, hostname),
+        local_name=host_problems.local_name(tree, hostname),
         redirecting=redirects,
         bridges_unread=unread,
     )
-    found = [*problems.of_ports(ports), *surroundings.of_node(node)]
+    found = [*problems.of_ports(ports), *host_problems.of_node(node)]
     if lacks_nvml(tree, pci):
         found.append(problems.warning(NO_NVML, INSTALL_NVML))
-    if tree.live and py_spy.find() is None:
-        found.append(problems.info(py_spy.ABSENT, py_spy.INSTALL))
+    if tree.live and py_spy_check.find() is None:
+        found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if not asked.agent:
-        found += surroundings.of_processes(tree, asked.processes_max)
+        found += host_problems.of_processes(tree, asked.processes_max)
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
-        found += surroundings.of_earlier_lives(remains())
-        found += surroundings.of_left_units(left_units())
+        found += host_problems.of_earlier_lives(remains())
+        found += host_problems.of_left_units(left_units())
         if asked.state_dir is not None:
             before = SystemClock().now().wall - _ON_ITS_WAY_S
             left = traces(asked.state_dir, asked.hosts_file, before)
-            found += surroundings.of_traces(left)
+            found += host_problems.of_traces(left)
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(
         hostname=hostname or "unknown",
@@ -177,18 +177,18 @@ def _affinity(
     """The pairs, and whether the PCI tree tells nothing of them."""
     ends = {hca.name: (hca.pci_path, hca.numa_node) for hca in hcas}
     ends |= {function.address: (function.path, function.numa_node) for function in bare}
-    found = affinity.pairs(gpus, [(name, path, numa) for name, (path, numa) in ends.items()])
-    flat = affinity.is_flat(gpus, list(ends.values()), virtual=virtual)
-    return (affinity.unknown(found) if flat else found), flat
+    found = topology.pairs(gpus, [(name, path, numa) for name, (path, numa) in ends.items()])
+    flat = topology.is_flat(gpus, list(ends.values()), virtual=virtual)
+    return (topology.unknown(found) if flat else found), flat
 
 
 def _near_paths(
     gpus: Sequence[Gpu], used: Sequence[Hca], pairs: Sequence[Affinity]
-) -> list[affinity.Path]:
+) -> list[topology.Path]:
     """The ways between each GPU and the HCAs next to it."""
     gpu_paths = {gpu.pci: gpu.pci_path for gpu in gpus}
     hca_paths = {hca.name: hca.pci_path for hca in used}
-    near = [pair for pair in pairs if pair.distance in affinity.NEAR and pair.hca in hca_paths]
+    near = [pair for pair in pairs if pair.distance in topology.NEAR and pair.hca in hca_paths]
     return [path for pair in near for path in (gpu_paths[pair.gpu], hca_paths[pair.hca])]
 
 

@@ -13,14 +13,14 @@ from itertools import combinations
 from typing import Final, TypeVar
 
 from agent.probe.fabric.pci import INFINIBAND_CLASS, Function
-from muster.fabric.choice import Choice, has_no_address, own_addresses
-from muster.fabric.classes import same_ends, speed_of
-from muster.fabric.environment import Environment
 from muster.fabric.gids import fit_index, nccl_index, routable, strays, version_of
-from muster.fabric.kinds import EFA, IWARP, OPA, USNIC, special
-from muster.fabric.nccl import ROBUST, Version, devices_max
-from muster.fabric.rules import told_range
-from muster.fabric.types import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
+from muster.fabric.hca_selection import Choice, has_no_address, own_addresses
+from muster.fabric.model import ACTIVE, ETHERNET, INFINIBAND, Hca, Network, Problem, Severity
+from muster.fabric.nccl_env import Environment
+from muster.fabric.nccl_version import ROBUST, Version, devices_max
+from muster.fabric.operator_rules import told_range
+from muster.fabric.port_classes import same_ends, speed_of
+from muster.fabric.unsupported_devices import EFA, IWARP, OPA, USNIC, special
 
 _GUESSED_PREFIX: Final = 24
 _ELSE: Final = "without a plugin NCCL uses TCP"

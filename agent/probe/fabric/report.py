@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from muster.fabric.types import Affinity, AffinityClass, Hca, Network, Probe, Problem, Severity
+from muster.fabric.model import Affinity, AffinityClass, Hca, Network, Probe, Problem, Severity
 
 _WIDTH: Final = 80
 _WORDS: Final = {

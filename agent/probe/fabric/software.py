@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from agent.probe.fabric.tree import Tree, Unread
-from muster.fabric.types import Software
+from agent.probe.fabric.fs_root import Tree, Unread
+from muster.fabric.model import Software
 
 _MODULES: Final = (
     "mlx5_core",

@@ -6,9 +6,9 @@ import json
 import os
 import sys
 
-from muster.check.program.hub import Hub
-from muster.check.program.node import Node
-from muster.check.program.wire import listen
+from muster.check.program.driver import Hub
+from muster.check.program.peer import Node
+from muster.check.program.sockets import listen
 
 
 def main() -> int:

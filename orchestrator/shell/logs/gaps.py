@@ -3,7 +3,7 @@
 import enum
 from typing import Final, assert_never
 
-from orchestrator.core.log_space import Full
+from orchestrator.core.storage.log_space import Full
 
 
 class Gap(enum.IntEnum):

@@ -6,18 +6,10 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.shell.logs.folder import (
-    numbered,
-    silent_ranks,
-)
-from orchestrator.shell.logs.removed import read_removed
+from orchestrator.shell.logs.layout import numbered, silent_ranks
 from orchestrator.shell.logs.space import Usage
-from orchestrator.shell.logs.stream import (
-    Late,
-    StreamFile,
-    StreamKey,
-    key_of_file,
-)
+from orchestrator.shell.logs.stream_file import Late, StreamFile, StreamKey, key_of_file
+from orchestrator.shell.logs.tombstone import read_removed
 
 MARK_NAME: Final = "stored"
 

@@ -15,16 +15,16 @@ from typing import Final, Never
 import structlog
 
 from muster.protocol.ids import JobId
-from orchestrator.core.deliveries import awaited
-from orchestrator.core.job import JobPhase
-from orchestrator.core.removal import Allowance
+from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.storage.removal import Allowance
 from orchestrator.journal.errors import JournalError
-from orchestrator.shell.ages import Ages
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.folder import bytes_below, present_jobs
-from orchestrator.shell.logs.removed import is_mark
+from orchestrator.shell.logs.layout import bytes_below, present_jobs
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream_file import LogStoreError
+from orchestrator.shell.logs.tombstone import is_mark
+from orchestrator.shell.wall_clock_age import Ages
 
 SWEEP_EVERY_S: Final = 60.0
 _SETTLED_S: Final = 3600.0

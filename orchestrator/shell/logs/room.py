@@ -8,13 +8,13 @@ from typing import Final, Never
 import structlog
 
 from muster.protocol.ids import JobId
-from orchestrator.core.job import JobPhase
-from orchestrator.core.log_space import JobUse, low_mark, plan
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.storage.log_space import JobUse, low_mark, plan
 from orchestrator.journal.errors import JournalError
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.folder import bytes_below, present_jobs
+from orchestrator.shell.logs.layout import bytes_below, present_jobs
 from orchestrator.shell.logs.space import Space
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream_file import LogStoreError
 
 _EVERY_S: Final = 1.0
 _WALKS_APART: Final = 10  # how many times longer than a look at all folders the next one is away

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.protocol.ids import JobId
-from orchestrator.core.log_space import low_mark
+from orchestrator.core.storage.log_space import low_mark
 
 
 @dataclass(slots=True)

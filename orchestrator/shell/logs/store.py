@@ -21,29 +21,25 @@ import msgspec
 import structlog
 
 from muster.daemon.clock import Clock
+from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.daemon.files import write_atomic
 from muster.protocol.ids import JobId, TaskId, parse_task_id
-from muster.protocol.logs import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
-from orchestrator.core.log_space import Bounds
-from orchestrator.shell.changes import Changes
-from orchestrator.shell.logs.folder import (
-    note_silent,
-    remove_all_but_mark,
-    sync_files,
-)
+from muster.protocol.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
+from orchestrator.core.storage.log_space import Bounds
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.logs.gaps import Gap, gap_of
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
-from orchestrator.shell.logs.removed import Removed, write_removed
+from orchestrator.shell.logs.layout import note_silent, remove_all_but_mark, sync_files
 from orchestrator.shell.logs.space import Space, Usage
-from orchestrator.shell.logs.stream import (
+from orchestrator.shell.logs.stream_file import (
     Late,
     LogStoreError,
     NotWantedError,
     StreamFile,
     StreamKey,
 )
+from orchestrator.shell.logs.tombstone import Removed, write_removed
 
 SYNC_EVERY_S: Final = 0.2
 SYNC_AGAIN_S: Final = 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.core import actions as a
-from agent.core import stimuli as s
-from agent.core.shim import ShimPhase, ShimStatus
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.shim_protocol import ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from muster.protocol import messages as m
+from muster.protocol import control_channel as m
 from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.instant import Instant
 

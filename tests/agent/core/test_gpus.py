@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.core import actions as a
-from agent.core import stimuli as s
-from agent.core.shim import ShimPhase, ShimStatus
-from muster.protocol import messages as m
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.shim_protocol import ShimPhase, ShimStatus
+from muster.protocol import control_channel as m
 from muster.protocol.gpus import GpuDevice
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.states import TaskState

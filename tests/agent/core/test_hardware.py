@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from agent.core import actions as a
-from agent.core import stimuli as s
-from agent.core.shim import ShimExit, ShimPhase, ShimRank
-from muster.protocol import messages as m
-from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRank
+from muster.protocol import control_channel as m
+from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import SessionId, TaskId
 from tests.agent.core.playbook import Agent, reports
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.core import actions as a
-from agent.core import stimuli as s
-from agent.core.shim import ShimExit, ShimPhase, ShimStart, ShimStatus
-from muster.protocol import messages as m
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStart, ShimStatus
+from muster.protocol import control_channel as m
 from muster.protocol.ids import TaskId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState

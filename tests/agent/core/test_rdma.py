@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.core import actions as a
-from agent.core import stimuli as s
-from muster.protocol import messages as m
+from agent.core import effects as a
+from agent.core import inputs as s
+from muster.protocol import control_channel as m
 from muster.protocol.fabric import NodeRdma
 from muster.protocol.ids import SessionId
 from tests.agent.core.playbook import Agent

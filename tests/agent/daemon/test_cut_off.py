@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from muster.protocol.messages import Heartbeat, Hello, TaskReport
+from muster.protocol.control_channel import Heartbeat, Hello, TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in

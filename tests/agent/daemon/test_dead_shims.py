@@ -11,9 +11,9 @@ import pytest
 
 from agent.config import load
 from agent.daemon import serve
-from agent.folders import Folders
-from agent.process import remains
-from agent.shim import record
+from agent.leftovers import processes
+from agent.shim import exit_record
+from agent.taskdirs.taskdirs import Folders
 from muster.protocol.ids import TaskId
 from tests.agent.daemon.test_one_task import prepare, until
 from tests.agent.process_of_agent import write_config
@@ -40,7 +40,7 @@ def left_by_a_dead_shim(folders: Folders, task: TaskId) -> None:
     folders.create(prepare(task), ())
     folder = os.open(folders.path(task), os.O_RDONLY)
     try:
-        record.write_identity(folder, task, f"{task}:0:left", None)
+        exit_record.write_identity(folder, task, f"{task}:0:left", None)
     finally:
         os.close(folder)
 
@@ -49,7 +49,7 @@ def test_an_agent_that_starts_waits_for_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Held()
-    monkeypatch.setattr("agent.process.adopt.kill_everything_of", held)
+    monkeypatch.setattr("agent.tasks.adoption.kill_everything_of", held)
     config = load(file=write_config(tmp_path, "http://127.0.0.1:1"), environ={})
     config.state_dir.mkdir()
     folders = Folders(config.state_dir, None)
@@ -60,7 +60,7 @@ def test_an_agent_that_starts_waits_for_all_at_once(
     async def story() -> None:
         stop = asyncio.Event()
         agent = asyncio.create_task(serve(config, stop, {}))
-        await until(lambda: all((folders.path(it) / record.EXIT).exists() for it in tasks))
+        await until(lambda: all((folders.path(it) / exit_record.EXIT).exists() for it in tasks))
         stop.set()
         await agent
 
@@ -70,7 +70,7 @@ def test_an_agent_that_starts_waits_for_all_at_once(
 
 def test_so_does_one_that_ends_what_no_folder_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
-    monkeypatch.setattr("agent.process.remains.kill_everything_of", held)
-    found = [remains.Remain(1, "python", f"{number}.1.0:0:left") for number in range(MANY)]
-    assert remains.end(found) == []
+    monkeypatch.setattr("agent.leftovers.processes.kill_everything_of", held)
+    found = [processes.Remain(1, "python", f"{number}.1.0:0:left") for number in range(MANY)]
+    assert processes.end(found) == []
     assert sorted(held.ended) == sorted(it.mark for it in found)

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.stimuli import DisksSeen, Stimulus
-from agent.descriptors import RESERVE, NoDescriptorsError, check_descriptors
-from agent.disks import Disks, look
+from agent.core.inputs import DisksSeen, Stimulus
+from agent.monitors.disks import Disks, look
+from agent.tasks.fd_budget import RESERVE, NoDescriptorsError, check_descriptors
 from muster.protocol.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
-from agent.core.stimuli import RdmaSeen, Stimulus
-from agent.fabric import Fabric
+from agent.core.inputs import RdmaSeen, Stimulus
+from agent.monitors.fabric import Fabric
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
-from orchestrator.core.fabric import lack
-from orchestrator.core.fabric_layout import Member
+from orchestrator.core.fabric.plan import lack
+from orchestrator.core.fabric.port_slots import Member
 from tests.agent.probe.fabric.trees import Node
 
 TASK = TaskId("7.1.0")

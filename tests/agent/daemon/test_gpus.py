@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig, Fabric
-from agent.core.stimuli import GpusSeen, Stimulus
-from agent.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
+from agent.core.inputs import GpusSeen, Stimulus
+from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
+from muster.protocol.control_channel import PrepareTask
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
-from muster.protocol.messages import PrepareTask
 from tests.cluster.cards import address, describe, plant, uuid
 
 

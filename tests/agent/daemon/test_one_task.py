@@ -8,9 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.protocol.ids import TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     ArrangeTask,
     ForgetTask,
     PrepareTask,
@@ -18,6 +16,8 @@ from muster.protocol.messages import (
     StopTask,
     TaskReport,
 )
+from muster.protocol.ids import TaskId
+from muster.protocol.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import DEADLINE_S, Coordinator, Session

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports import NoPortsError, check_range, free_ports
+from agent.gang.ports import NoPortsError, check_range, free_ports
 from tests.descriptors import descriptors_left
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from muster.protocol.tokens import TokenClass, make
 from tests.agent.coordinator import DEADLINE_S, Coordinator
-from tests.agent.daemon.test_claim import MACHINE, config_of, manager, ready, run_folder
+from tests.agent.daemon.test_single_agent import MACHINE, config_of, manager, ready, run_folder
 from tests.agent.process_of_agent import AgentProcess, write_config
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.protocol.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.ids import TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from muster.protocol.messages import ForgetTask, StopTask, TaskReport
+from muster.protocol.log_channel import StreamId, StreamKind
 from muster.protocol.states import TaskState
 from tests.agent.coordinator import Coordinator
 from tests.agent.daemon.test_one_task import TASK, begin, is_in, prepare, until, until_gone

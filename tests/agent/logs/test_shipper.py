@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.shim import ShimStream
-from agent.dial import Dialer
+from agent.core.shim_protocol import ShimStream
+from agent.link.dialer import Dialer
 from agent.logs import shipper as module
-from agent.logs.ledger import WINDOW_BYTES
+from agent.logs.offsets import WINDOW_BYTES
 from agent.logs.shipper import LogShipper
 from muster.daemon.clock import SystemClock
+from muster.protocol.control_channel import HOLES, NO_OUTPUT
 from muster.protocol.ids import NodeName, TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from muster.protocol.messages import HOLES, NO_OUTPUT
+from muster.protocol.log_channel import StreamId, StreamKind
 from tests.agent.coordinator import DEADLINE_S, TOKEN, Coordinator
 from tests.descriptors import descriptors_left
 

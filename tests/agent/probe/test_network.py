@@ -261,7 +261,7 @@ def test_a_change_is_noticed_when_it_has_settled() -> None:
     needs_namespaces()
     program = """
 import asyncio, subprocess
-from agent.probe.changes import watch
+from agent.monitors.interfaces import watch
 from agent.probe.network import NetworkProbe
 def ip(*words): subprocess.run(["ip", *words], check=True)
 async def story():

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim import linux
+from agent.shim import syscalls
 from agent.shim.cgroup import Cgroup, own_cgroup
-from agent.shim.ports import listening
-from agent.shim.tree import Tree, signal_exactly
+from agent.shim.port_probe import listening
+from agent.shim.process_tree import Tree, signal_exactly
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,19 +42,19 @@ def test_a_port_counts_once_it_listens(family: int, address: str) -> None:
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
     child = subprocess.Popen(["sleep", "1000"])
-    stat = linux.stat_of(child.pid)
+    stat = syscalls.stat_of(child.pid)
     assert stat is not None
     assert stat[1] == os.getpid()
     # The same pid with another start time is another process.
     assert not signal_exactly(child.pid, stat[2] + 1, signal.SIGKILL)
     assert child.poll() is None
-    assert child.pid in linux.descendants(os.getpid())
-    assert not linux.exiting(child.pid, stat[2])
+    assert child.pid in syscalls.descendants(os.getpid())
+    assert not syscalls.exiting(child.pid, stat[2])
     assert signal_exactly(child.pid, stat[2], signal.SIGKILL)
     # Until it is waited for it is a zombie, and no living descendant.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert child.pid not in linux.descendants(os.getpid())
-    assert linux.exiting(child.pid, stat[2])
+    assert child.pid not in syscalls.descendants(os.getpid())
+    assert syscalls.exiting(child.pid, stat[2])
     assert child.wait() == -signal.SIGKILL
     assert not signal_exactly(child.pid, stat[2], signal.SIGKILL)
 
@@ -95,7 +95,7 @@ def test_the_template_imports_the_standard_library_only() -> None:
     """-I -S hides everything else, and it stays small: each shim is a copy of it."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "import agent.shim.template\n"
+        "import agent.shim.fork_server\n"
         "heavy = {'asyncio', 'subprocess', 'logging', 'inspect', 'dataclasses', 'tempfile'}\n"
         "print(sorted(heavy & sys.modules.keys()))\n"
     )
@@ -140,13 +140,13 @@ sys.stdin.read()
 
 def test_of_an_environment_no_more_is_read_than_one_can_have() -> None:
     """A process can have the kernel show any of its memory as its environment."""
-    size = 4 * linux.ENVIRONMENT_BYTES_MAX
+    size = 4 * syscalls.ENVIRONMENT_BYTES_MAX
     argv = [sys.executable, "-c", SHOWS_ITS_MEMORY, str(size)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shows:
         assert shows.stdout is not None
         said = shows.stdout.readline().strip()
-        found = len(b"\0".join(linux.environment_of(shows.pid)))
+        found = len(b"\0".join(syscalls.environment_of(shows.pid)))
         shows.kill()
     if said != "ready":
         pytest.skip(f"the kernel refuses: {os.strerror(int(said))}")
-    assert found == linux.ENVIRONMENT_BYTES_MAX
+    assert found == syscalls.ENVIRONMENT_BYTES_MAX

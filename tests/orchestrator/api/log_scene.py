@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.protocol.ids import TaskId
-from muster.protocol.logs import (
+from muster.protocol.log_channel import (
     EndStream,
     LogAck,
     StreamId,

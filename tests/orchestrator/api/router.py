@@ -5,20 +5,20 @@ import tempfile
 from pathlib import Path
 
 from muster.daemon.clock import SystemClock
-from muster.daemon.tasks import TaskOwner
+from muster.daemon.task_owner import TaskOwner
 from orchestrator.api.app import make_app
-from orchestrator.api.origins import Origins
-from orchestrator.api.submit_rules import SubmitRules
-from orchestrator.api.token_file import TokenStore
+from orchestrator.api.http.cross_origin import Origins
+from orchestrator.api.http.submit_policy import SubmitRules
+from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import Limits as HttpLimits
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
-from orchestrator.journal.sqlite import Journal
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
-from orchestrator.shell.agents import AgentSessions
-from orchestrator.shell.changes import Changes
+from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.connection import LogConnections
+from orchestrator.shell.logs.ingest import LogConnections
 from orchestrator.shell.logs.store import LogStore
 from tests.orchestrator.process import token_file
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from muster.protocol.messages import Inventory
+from muster.protocol.control_channel import Inventory
 from orchestrator.api.redaction import REDACTED, is_secret
 from tests.orchestrator.fake_agent import FakeAgent, connect
 from tests.orchestrator.process import CoordinatorProcess

@@ -15,13 +15,13 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
 from orchestrator.api import job_list
-from orchestrator.api.about import QUERY
-from orchestrator.api.parameters import JobsQuery
-from orchestrator.core import facts as f
-from orchestrator.core.display import job_summary
-from orchestrator.core.evolve import apply
-from orchestrator.core.state import State
-from orchestrator.shell.archive import Line, Page, line_of, row_of
+from orchestrator.api.http.query_params import JobsQuery
+from orchestrator.api.http.route_doc import QUERY
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import State
+from orchestrator.core.views.display import job_summary
+from orchestrator.shell.job_archive import Line, Page, line_of, row_of
 from orchestrator.shell.job_index import JobIndex
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess

@@ -8,9 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from muster.protocol.control_channel import PrepareTask
 from muster.protocol.ids import TaskId
-from muster.protocol.logs import TaskLogsEnd
-from muster.protocol.messages import PrepareTask
+from muster.protocol.log_channel import TaskLogsEnd
 from muster.protocol.states import TaskState
 from tests.orchestrator.api.log_scene import Scene, texts, with_scene
 from tests.orchestrator.fake_agent import prepared

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
 from orchestrator.api.metrics import FAMILIES, reference
-from orchestrator.shell.meters import Histogram
+from orchestrator.shell.stats import Histogram
 from tests.orchestrator.fake_agent import connect, connect_logs
 from tests.orchestrator.process import CoordinatorProcess
 from tests.orchestrator.user import User, user_of

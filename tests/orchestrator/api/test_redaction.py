@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.spec.types import Argv, Shell
+from muster.spec.model import Argv, Shell
 from orchestrator.api.redaction import REDACTED, without_secrets_inside
 
 CANARY = "hf_canary5512"

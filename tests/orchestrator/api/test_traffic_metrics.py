@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from muster.protocol.control_channel import Heartbeat
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.messages import Heartbeat
-from muster.protocol.proof import FabricReport, PortFigures, PortHealth, SocketFigures
+from muster.protocol.traffic import FabricReport, PortFigures, PortHealth, SocketFigures
 from orchestrator.api import traffic_metrics
 from orchestrator.api.metrics import FAMILIES
-from orchestrator.core import stimuli as s
+from orchestrator.core.facts import inputs as s
 from tests.fabric import nccl_lines as lines
+from tests.orchestrator.core.monitoring.test_traffic import said, started, tell
 from tests.orchestrator.core.playbook import Cluster
-from tests.orchestrator.core.test_proof import said, started, tell
 
 GB = 10**9
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from muster.fabric.nccl import Version
+from muster.fabric.nccl_version import Version
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
-from muster.spec.types import Rdma
-from orchestrator.core.fabric import Refused, Wish, plan
-from orchestrator.core.fabric_layout import Member
-from orchestrator.core.fabric_plan import FabricPlan
+from muster.spec.model import Rdma
+from orchestrator.core.fabric.plan import Refused, Wish, plan
+from orchestrator.core.fabric.port_slots import Member
+from orchestrator.core.model.fabric_plan import FabricPlan
 
 SLOTS = ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc")
 NEW: Version = (2, 27)

@@ -7,10 +7,7 @@ from typing import Any
 
 import msgspec
 
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
-from muster.protocol.instant import Instant
-from muster.protocol.interfaces import Interface
-from muster.protocol.messages import (
+from muster.protocol.control_channel import (
     PROTOCOL_MAX,
     Command,
     Heartbeat,
@@ -21,18 +18,21 @@ from muster.protocol.messages import (
     Refusal,
     TaskReport,
 )
+from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, task_id
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.states import JobState, TaskState
-from muster.spec.types import Argv, JobSpec
-from orchestrator.core import actions as a
-from orchestrator.core import stimuli as s
-from orchestrator.core.durability import Durability, durability_of
-from orchestrator.core.evolve import apply
-from orchestrator.core.facts import Durable, Fact
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import Job, Node, State
-from orchestrator.core.status import job_state
-from orchestrator.core.turn import Turn, turn
+from muster.spec.model import Argv, JobSpec
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.turn import Turn, turn
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.facts.jobs import Durable, Fact
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Job, Node, State
+from orchestrator.core.model.status import job_state
 
 INVENTORY = Inventory(address="10.0.0.1", machine_id="m1", python="python3", cpus=4)
 

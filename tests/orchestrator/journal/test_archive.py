@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.outcome import Cause, CauseCode, Outcome
-from muster.spec.types import JobSpec, Shell
-from orchestrator.core import facts as f
-from orchestrator.journal import archive, opening
+from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import jobs as f
+from orchestrator.journal import archive, schema
 from orchestrator.journal.archive import Archived, Asked, Found
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError, JournalWriteError
-from orchestrator.journal.opening import FILE_NAME
-from orchestrator.journal.sqlite import Journal, events
+from orchestrator.journal.journal import Journal, events
+from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
 from tests.orchestrator.journal.old_layouts import age
-from tests.orchestrator.journal.test_space import Faulty
+from tests.orchestrator.journal.test_disk_reserve import Faulty
 
 SPEC = JobSpec(name="demo", run=Shell("true"))
 CANCELLED = Cause(CauseCode.CANCELLED, Outcome.CANCELLED, "cancelled by ann")
@@ -262,7 +262,7 @@ def test_page_after_page_has_each_job_once(
         and pool in (None, row.pool)
     ]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
-        database.executescript(opening._MAKE)
+        database.executescript(schema._MAKE)
         archive.move(database, there)
         found: list[int] = []
         before = 10**6

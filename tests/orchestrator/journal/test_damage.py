@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from muster.daemon.errors import DirectoryLockedError
 from muster.protocol.ids import JobId
-from muster.spec.types import JobSpec, Shell
-from orchestrator.core import facts as f
+from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import jobs as f
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore
 from orchestrator.journal.errors import (
@@ -20,9 +20,9 @@ from orchestrator.journal.errors import (
     LostLogError,
     NewerJournalError,
 )
-from orchestrator.journal.opening import FILE_NAME
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.records import Recorded
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
 from tests.orchestrator.journal.old_layouts import age
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId
-from muster.spec.types import JobSpec, Shell
-from orchestrator.core import facts as f
+from muster.spec.model import JobSpec, Shell
+from orchestrator.core.facts import jobs as f
 from orchestrator.journal import mark
 from orchestrator.journal.backup import back_up, examined, examined_copy, restore, salvaged
 from orchestrator.journal.errors import CorruptJournalError, JournalError, LostTailError
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.mark import Marked, Note
-from orchestrator.journal.opening import FILE_NAME
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.schema import FILE_NAME
 from orchestrator.shell.coordinator import replay
 from tests.small_disk import small_disk
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from muster.daemon import files
-from orchestrator.journal import opening
+from muster.daemon import durable_files
+from orchestrator.journal import schema
 from orchestrator.journal.backup import back_up, examined_copy, restore
 from orchestrator.journal.errors import CorruptJournalError, NewerJournalError
-from orchestrator.journal.opening import FILE_NAME, LAYOUT
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.records import _crc
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.schema import FILE_NAME, LAYOUT
 from tests.golden import journals
 from tests.orchestrator.journal.old_layouts import age
 
@@ -50,8 +50,8 @@ class Moments:
         sqlite3.connect = traced  # type: ignore[assignment]
         for module, names in (
             (os, ("rename", "replace", "unlink", "fsync")),
-            (opening, ("sync_file", "sync_directory")),
-            (files, ("sync_file", "sync_directory")),
+            (schema, ("sync_file", "sync_directory")),
+            (durable_files, ("sync_file", "sync_directory")),
         ):
             for name in names:
                 setattr(module, name, self.before(getattr(module, name)))

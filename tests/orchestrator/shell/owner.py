@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from muster.daemon.clock import SystemClock
+from muster.protocol.control_channel import Command, Hello, Inventory, Refused
 from muster.protocol.ids import NodeName, SessionId
-from muster.protocol.messages import Command, Hello, Inventory, Refused
-from muster.spec.types import JobSpec, Launcher, Shell
-from orchestrator.core import facts as f
-from orchestrator.core.limits import Limits
-from orchestrator.core.stimuli import HelloReceived, SubmitReceived
+from muster.spec.model import JobSpec, Launcher, Shell
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.inputs import HelloReceived, SubmitReceived
+from orchestrator.core.model.limits import Limits
 from orchestrator.journal.errors import JournalWriteError
-from orchestrator.journal.sqlite import Journal
+from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
-from orchestrator.shell.changes import Changes
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.coordinator import Coordinator, replay
 
 SPEC = JobSpec(name="demo", run=Shell("true"), launcher=Launcher.NONE)

@@ -7,18 +7,23 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.protocol.control_channel import Heartbeat
 from muster.protocol.disks import DiskHealth
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.messages import Heartbeat
-from orchestrator.core import facts as f
-from orchestrator.core.actions import Declined, RequestId, Submitted
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
-from orchestrator.core.stimuli import CancelReceived, NoticeTried, ReportReceived, SubmitReceived
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.effects import Declined, RequestId, Submitted
+from orchestrator.core.facts.inputs import (
+    CancelReceived,
+    NoticeTried,
+    ReportReceived,
+    SubmitReceived,
+)
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 from orchestrator.journal.errors import JournalWriteError
-from orchestrator.journal.sqlite import Journal
-from orchestrator.shell import archive as archive_module
+from orchestrator.journal.journal import Journal
 from orchestrator.shell import coordinator as coordinator_module
+from orchestrator.shell import job_archive as archive_module
 from orchestrator.shell.coordinator import CoordinatorStoppedError, replay
 from tests.orchestrator.shell.owner import S1, SPEC, Rig, with_owner
 

@@ -18,8 +18,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.protocol.codec import FRAME_BYTES_MAX, ReportFrame, encode
-from muster.protocol.logs import Chunk, LogHello, StreamId, StreamKind, encode_chunk, encode_text
-from muster.protocol.messages import PROTOCOL_MAX, Heartbeat, HeartbeatAck, Refused, TaskReport
+from muster.protocol.control_channel import (
+    PROTOCOL_MAX,
+    Heartbeat,
+    HeartbeatAck,
+    Refused,
+    TaskReport,
+)
+from muster.protocol.log_channel import (
+    Chunk,
+    LogHello,
+    StreamId,
+    StreamKind,
+    encode_chunk,
+    encode_text,
+)
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import DEADLINE_S, FakeAgent, connect, hello
 from tests.orchestrator.process import CoordinatorProcess

@@ -4,7 +4,7 @@ import asyncio
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import SessionId
-from orchestrator.core.stimuli import SessionEnded, SpaceSeen, Stimulus
+from orchestrator.core.facts.inputs import SessionEnded, SpaceSeen, Stimulus
 from orchestrator.shell.inbox import BATCH_MAX, Inbox
 
 A, B, C = SpaceSeen("a"), SpaceSeen("b"), SpaceSeen("c")

@@ -8,11 +8,11 @@ from muster.protocol.ids import JobId
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import JobState
 from muster.spec.parse import parse_mapping
-from orchestrator.core import facts as f
-from orchestrator.core.evolve import apply
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import State
-from orchestrator.core.status import job_state
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import State
+from orchestrator.core.model.status import job_state
 from orchestrator.shell.job_index import JobIndex
 
 SPEC = parse_mapping({"run": ["/bin/true"], "launcher": "none"})

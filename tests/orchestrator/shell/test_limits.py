@@ -10,12 +10,19 @@ from typing import Any
 
 import pytest
 
+from muster.http.views import TAIL_MAX
+from muster.protocol.control_channel import (
+    Heartbeat,
+    HeartbeatAck,
+    Inventory,
+    RankReport,
+    TaskReport,
+)
 from muster.protocol.gpus import DEVICES_MAX, GpuDevice
-from muster.protocol.hardware import EVENTS_MAX, Grade, HardwareEvent
-from muster.protocol.http import TAIL_MAX
+from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
 from muster.protocol.ids import TaskId
 from muster.protocol.interfaces import INTERFACES_MAX, Interface, InterfaceKind
-from muster.protocol.logs import (
+from muster.protocol.log_channel import (
     RANKS_PER_NODE_MAX,
     STREAMS_PER_TASK_MAX,
     OpenStream,
@@ -23,16 +30,15 @@ from muster.protocol.logs import (
     StreamKind,
     TaskLogsEnd,
 )
-from muster.protocol.messages import Heartbeat, HeartbeatAck, Inventory, RankReport, TaskReport
 from muster.protocol.states import TaskState
-from muster.spec.fields import MAX_NODES
+from muster.spec.field_readers import MAX_NODES
 from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
-from muster.spec.scalars import MAX_VALUES
-from orchestrator.api.parameters import PAGE_MAX
-from orchestrator.shell.agents import OUTBOX_MAX
+from muster.spec.yaml.loader import MAX_VALUES
+from orchestrator.api.http.query_params import PAGE_MAX
+from orchestrator.shell.agent_sessions import OUTBOX_MAX
 from orchestrator.shell.inbox import WAITING_MAX
-from orchestrator.shell.logs.connection import STRANGERS_MAX, UNSAID_MAX
+from orchestrator.shell.logs.ingest import STRANGERS_MAX, UNSAID_MAX
 from tests.orchestrator.fake_agent import (
     FakeAgent,
     FakeLogLink,

@@ -4,7 +4,7 @@ import asyncio
 
 from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
-from orchestrator.core.actions import Timer, TimerKind
+from orchestrator.core.facts.effects import Timer, TimerKind
 from orchestrator.shell.timers import Timers
 
 

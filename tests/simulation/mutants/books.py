@@ -9,35 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.protocol.control_channel import TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.messages import TaskReport
 from muster.protocol.outcome import Cause
-from muster.spec.types import JobSpec
-from orchestrator.core import (
-    commands,
-    decide,
-    evolve,
-    evolve_jobs,
-    follow,
-    launch,
-    meeting,
-    placement,
-    policy,
-    task_moves,
-)
-from orchestrator.core import durability as durabilities
-from orchestrator.core import facts as f
-from orchestrator.core import turn as turns
-from orchestrator.core.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
-from orchestrator.core.durability import Durability
-from orchestrator.core.faults import from_report
-from orchestrator.core.lack import Lack
-from orchestrator.core.launch import Gang
-from orchestrator.core.placement import Waiting, busy, place
-from orchestrator.core.policy import after_attempt
-from orchestrator.core.reports import news
-from orchestrator.core.state import Attempt, Job, Node, State, Task
-from orchestrator.core.task import OVER
+from muster.spec.model import JobSpec
+from orchestrator.core.engine import apply, apply_jobs, decide, react
+from orchestrator.core.engine import turn as turns
+from orchestrator.core.facts import durability as durabilities
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.durability import Durability
+from orchestrator.core.failures.causes import from_report
+from orchestrator.core.gangs import commands, launch, retry_policy, transitions
+from orchestrator.core.gangs.launch import Gang
+from orchestrator.core.gangs.retry_policy import after_attempt
+from orchestrator.core.gangs.task_reports import news
+from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.model.state import Attempt, Job, Node, State, Task
+from orchestrator.core.model.task import OVER
+from orchestrator.core.scheduling import placement, rendezvous
+from orchestrator.core.scheduling.placement import Waiting, busy, place
+from orchestrator.core.scheduling.reasons import Lack
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
 
@@ -162,7 +153,7 @@ def _not_busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
 
 
 def _first_port(state: State, attempt: Attempt) -> f.AttemptArranged | Cause:
-    return meeting.choose_meeting(replace(state, ports={}), attempt)
+    return rendezvous.choose_meeting(replace(state, ports={}), attempt)
 
 
 def _any_arranged(attempt: Attempt) -> list[f.Fact]:
@@ -220,7 +211,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
         running = attempt.phase is AttemptPhase.RUNNING and attempt.started_at is not None
         return job.spec.elastic and running
 
-    for module in (decide, task_moves):
+    for module in (decide, transitions):
         monkeypatch.setattr(module, "goes_on_without", always)
 
 
@@ -260,38 +251,38 @@ MUTANTS = (
     Mutant("exits never reach the disk", _durable(f.TaskExited, EPHEMERAL), ("replay",)),
     Mutant(
         "something is changed without a fact",
-        _wrap(follow, "after_attempt", _changes_in_memory),
+        _wrap(react, "after_attempt", _changes_in_memory),
         ("replay",),
     ),
     Mutant("idempotency keys are ignored", _wrap(decide, "_submit", _keyless), ("I1",), seed=6),
     Mutant("a later cause takes the place of the first", _cause_overwritten, ("I2",), seed=3),
     Mutant(
         "a cancelled job is tried again",
-        _put(follow, "after_attempt", _cancel_forgotten),
+        _put(react, "after_attempt", _cancel_forgotten),
         ("I1",),
         seed=25,
     ),
     Mutant(
         "nodes are free when the stop is requested",
-        _wrap(evolve, "_apply_attempt", _freed_early),
+        _wrap(apply, "_apply_attempt", _freed_early),
         ("books",),
     ),
     Mutant(
         "a gang is closed when its first task is clean",
-        _both(_put(follow, "closed", _closes_early), _put(task_moves, "closed", _closes_early)),
+        _both(_put(react, "closed", _closes_early), _put(transitions, "closed", _closes_early)),
         ("books",),
         seed=1,
     ),
     Mutant("a node that is held counts as free", _put(placement, "busy", _not_busy), ("books",)),
     Mutant(
         "a port that is leased is given again",
-        _put(task_moves, "choose_meeting", _first_port),
+        _put(transitions, "choose_meeting", _first_port),
         ("books",),
         seed=39,
     ),
     Mutant(
         "the gates open when the first has its plan",
-        _put(task_moves, "_all_arranged", _any_arranged),
+        _put(transitions, "_all_arranged", _any_arranged),
         ("books", "gang"),
         seed=1,
     ),
@@ -315,7 +306,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node is free when it leaves its gang, whatever still runs there",
-        _wrap(evolve, "_apply_task", _freed_on_leaving),
+        _wrap(apply, "_apply_task", _freed_on_leaving),
         ("books", "I5", "I4"),
         seed=125,
     ),
@@ -337,7 +328,7 @@ MUTANTS = (
         ("queue",),
         seed=125,
     ),
-    Mutant("priorities are ignored", _put(evolve_jobs, "enqueue", _appends), ("books",), seed=1),
+    Mutant("priorities are ignored", _put(apply_jobs, "enqueue", _appends), ("books",), seed=1),
     Mutant(
         "a job's second attempt is never placed",
         _wrap(turns, "next_placement", _ignores_the_retried),
@@ -346,7 +337,7 @@ MUTANTS = (
     ),
     Mutant(
         "success is declared when the first node is done",
-        _wrap(task_moves, "_all_exited", _completes_early),
+        _wrap(transitions, "_all_exited", _completes_early),
         ("truth",),
         seed=1,
     ),
@@ -358,20 +349,20 @@ MUTANTS = (
     ),
     Mutant(
         "budgets of retries have no end",
-        _wrap(policy, "_retry", _endless_budget),
+        _wrap(retry_policy, "_retry", _endless_budget),
         ("books",),
         seed=3,
     ),
     Mutant(
         "nodes are free when the stop is requested, and the books are not read",
-        _unseen(_wrap(evolve, "_apply_attempt", _freed_early)),
+        _unseen(_wrap(apply, "_apply_attempt", _freed_early)),
         ("I5",),
         seed=3,
     ),
     Mutant(
         "a gang is closed when its first task is clean, and the books are not read",
         _unseen(
-            _both(_put(follow, "closed", _closes_early), _put(task_moves, "closed", _closes_early))
+            _both(_put(react, "closed", _closes_early), _put(transitions, "closed", _closes_early))
         ),
         ("I3", "I4", "I5"),
         seed=1,
@@ -383,13 +374,13 @@ MUTANTS = (
     ),
     Mutant(
         "a port that is leased is given again, and the books are not read",
-        _unseen(_put(task_moves, "choose_meeting", _first_port)),
+        _unseen(_put(transitions, "choose_meeting", _first_port)),
         ("ports",),
         seed=93,
     ),
     Mutant(
         "the gates open when the first has its plan, and the books are not read",
-        _unseen(_put(task_moves, "_all_arranged", _any_arranged)),
+        _unseen(_put(transitions, "_all_arranged", _any_arranged)),
         ("gang", "hosts"),
         seed=1,
     ),

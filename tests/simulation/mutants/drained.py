@@ -8,13 +8,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from muster.protocol.outcome import CauseCode, Outcome
-from orchestrator.core import drains, elastic, follow, placement, policy, timers
-from orchestrator.core import facts as f
-from orchestrator.core import quarantine as q
-from orchestrator.core import service_facts as sf
-from orchestrator.core.durability import Durability
-from orchestrator.core.limits import Limits, Quarantine
-from orchestrator.core.state import Job, Node, State
+from orchestrator.core.engine import react, timers
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.facts.durability import Durability
+from orchestrator.core.gangs import retry_policy
+from orchestrator.core.model.limits import Limits, Quarantine
+from orchestrator.core.model.state import Job, Node, State
+from orchestrator.core.nodes import drains
+from orchestrator.core.nodes import quarantine as q
+from orchestrator.core.scheduling import elastic, placement
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _durable, _wrap
 
@@ -102,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "the last retry is spent on a drain",
-        _wrap(policy, "_retry", _pays_for_it),
+        _wrap(retry_policy, "_retry", _pays_for_it),
         ("drain",),
         seed=385,
     ),
@@ -114,13 +117,13 @@ MUTANTS = (
     ),
     Mutant(
         "a whole pool is quarantined",
-        _wrap(follow, "quarantined", _no_brake),
+        _wrap(react, "quarantined", _no_brake),
         ("quarantine",),
         seed=384,
     ),
     Mutant(
         "a node is quarantined for what programs do",
-        _wrap(follow, "judged", _blames_for_programs),
+        _wrap(react, "judged", _blames_for_programs),
         ("quarantine",),
         seed=387,
     ),

@@ -6,8 +6,9 @@ from typing import Any
 
 from agent.core import decide as agent
 from muster.protocol.gpus import GpuDevice, usable
-from orchestrator.core import evolve, gpus, network, placement
-from orchestrator.core.state import Node, State, Task
+from orchestrator.core.engine import apply
+from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.scheduling import gpus, network, placement
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _unseen
 
@@ -54,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "all of a node is free when one of its jobs ends",
-        _put(evolve, "_free", _frees_the_node),
+        _put(apply, "_free", _frees_the_node),
         ("books",),
         seed=304,
     ),

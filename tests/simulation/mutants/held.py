@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from muster.protocol.messages import TaskReport
-from orchestrator.core import decide
-from orchestrator.core import facts as f
-from orchestrator.core.state import Task
+from muster.protocol.control_channel import TaskReport
+from orchestrator.core.engine import decide
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Task
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap
 

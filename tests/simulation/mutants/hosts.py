@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.core import apply as agent_evolve
 from agent.core import decide as agent_decide
-from agent.core import evolve as agent_evolve
 from agent.core import facts as agent_facts
-from agent.core import follow as agent_follow
+from agent.core import react as agent_follow
 from agent.core import task as agent_task
-from agent.core.network import NetworkPhase
+from agent.core.network_phase import NetworkPhase
 from agent.core.state import HeldTask, State
+from muster.protocol.control_channel import TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.messages import TaskReport
 from muster.protocol.states import TaskState
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put, _wrap

@@ -6,24 +6,17 @@ from typing import Any
 
 import msgspec
 
+from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
-from muster.protocol.messages import Hello, Refused
-from orchestrator.core import (
-    admission,
-    decide,
-    follow,
-    hardware,
-    launch,
-    policy,
-    silence,
-    timers,
-)
-from orchestrator.core import facts as f
-from orchestrator.core.decision import Decision
-from orchestrator.core.limits import Limits
-from orchestrator.core.node import LinkState
-from orchestrator.core.state import Job, Node, State, Task
+from orchestrator.core.engine import decide, react, timers
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs import launch, retry_policy
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Job, Node, State, Task
+from orchestrator.core.nodes import admission, hardware, liveness
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
 
@@ -107,7 +100,7 @@ def _kept_by_nodes_alone(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "there is no brake",
-        _put(silence, "_fell_silent_together", _never_together),
+        _put(liveness, "_fell_silent_together", _never_together),
         ("brake",),
         seed=423,
     ),
@@ -119,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job's own lease counts without a margin",
-        _put(silence, "gone_at", _its_own_from_nowhere),
+        _put(liveness, "gone_at", _its_own_from_nowhere),
         ("I3", "I4", "I5"),
         seed=429,
     ),
@@ -140,13 +133,13 @@ MUTANTS = (
     ),
     Mutant(
         "a job that writes no checkpoints is tried for ever",
-        _put(policy, "without_progress", _tried_for_ever),
+        _put(retry_policy, "without_progress", _tried_for_ever),
         ("progress",),
         seed=538,
     ),
     Mutant(
         "hardware that has failed takes no node out of service",
-        _put(follow, "follow_hardware", _nobody_is_drained),
+        _put(react, "follow_hardware", _nobody_is_drained),
         ("hardware",),
         seed=800,
     ),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.core import actions as agent_actions
-from agent.core import evolve as agent_evolve
-from agent.core import follow as agent_follow
+from agent.core import apply as agent_evolve
+from agent.core import effects as agent_actions
+from agent.core import react as agent_follow
 from agent.core import task as agent_task
 from muster.protocol.states import TaskState
-from orchestrator.core import evolve
-from orchestrator.core import facts as f
-from orchestrator.core.state import State
+from orchestrator.core.engine import apply
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import State
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _wrap
 
@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "gangs that have ended are kept among those that may grow",
-        _wrap(evolve, "_apply_attempt", _runs_for_ever),
+        _wrap(apply, "_apply_attempt", _runs_for_ever),
         ("I8", "raised", "books", "replay"),
         seed=102,
     ),

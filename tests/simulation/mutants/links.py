@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.core import actions as agent_actions
 from agent.core import decide as agent_decide
+from agent.core import effects as agent_actions
 from agent.core import facts as agent_facts
-from agent.core import follow as agent_follow
-from agent.core.shim import ShimLease
+from agent.core import react as agent_follow
+from agent.core.shim_protocol import ShimLease
+from muster.protocol.control_channel import Heartbeat, TaskReport
 from muster.protocol.instant import Instant
-from muster.protocol.link import Link
-from muster.protocol.messages import Heartbeat, TaskReport
+from muster.protocol.sequencing import Link
 from muster.protocol.states import TaskState
-from orchestrator.core import actions as a
-from orchestrator.core import decide, evolve, follow, timers
-from orchestrator.core import facts as f
-from orchestrator.core.decision import Decision
-from orchestrator.core.limits import Limits
-from orchestrator.core.state import State
+from orchestrator.core.engine import apply, decide, react, timers
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
 from tests.simulation.faults import Swarm
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
@@ -127,7 +127,7 @@ def _says_clean_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_owed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (decide, follow):
+    for module in (decide, react):
         monkeypatch.setattr(module, "owed", lambda *_: [])
 
 
@@ -164,7 +164,7 @@ MUTANTS = (
     ),
     Mutant(
         "the coordinator waits no longer than the agent",
-        _wrap(evolve, "apply_link", _short_lease),
+        _wrap(apply, "apply_link", _short_lease),
         ("I3", "I4", "I5"),
         seed=2,
     ),
@@ -176,7 +176,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node is lost when it is silent",
-        _wrap(evolve, "apply_link", _lost_when_silent),
+        _wrap(apply, "apply_link", _lost_when_silent),
         ("I3", "I4", "I5"),
         seed=3,
     ),
@@ -192,13 +192,13 @@ MUTANTS = (
     Mutant("a task is called clean when it has exited", _says_clean_at_exit, ("I3", "I4", "I5")),
     Mutant(
         "a timer looks at the wall clock",
-        _wrap(follow, "phase_timers", _wall_timers),
+        _wrap(react, "phase_timers", _wall_timers),
         ("I9",),
         seed=20,
     ),
     Mutant(
         "a lost command is not said again",
-        _put(follow, "_synced", lambda *_: Decision()),
+        _put(react, "_synced", lambda *_: Decision()),
         ("I10", "I4"),
         seed=26,
     ),
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant("a failed rank stops nobody", _wrap(decide, "from_report", _waits_for_all), ("I10",)),
     Mutant(
         "a time limit is never set",
-        _put(follow, "limit_timers", lambda *_: []),
+        _put(react, "limit_timers", lambda *_: []),
         ("limit", "I10"),
         seed=7,
     ),

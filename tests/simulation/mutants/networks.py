@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from agent.core import decide as agent_decide
 from agent.core.decision import Decision
 from muster.protocol.interfaces import Endpoint
-from orchestrator.core import decide, meeting
-from orchestrator.core.network import Common
-from orchestrator.core.state import Node
+from orchestrator.core.engine import decide
+from orchestrator.core.model.state import Node
+from orchestrator.core.scheduling import rendezvous
+from orchestrator.core.scheduling.network import Common
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put
 
@@ -26,7 +27,7 @@ def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> Common:
 MUTANTS = (
     Mutant(
         "each node of a gang has its own network",
-        _put(meeting, "choose", _each_its_own),
+        _put(rendezvous, "choose", _each_its_own),
         ("network",),
         seed=52,
     ),

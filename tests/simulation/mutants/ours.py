@@ -6,20 +6,23 @@ from typing import Any
 
 import pytest
 
-from agent.core import follow as agent_follow
+from agent.core import react as agent_follow
 from agent.core import task as agent_task
-from agent.core.shim import ShimLease, ShimPhase
-from muster.protocol.messages import Hello, Refused
+from agent.core.shim_protocol import ShimLease, ShimPhase
+from muster.protocol.control_channel import Hello, Refused
 from muster.protocol.outcome import Cause
 from muster.protocol.states import TaskState
-from orchestrator.core import admission, follow, placement, scheduler, task_moves, turn
-from orchestrator.core import facts as f
-from orchestrator.core.decision import Decision
-from orchestrator.core.meeting import choose_meeting
-from orchestrator.core.node import LinkState
-from orchestrator.core.placement import Waiting
-from orchestrator.core.state import Attempt, Job, Node, State
-from orchestrator.core.task import reached
+from orchestrator.core.engine import react, turn
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs import transitions
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Attempt, Job, Node, State
+from orchestrator.core.model.task import reached
+from orchestrator.core.nodes import admission
+from orchestrator.core.scheduling import placement, scheduler
+from orchestrator.core.scheduling.placement import Waiting
+from orchestrator.core.scheduling.rendezvous import choose_meeting
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _both, _put, _wrap
 
@@ -89,7 +92,7 @@ def _judges_who_left(real: Any) -> Any:
         if isinstance(fact, f.TaskExited):
             attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
             if not attempt.tasks[fact.rank].present:
-                decision.facts += task_moves._all_exited(attempt)
+                decision.facts += transitions._all_exited(attempt)
         return decision
 
     return task_moved
@@ -104,7 +107,7 @@ def _plant_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS = (
     Mutant(
         "a gang is arranged around one that refused",
-        _wrap(task_moves, "_prepared", _arranges_holes),
+        _wrap(transitions, "_prepared", _arranges_holes),
         ("task", "books", "raised: InvalidTransition"),
         seed=1,
     ),
@@ -135,7 +138,7 @@ MUTANTS = (
     Mutant(
         "one that has left its gang may end it well, twice",
         _both(
-            _wrap(follow, "task_moved", _judges_who_left),
+            _wrap(react, "task_moved", _judges_who_left),
             _put(turn, "_has_ended", lambda *_: False),
         ),
         ("raised: InvalidTransition",),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core import decide, explain
-from orchestrator.core import facts as f
-from orchestrator.core.decision import Decision
-from orchestrator.core.durability import Durability
-from orchestrator.core.job import JobPhase
-from orchestrator.core.placement import Considered, Verdict
-from orchestrator.core.state import Job, State
+from orchestrator.core.engine import decide
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.durability import Durability
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.scheduling.placement import Considered, Verdict
+from orchestrator.core.views import explain
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _durable, _unseen, _wrap
 

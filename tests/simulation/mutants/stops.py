@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.messages import SignalTask
-from orchestrator.core import commands, follow
-from orchestrator.core.decision import Decision
+from muster.protocol.control_channel import SignalTask
+from orchestrator.core.engine import react
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs import commands
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put
 
@@ -23,7 +24,7 @@ def _numbered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         return [SignalTask(it.task, it.signal, next(numbers)) for it in said]  # type: ignore[union-attr]
 
     monkeypatch.setattr(commands, "signals", signals)
-    monkeypatch.setattr(follow, "signals", signals)
+    monkeypatch.setattr(react, "signals", signals)
 
 
 def _told_nobody(*_: object) -> Decision:
@@ -34,7 +35,7 @@ MUTANTS = (
     Mutant("a warning that is said again is another one", _numbered_anew, ("warn",), seed=113),
     Mutant(
         "a warning is noted and nobody is told",
-        _put(follow, "_signalled", _told_nobody),
+        _put(react, "_signalled", _told_nobody),
         ("warn",),
         seed=109,
     ),

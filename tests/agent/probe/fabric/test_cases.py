@@ -10,7 +10,7 @@ import pytest
 
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import exit_code, summary
-from muster.fabric.types import AffinityClass, Probe, Severity
+from muster.fabric.model import AffinityClass, Probe, Severity
 from tests.agent.probe.fabric.trees import by_key, refused_of, refusing, told, used, words
 
 Case = Callable[[str], Path]

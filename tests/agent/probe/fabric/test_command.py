@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.probe.fabric import command
-from agent.probe.fabric.tree import Tree
-from agent.probe.fabric.user import User
+from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.user_access import User
 from muster.fabric.schema import probe_schema
 from tests.agent.probe.fabric.trees import CASES, Node, classical, unpack
 

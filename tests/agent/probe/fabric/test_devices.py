@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent.probe.fabric import gpus as read
+from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.pci import functions
-from agent.probe.fabric.tree import Tree
 from muster.protocol.gpus import GpuDevice
 from tests.agent.probe.fabric.trees import Node
 

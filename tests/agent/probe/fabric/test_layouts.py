@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.fabric.gids import nccl_index
-from muster.fabric.types import AffinityClass, Severity
+from muster.fabric.model import AffinityClass, Severity
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
     V1,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.fabric.report import exit_code, summary
-from agent.probe.fabric.tree import Tree, Unread
-from muster.fabric.classes import speed_of
-from muster.fabric.types import AffinityClass, Hca, Severity
+from muster.fabric.model import AffinityClass, Hca, Severity
+from muster.fabric.port_classes import speed_of
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
     V1,

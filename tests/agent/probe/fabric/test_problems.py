@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.host_problems import local_name
 from agent.probe.fabric.limits import limits_of
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
-from agent.probe.fabric.surroundings import local_name
-from agent.probe.fabric.tree import Tree
-from muster.fabric.types import UNLIMITED, Severity
+from muster.fabric.model import UNLIMITED, Severity
 from tests.agent.probe.fabric.trees import (
     LINK_LOCAL,
     V1,

@@ -15,7 +15,7 @@ from msgspec import json
 from agent.probe import netlink
 from agent.probe.fabric.probe import Asked, probe
 from agent.probe.fabric.report import doctor_text, probe_text
-from muster.fabric.types import Probe, Severity
+from muster.fabric.model import Probe, Severity
 from tests.agent.probe.fabric.trees import (
     V1,
     V2,

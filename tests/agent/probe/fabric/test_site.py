@@ -6,7 +6,7 @@ import pytest
 
 from agent.config import Fabric as FabricConfig
 from agent.probe.fabric.probe import Asked, probe
-from muster.fabric.rules import Rules
+from muster.fabric.operator_rules import Rules
 from tests.agent.probe.fabric.trees import Node, classical, told, words
 
 PACKAGES = "opt/venv/lib/python3.12/site-packages"

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.probe.fabric.fs_root import Read, Tree
 from agent.probe.fabric.probe import Asked, probe
-from agent.probe.fabric.tree import Read, Tree
-from muster.fabric.rules import Rules
-from muster.fabric.types import Hca, Probe, Problem, Severity
+from muster.fabric.model import Hca, Probe, Problem, Severity
+from muster.fabric.operator_rules import Rules
 
 CASES = Path(__file__).parent / "cases"
 V1, V2 = "IB/RoCE v1", "RoCE v2"

@@ -9,13 +9,13 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from orchestrator.shell.changes import Changes
+from muster.protocol.log_channel import StreamId, StreamKind
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import IndexFile
-from orchestrator.shell.logs.merge import Live, Source, live
+from orchestrator.shell.logs.reader import Live, Source, live
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream import LogStoreError, StreamFile
+from orchestrator.shell.logs.stream_file import LogStoreError, StreamFile
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("7.1.0"), StreamKind.STDERR, 0)

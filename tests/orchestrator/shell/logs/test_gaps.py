@@ -7,12 +7,12 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from orchestrator.core.log_space import Bounds
-from orchestrator.shell.changes import Changes
-from orchestrator.shell.logs.folder import bytes_below
+from muster.protocol.log_channel import StreamId, StreamKind
+from orchestrator.core.storage.log_space import Bounds
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
-from orchestrator.shell.logs.merge import (
+from orchestrator.shell.logs.layout import bytes_below
+from orchestrator.shell.logs.reader import (
     History,
     Live,
     Piece,
@@ -23,7 +23,7 @@ from orchestrator.shell.logs.merge import (
     parse_cursor,
 )
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream_file import LogStoreError
 
 OUT = StreamId(TaskId("7.1.0"), StreamKind.STDOUT, 0)
 ERR = StreamId(TaskId("7.1.0"), StreamKind.STDERR, 0)

@@ -10,16 +10,16 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, NodeName, TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.logs import StreamId, StreamKind
+from muster.protocol.log_channel import StreamId, StreamKind
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
-from orchestrator.core.job import JobPhase
-from orchestrator.core.state import Task
-from orchestrator.shell.changes import Changes
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Task
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.removed import read_removed
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.tombstone import read_removed
 from tests.orchestrator.core.playbook import prepared
 
 NOW = 1_000_000.0

@@ -11,13 +11,13 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.instant import Instant
-from muster.protocol.logs import StreamId, StreamKind
-from orchestrator.core.job import JobPhase
-from orchestrator.shell.changes import Changes
+from muster.protocol.log_channel import StreamId, StreamKind
+from orchestrator.core.model.job import JobPhase
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
-from orchestrator.shell.logs.stream import LogStoreError
+from orchestrator.shell.logs.stream_file import LogStoreError
 
 MIB = 1 << 20
 DISK = 64 * MIB

@@ -10,13 +10,13 @@ import pytest
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
-from muster.protocol.logs import StreamId, StreamKind
-from orchestrator.shell.changes import Changes
+from muster.protocol.log_channel import StreamId, StreamKind
+from orchestrator.shell.change_counters import Changes
 from orchestrator.shell.logs import job_streams
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.store import LogStore, log_key
-from orchestrator.shell.logs.stream import LogStoreError, NotWantedError
+from orchestrator.shell.logs.stream_file import LogStoreError, NotWantedError
 
 TASK = TaskId("7.2.1")
 OUT = StreamId(TASK, StreamKind.STDOUT, 3)

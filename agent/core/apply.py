@@ -1,0 +1,163 @@
+"""apply: how each fact changes what the agent knows. Total, without choices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+import msgspec
+
+from agent.core import facts as f
+from agent.core.network_phase import NETWORK_TRANSITIONS, NetworkPhase, needed
+from agent.core.state import HeldTask, State
+from muster.protocol.control_channel import NO_OUTPUT, with_devices
+from muster.protocol.hardware_events import EVENTS_MAX
+
+
+def apply(state: State, fact: f.Fact) -> None:
+    match fact:
+        case (
+            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.LeaseGranted()
+        ) as of_link:
+            _apply_link(state, of_link)
+        case f.NetworkChanged(interfaces):
+            inventory = msgspec.structs.replace(state.identity.inventory, interfaces=interfaces)
+            state.identity = replace(state.identity, inventory=inventory)
+        case f.PortsChanged(ports):
+            state.ports = ports
+        case f.DisksChanged(disks):
+            state.disks = disks
+        case f.HardwareKnown(event):
+            state.hardware = (*state.hardware, event)[-EVENTS_MAX:]
+        case f.RdmaChanged(rdma):
+            inventory = msgspec.structs.replace(state.identity.inventory, rdma=rdma)
+            state.identity = replace(state.identity, inventory=inventory)
+        case f.GpusChanged(devices):
+            inventory = with_devices(state.identity.inventory, devices)
+            state.identity = replace(state.identity, inventory=inventory)
+        case _:
+            _apply_task(state, fact)
+
+
+def _apply_link(state: State, fact: f.LinkFact) -> None:
+    match fact:
+        case f.LinkOpened(at):
+            state.linked, state.welcomed = True, False
+            state.dialled_at = state.heard_at = at
+            state.told = state.identity.inventory
+            state.told_ports, state.told_hardware = state.ports, state.hardware
+            state.told_disks = state.disks
+        case f.LinkClosed():
+            state.linked = state.welcomed = False
+        case f.Welcomed(epoch, cluster, lease_s, heartbeat_s, leases, protocol):
+            for held in state.tasks.values():
+                held.lease_s = leases.get(held.id, held.lease_s)
+                # Another coordinator may have understood it: this one waits for the log's end.
+                held.no_output = held.no_output and protocol >= NO_OUTPUT
+            state.welcomed, state.cluster, state.protocol = True, cluster, protocol
+            state.epoch, state.lease_s, state.heartbeat_s = epoch, lease_s, heartbeat_s
+            state.buried.clear()
+        case f.Heard(at):
+            state.heard_at = at
+        case f.LeaseGranted(until):
+            state.lease_until = until
+        case _:
+            assert_never(fact)
+
+
+def _apply_task(state: State, fact: f.TaskFact) -> None:
+    match fact:
+        case f.TaskAccepted(task, prepare):
+            state.tasks[task] = HeldTask(
+                task, prepare=prepare, gpus=prepare.gpus, lease_s=prepare.lease_s
+            )
+        case f.TaskAdopted(task, status, paths, ports, at, fabric, gpus):
+            state.tasks[task] = HeldTask(
+                task,
+                gpus=gpus,
+                paths=paths,
+                ports=ports,
+                status=status,
+                status_at=at,
+                fabric=fabric,
+                network=NetworkPhase.LEFT,
+            )
+        case f.Buried(task):
+            state.buried.add(task)
+        case f.TaskGone(task):
+            state.tasks.pop(task, None)
+        case _:
+            _apply_held(state.tasks[fact.task], fact)
+
+
+def _apply_held(
+    held: HeldTask,
+    fact: f.TaskHoused
+    | f.FabricKnown
+    | f.TrafficKnown
+    | f.PeersKnown
+    | f.CheckpointKnown
+    | f.ActivityKnown
+    | f.IdleKnown
+    | f.ShimSeen
+    | f.TaskFailed
+    | f.PlanTaken
+    | f.NetworkReady
+    | f.NetworkDenied
+    | f.PlanDenied
+    | f.NetworkFreed
+    | f.GateOpened
+    | f.StopTaken
+    | f.Forgotten
+    | f.LogsKept,
+) -> None:
+    match fact:
+        case f.TaskHoused(_, paths, ports):
+            held.paths, held.ports = paths, ports
+        case f.FabricKnown(_, fabric):
+            held.fabric = fabric
+        case f.TrafficKnown(_, traffic):
+            held.traffic = traffic
+        case f.PeersKnown(_, silent):
+            held.silent = silent
+        case f.CheckpointKnown(_, name, at):
+            before = 0 if held.checkpoint is None else held.checkpoint[0]
+            held.checkpoint = before + 1, name, at
+        case f.ActivityKnown(_, ranks, at):
+            held.activity, held.activity_at = ranks, at
+        case f.IdleKnown(_, since):
+            held.idle_since = since
+        case f.ShimSeen(_, status, at, no_output):
+            held.status, held.status_at, held.no_output = status, at, no_output
+        case f.TaskFailed(_, refusal, no_output):
+            held.failure, held.no_output = refusal, no_output
+        case f.PlanTaken(_, arrange):
+            held.arrange, held.denied, held.warnings = arrange, None, ()
+            if needed(arrange):
+                _network_to(held, NetworkPhase.ARRANGING)
+        case f.NetworkReady(_, warnings):
+            _network_to(held, NetworkPhase.READY)
+            held.warnings = warnings
+        case f.NetworkDenied(_, refusal):
+            _network_to(held, NetworkPhase.REFUSED)
+            held.denied = refusal
+        case f.PlanDenied(_, refusal):
+            held.denied = refusal
+        case f.NetworkFreed():
+            _network_to(held, NetworkPhase.NONE)
+        case f.GateOpened():
+            held.started = True
+        case f.StopTaken(_, stop):
+            held.stop = stop
+        case f.Forgotten():
+            held.forgotten = True
+        case f.LogsKept():
+            held.logs_stored = True
+        case _:
+            assert_never(fact)
+
+
+def _network_to(held: HeldTask, phase: NetworkPhase) -> None:
+    if phase not in NETWORK_TRANSITIONS[held.network]:
+        raise AssertionError(f"network of {held.id}: {held.network.value} to {phase.value}")
+    held.network = phase

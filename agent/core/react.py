@@ -1,0 +1,212 @@
+"""follow: what comes of a fact at an agent, whoever caused it. Reads the state after the fact."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from agent.core import effects as a
+from agent.core import facts as f
+from agent.core.inputs import TaskPaths
+from agent.core.network_phase import NetworkPhase, needed
+from agent.core.shim_protocol import (
+    ShimHosts,
+    ShimKill,
+    ShimLease,
+    ShimPhase,
+    ShimPrepare,
+    ShimRelease,
+    ShimStart,
+    ShimStop,
+    ShimUser,
+)
+from agent.core.state import HeldTask, State
+from agent.core.task import report, succeeded, task_state
+from muster.protocol.instant import Instant
+from muster.protocol.states import TaskState
+
+STOPPABLE: Final = frozenset(
+    {ShimPhase.NEW, ShimPhase.PREPARING, ShimPhase.PREPARED, ShimPhase.RUNNING}
+)
+SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
+"""A shim whose task is ending keeps the deadline that comes first."""
+LEASE_S_MIN: Final = 0.001
+
+
+def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
+    match fact:
+        # What comes most often stands first: a match asks case by case.
+        case f.Heard():
+            return []
+        case f.ShimSeen(task) | f.TaskAdopted(task):
+            held = state.tasks[task]
+            restored = _restore(held)
+            # Of a success nobody hears before its names are taken back: one report for two.
+            waits = restored and held.status is not None and succeeded(held.status)
+            said = [] if waits else _say(state, held, now)
+            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
+        case f.LeaseGranted(until):
+            return [
+                a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
+                for held in state.tasks.values()
+                if held.status is not None and task_state(held) is not TaskState.CLEANED
+            ]
+        case f.TaskAccepted(task, prepare):
+            return [a.CreateTask(task, prepare)]
+        case f.GateOpened(task):
+            return _open_gate(state.tasks[task])
+        case f.PlanTaken(task, arrange):
+            hostfile = a.WriteHostfile(task, arrange.hostfile)
+            if needed(arrange):
+                return [hostfile, a.ArrangeNetwork(task, arrange)]
+            # That it starts says that it was arranged.
+            said = [] if arrange.start else _say(state, state.tasks[task], now)
+            return [hostfile, *said]
+        case f.NetworkReady(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
+        case f.NetworkDenied(task) | f.PlanDenied(task):
+            return _say(state, state.tasks[task], now)
+        case f.NetworkFreed(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *_tidy(held)]
+        case f.StopTaken(task, _):
+            return _stop(state.tasks[task], SHORTENABLE)
+        case f.FabricKnown(task):
+            # Before its folders are told it is no news.
+            held = state.tasks[task]
+            return [] if held.paths is None else _say(state, held, now)
+        case (
+            f.TrafficKnown(task)
+            | f.PeersKnown(task)
+            | f.CheckpointKnown(task)
+            | f.ActivityKnown(task)
+            | f.IdleKnown(task)
+        ):
+            return _say(state, state.tasks[task], now)
+        case f.TaskHoused(task) | f.TaskFailed(task):
+            held = state.tasks[task]
+            return [*_say(state, held, now), *_tidy(held)]
+        case f.Forgotten(task) | f.LogsKept(task):
+            return _tidy(state.tasks[task])
+        case (
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.Buried()
+            | f.NetworkChanged()
+            | f.PortsChanged()
+            | f.GpusChanged()
+            | f.HardwareKnown()
+            | f.DisksChanged()
+            | f.RdmaChanged()
+            | f.TaskGone()
+        ):
+            return []
+        case _:
+            assert_never(fact)
+
+
+def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+    """What its shim has to be told, given how far it is. Telling it twice does no harm."""
+    if held.status is None:
+        return []
+    if held.stop is not None:
+        return _stop(held, STOPPABLE)
+    if held.status.phase is not ShimPhase.NEW:
+        return []
+    if held.prepare is None or held.paths is None:
+        # Its agent died before it was told what to prepare: nothing can come of it.
+        return [a.TellShim(held.id, ShimKill())]
+    until = state.lease_until
+    if until is not None:
+        until = held.lease_until(until, state.lease_s)
+    if until is None or until <= now.mono:
+        # The agent itself was stopped for so long: its task may have been given elsewhere.
+        return [a.TellShim(held.id, ShimKill())]
+    prepare = held.prepare
+    who = state.identity
+    return [
+        a.TellShim(held.id, _lease(until, now)),
+        a.TellShim(
+            held.id,
+            ShimPrepare(
+                launcher=prepare.launcher,
+                cwd=held.paths.workdir,
+                python=prepare.python or who.inventory.python or None,
+                setup=prepare.setup or None,
+                env=prepare.env,
+                user=ShimUser(who.run_as) if who.run_as else None,
+                allow_root=who.allow_root_jobs,
+                setup_timeout_s=prepare.timeout_s,
+                bootstrap_timeout_s=prepare.timeout_s,
+                hosts=_hosts(held.paths),
+            ),
+        ),
+    ]
+
+
+def _hosts(paths: TaskPaths) -> ShimHosts | None:
+    return ShimHosts(paths.hosts, paths.hosts_of) if paths.hosts else None
+
+
+def _lease(until: float, now: Instant) -> ShimLease:
+    """What is left of a lease. To a shim 0 would mean that there is none to keep."""
+    return ShimLease(max(LEASE_S_MIN, until - now.mono))
+
+
+def _open_gate(held: HeldTask) -> list[a.Action]:
+    if held.arrange is None:
+        raise AssertionError(f"task {held.id} starts without a plan")
+    if task_state(held) is not TaskState.ARRANGED:
+        return []
+    arrange = held.arrange
+    start = ShimStart(
+        arrange.argv,
+        arrange.env,
+        arrange.listen_port,
+        arrange.grace_s,
+        arrange.stop_signal,
+        arrange.ranks,
+        arrange.interpreter,
+    )
+    holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
+    let_go: list[a.Action] = [a.LetGo(held.id)] if holds else []
+    # A gang of one has no traffic, and no host table.
+    gang = arrange.fabric is not None and bool(arrange.hosts)
+    watch: list[a.Action] = [a.WatchTraffic(held.id, arrange)] if gang else []
+    peers: list[a.Action] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
+    return [*watch, *peers, *let_go, a.TellShim(held.id, start)]
+
+
+def _restore(held: HeldTask) -> list[a.Action]:
+    """Names are needed as long as anything of the task may run, and no longer."""
+    if held.status is None or not held.status.phase.terminal or held.network is NetworkPhase.NONE:
+        return []
+    return [a.RestoreNetwork(held.id)]
+
+
+def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Action]:
+    if held.stop is None or held.status is None:
+        return []
+    if held.stop.force:
+        return [a.TellShim(held.id, ShimKill())]
+    if held.status.phase not in phases:
+        return []
+    return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
+
+
+def _say(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+    return [a.SendReport(report(state, held, now))] if state.welcomed else []
+
+
+def _tidy(held: HeldTask) -> list[a.Action]:
+    """A task goes when the coordinator has its end and all of its log. One that has written nothing
+    has no log to be stored, and the coordinator has understood that."""
+    if not held.forgotten or task_state(held) is not TaskState.CLEANED:
+        return []
+    found: list[a.Action] = []
+    if held.status is not None:
+        found.append(a.TellShim(held.id, ShimRelease()))
+    if held.logs_stored or held.no_output:
+        found.append(a.RemoveTask(held.id))
+    return found

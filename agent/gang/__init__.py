@@ -1,0 +1,6 @@
+"""What a gang needs of this node before it starts: names, ports, and proof that its nodes reach
+each
+other.
+
+`agent.tasks` and the daemon call it. It never starts or stops a process of a job.
+"""

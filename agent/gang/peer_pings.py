@@ -1,0 +1,88 @@
+"""Asks the machines of a gang's neighbours, every few seconds, whether they are there.
+
+A connection to a port on which nobody listens: the kernel of a machine that runs refuses it at
+once, whatever its programs do, and nobody answers for one that has no power or is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Final, Never
+
+from agent.core.inputs import PeersSeen, Stimulus
+from agent.core.peers import Answers, neighbours
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.asking import ANSWER_S, PERIOD_S
+from muster.protocol.control_channel import ArrangeTask
+from muster.protocol.ids import TaskId
+
+_PORT: Final = 9
+"""That of the discard service, which nobody runs; one that does has answered as well."""
+_OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Of a shortage here, which says nothing of the other."""
+
+
+class Neighbours:
+    """Answers WatchPeers with PeersSeen, whenever that has changed."""
+
+    def __init__(
+        self,
+        node: str,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+        ask: Callable[[str], Awaitable[bool | None]] | None = None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        """`ask` is `answers`, but in tests."""
+        self._node = node
+        self._post = post
+        self._owner = owner
+        self._ask = ask or answers
+        self._period_s = period_s
+        self._watched: dict[TaskId, asyncio.Task[Never]] = {}
+
+    def watch(self, task: TaskId, plan: ArrangeTask) -> None:
+        """From now on, until `end`."""
+        self.end(task)
+        addresses = neighbours(plan, self._node)
+        if addresses:
+            watching = self._watch(task, addresses)
+            self._watched[task] = self._owner.spawn(watching, name=f"neighbours.{task}")
+
+    def end(self, task: TaskId) -> None:
+        """Harmless where nothing is watched."""
+        watching = self._watched.pop(task, None)
+        if watching is not None:
+            watching.cancel()
+
+    async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
+        seen = Answers()
+        told: tuple[str, ...] = ()
+        # What was ordered beside this goes first: the start of the gang's program.
+        await asyncio.sleep(0)
+        while True:
+            asked = await asyncio.gather(*(self._ask(address) for address in addresses))
+            for address, answered in zip(addresses, asked, strict=True):
+                if answered is not None:
+                    seen.heard(address, answered=answered)
+            if seen.silent != told:
+                told = seen.silent
+                self._post(PeersSeen(task, told))
+            await asyncio.sleep(self._period_s)
+
+
+async def answers(address: str) -> bool | None:
+    """Whether the machine at this address answers; None where this one cannot ask."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            _, writer = await asyncio.open_connection(address, _PORT)
+    except ConnectionRefusedError:
+        return True
+    except TimeoutError:
+        return False
+    except OSError as error:
+        return None if error.errno in _OWN else False
+    writer.transport.abort()
+    return True

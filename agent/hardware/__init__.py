@@ -1,1 +1,0 @@
-"""What the hardware of this node reports of itself, through its kernel."""

@@ -1,0 +1,99 @@
+"""What earlier lives of an agent left beside processes: names, folders, mounts, cgroups.
+
+An agent removes all of it as it starts; here it is named, for its log and for `muster doctor`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.hostsfile.tables import lease_of_task
+from agent.shim.cgroup import dead
+from agent.taskdirs.taskdirs import TASKS, on_its_way
+from muster.protocol.hosts_file import parse
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.text import named
+
+_NAMED: Final = 8
+_MOUNTS: Final = Path("/proc/mounts")
+
+
+def traces(state_dir: Path, hosts: Path, before: float = math.inf) -> tuple[str, ...]:
+    """Of no task that has a folder in `state_dir`, in words. Beside an agent that runs, folders
+    that were touched not `before` (UTC seconds) may be on their way. Blocks; passes over what
+    cannot be read."""
+    tasks = state_dir / TASKS
+    return (
+        *_names(tasks, hosts),
+        *_folders(tasks, before),
+        *_mounts(tasks),
+        *_cgroups(),
+    )
+
+
+def _names(tasks: Path, hosts: Path) -> Iterator[str]:
+    try:
+        blocks = parse(hosts.read_bytes()).entries
+    except OSError:
+        return
+    alive = {lease_of_task(TaskId(name)) for name in _listed(tasks) if _is_task(name)}
+    gone = sorted(set(blocks) - alive)
+    if gone:
+        yield f"names of the gangs of attempts {named(gone, _NAMED)} in {hosts}"
+
+
+def _folders(tasks: Path, before: float) -> Iterator[str]:
+    found = [
+        name for name in _listed(tasks) if on_its_way(name) and _touched_at(tasks / name) < before
+    ]
+    if found:
+        yield f"folders that were not made or removed whole, {named(found, _NAMED)} in {tasks}"
+
+
+def _mounts(tasks: Path) -> Iterator[str]:
+    below = f"{tasks}/"
+    try:
+        # A user may have a mount point with a name that is not UTF-8, or has ends of lines in it.
+        lines = _MOUNTS.read_bytes().decode(errors="replace").split("\n")
+    except OSError:
+        return
+    points = [line.split(" ")[1] for line in lines if line]
+    found = [
+        point
+        for point in points
+        if point.startswith(below) and not (tasks / point[len(below) :].split("/")[0]).exists()
+    ]
+    if found:
+        yield f"mounts at {named(found, _NAMED)}"
+
+
+def _cgroups() -> Iterator[str]:
+    found = dead()
+    if found:
+        yield f"cgroups of shims that are dead, {named(found, _NAMED)}"
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _is_task(name: str) -> bool:
+    try:
+        parse_task_id(name)
+    except BadId:
+        return False
+    return True
+
+
+def _touched_at(path: Path) -> float:
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return math.inf

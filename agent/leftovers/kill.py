@@ -1,0 +1,71 @@
+"""The last resort: find and kill the processes of a task whose shim is dead.
+
+Its cgroup knows them all. Without one, they are those that carry the shim's mark in the environment
+they were started with, and what is below those.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from agent.shim import syscalls
+from agent.shim.cgroup import Cgroup
+from agent.shim.process_tree import signal_exactly
+
+MARK = "MUSTER_SHIM"
+GIVE_UP_S = 60.0
+ROUND_S = 0.02
+
+
+def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE_UP_S) -> list[int]:
+    """SIGKILL until none is left; returns those that the kernel holds after `give_up_s`. Blocks."""
+    deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + give_up_s
+    while True:
+        if cgroup is not None:
+            cgroup.kill()
+        found = _members(mark, cgroup)
+        if not found and (cgroup is None or not cgroup.populated()):
+            if cgroup is not None:
+                cgroup.remove()
+            return []
+        if time.clock_gettime(time.CLOCK_BOOTTIME) > deadline:
+            return sorted(found)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid, start in found.items():
+                signal_exactly(pid, start, number)
+        # Dying is the kernel's work and announces itself to a parent, which we are not.
+        time.sleep(ROUND_S)
+
+
+def all_doomed(mark: str, cgroup: Cgroup | None) -> bool:
+    """Whether none of them, held by the kernel as they are, will ever run its program again."""
+    found = _members(mark, cgroup)
+    return all(map(syscalls.doomed, found)) and _members(mark, cgroup).keys() <= found.keys()
+
+
+def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:
+    """Living processes of the task: pid to start time."""
+    everyone = syscalls.processes()
+    marked = {pid for pid in everyone if _carries(pid, mark)}
+    if cgroup is not None:
+        marked.update(cgroup.members())
+    children: dict[int, list[int]] = {}
+    for pid, (_, parent, _) in everyone.items():
+        children.setdefault(parent, []).append(pid)
+    todo, found = list(marked), set()
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, ())
+    found.discard(os.getpid())
+    return {
+        pid: everyone[pid][2] for pid in found if pid in everyone and everyone[pid][0] not in "ZX"
+    }
+
+
+def _carries(pid: int, mark: str) -> bool:
+    """True for a process that was started with the mark."""
+    return f"{MARK}={mark}".encode() in syscalls.environment_of(pid)

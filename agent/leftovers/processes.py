@@ -1,0 +1,95 @@
+"""What earlier lives left: processes of jobs whose shim is dead, and that no folder tells of.
+
+An agent ends what its own folders tell of. These are others: of a state folder that was removed or
+replaced, or of an agent that does not serve this machine any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.leftovers.kill import MARK, kill_everything_of
+from agent.shim import syscalls
+from agent.shim.cgroup import remove_dead
+
+_SHIM: Final = "muster-shim\n"
+_NAMED: Final = 4
+_AT_ONCE: Final = 256
+# A shim's: task, pid, moment. Any user can put any text into an environment.
+_MARK: Final = re.compile(r"[0-9A-Za-z._-]{1,64}:[0-9]{1,10}:[0-9]{1,20}")
+
+
+class Remain(NamedTuple):
+    """One process. `mark` is that of its shim, which names the task."""
+
+    pid: int
+    name: str
+    mark: str
+
+    @property
+    def task(self) -> str:
+        return self.mark.partition(":")[0]
+
+
+def remains() -> tuple[Remain, ...]:
+    """Every such process of this machine that can be seen, by pid."""
+    marked: dict[str, list[int]] = {}
+    for pid, (state, _, _) in syscalls.processes().items():
+        if state in "ZX":
+            continue
+        for variable in syscalls.environment_of(pid):
+            if variable.startswith(MARK.encode() + b"="):
+                mark = variable.partition(b"=")[2].decode(errors="replace")
+                if _MARK.fullmatch(mark):
+                    marked.setdefault(mark, []).append(pid)
+    found = []
+    for mark, pids in marked.items():
+        # In a container of this machine its shim has another number than here.
+        if not _shim_lives(mark) and any(_ours(pid) for pid in pids):
+            found += [Remain(pid, _read(pid, "comm").strip(), mark) for pid in pids]
+    return tuple(sorted(found))
+
+
+def end(found: Iterable[Remain]) -> list[int]:
+    """SIGKILL for them and what is below them; returns whom the kernel holds. Blocks."""
+    marks = sorted({remain.mark for remain in found})
+    # Those that the kernel holds are waited for together.
+    with ThreadPoolExecutor(_AT_ONCE, "remains") as threads:
+        held = list(threads.map(lambda mark: kill_everything_of(mark, None), marks))
+    remove_dead(None)
+    return [pid for pids in held for pid in pids]
+
+
+def words(found: tuple[Remain, ...]) -> str:
+    """`process 12 (python) of task 7.1.0`, several with commas."""
+    named = [f"process {it.pid} ({it.name}) of task {it.task}" for it in found[:_NAMED]]
+    more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return ", ".join(named + more)
+
+
+def _shim_lives(mark: str) -> bool:
+    """A zombie does not: in a container whose first process reaps nobody it stays for ever."""
+    pid = mark.split(":")[1:2]
+    if not pid or not pid[0].isdecimal() or _read(int(pid[0]), "comm") != _SHIM:
+        return False
+    stat = syscalls.stat_of(int(pid[0]))
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _ours(pid: int) -> bool:
+    """Whether it is in our pid namespace, and in none below that."""
+    for line in _read(pid, "status").splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) == 2
+    return False
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,293 @@
+"""How the agent reaches its coordinator: address, token, socket options, and patience."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Never, Self
+
+import aiohttp
+import structlog
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    wait_fixed,
+    wait_random,
+    wait_random_exponential,
+)
+
+from muster.daemon.durable_files import FileVersion
+from muster.daemon.errors import ConfigError, TlsError
+from muster.daemon.resolver import Lookup
+from muster.daemon.tls import client_context, version_of
+from muster.protocol.tls_errors import certificate_hint
+from muster.protocol.tokens import BadToken, parse
+
+# Full jitter, because all agents lose their coordinator at the same instant.
+_PAUSE: Final = wait_random_exponential(multiplier=0.1, max=5.0)
+# Nobody listens there, though the machine answers: a coordinator that is being restarted. For a
+# while it is worth asking often, and costs next to nothing.
+_PAUSE_ABSENT: Final = wait_random_exponential(multiplier=0.1, max=0.4)
+_ABSENT_S: Final = 5.0
+# A refusal is a setting that a person has to change; asking often would only fill logs.
+_PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
+_PAUSE_FIRST_S: Final = 0.1
+_HANDSHAKE_S: Final = 10.0
+_CLOSE_S: Final = 0.5
+# The kernel by itself takes about a quarter of an hour to notice that a peer is gone.
+_USER_TIMEOUT_MS: Final = 20_000
+_KEEPALIVE: Final = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 2),
+)
+_TOKEN_BYTES_MAX: Final = 4096
+# Every failure differs little from the one before: after the first, one in so many is logged.
+_TELL_EVERY: Final = 20
+
+_log = structlog.get_logger("agent.link.dialer")
+
+Websocket = aiohttp.ClientWebSocketResponse
+Converse = Callable[[Websocket], Awaitable[str]]
+
+
+class ConnectionLostError(Exception):
+    """A connection that was not made or did no good. `refused`: the peer wants somebody to act.
+    `absent`: nobody listens at its port."""
+
+    def __init__(self, why: str, *, refused: bool = False, absent: bool = False) -> None:
+        super().__init__(why)
+        self.refused = refused
+        self.absent = absent
+
+
+class Dialer:
+    """Opens websockets to the coordinator. Use it as an asynchronous context."""
+
+    def __init__(self, coordinator: str, token_file: Path | None, tls_ca: Path | None) -> None:
+        """`coordinator` is its http(s) URL. Raises ConfigError and TlsError."""
+        if token_file is None:
+            raise ConfigError(
+                "token_file is not set: name a file with a join token of the coordinator"
+            )
+        self._url = coordinator.rstrip("/")
+        self._token_file = token_file
+        self._tls_ca = tls_ca
+        self._version: FileVersion | None = None
+        self._tls: ssl.SSLContext | None = None
+        if coordinator.startswith("https:"):
+            self._trust()
+        self._session: aiohttp.ClientSession | None = None
+        self._token()
+
+    async def __aenter__(self) -> Self:
+        # Names are looked up at each dial: a coordinator may move.
+        connector = aiohttp.TCPConnector(resolver=Lookup(), use_dns_cache=False, limit=0)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def dial(
+        self, path: str, frame_bytes_max: int, silence_s: float | None = None
+    ) -> Websocket:
+        """One websocket. With `silence_s` it fails when nothing was heard for so long, though the
+        peer was pinged. Raises ConnectionLostError, its text being for a person.
+        """
+        assert self._session is not None, "the dialer is not open"
+        try:
+            if self._tls is not None:
+                self._trust()
+            async with asyncio.timeout(_HANDSHAKE_S):
+                websocket = await self._session.ws_connect(
+                    self._url + path,
+                    headers={"Authorization": f"Bearer {self._token()}"},
+                    ssl=self._tls if self._tls is not None else True,
+                    max_msg_size=frame_bytes_max,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                    # A ping after that time, and half of it again for what answers.
+                    heartbeat=None if silence_s is None else silence_s / 1.5,
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
+            raise _explain(self._url, error) from error
+        _tune(websocket)
+        return websocket
+
+    def _trust(self) -> None:
+        """Read anew where it has changed, so that a CA can be replaced under a running agent."""
+        version = None if self._tls_ca is None else version_of(self._tls_ca, "tls_ca")
+        if self._tls is None or version != self._version:
+            self._tls = client_context(self._tls_ca)
+            self._version = version
+
+    def _token(self) -> str:
+        """Read anew at each dial, so that a token can be replaced under a running agent."""
+        try:
+            with self._token_file.open("rb") as file:
+                token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if _is_token(str(self._token_file)):
+                raise ConfigError(
+                    "token_file: is a token itself; write it to a file of mode 0600, and name that"
+                ) from None
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(f"token_file: {self._token_file} cannot be read ({why})") from error
+        if not token or not token.isprintable() or " " in token:
+            raise ConfigError(f"token_file: {self._token_file} does not hold one token")
+        return token
+
+
+def _is_token(text: str) -> bool:
+    try:
+        parse(text)
+    except BadToken:
+        return False
+    return True
+
+
+async def stay_connected(
+    dialer: Dialer,
+    path: str,
+    frame_bytes_max: int,
+    converse: Converse,
+    hurry: asyncio.Event | None = None,
+    silence_s: Callable[[], float | None] = lambda: None,
+) -> Never:
+    """Dial for ever. `converse` speaks until the connection is of no more use.
+
+    It returns why, where the peer had let us in; else it raises ConnectionLostError, and the next
+    pause is longer than the last. `hurry`, when set, ends a pause: the peer is known to be back.
+    `silence_s` is asked at each dial, and means what it means to `Dialer.dial`.
+    """
+    while True:
+        retrying = AsyncRetrying(
+            sleep=_sleep_until(hurry or asyncio.Event()),
+            wait=_pause,
+            retry=retry_if_exception_type(ConnectionLostError),
+            before_sleep=_tell(path),
+        )
+        async for attempt in retrying:
+            with attempt:
+                websocket = await dialer.dial(path, frame_bytes_max, silence_s())
+                try:
+                    why = await converse(websocket)
+                finally:
+                    await websocket.close()
+                _log.info("disconnected", path=path, why=why)
+        await asyncio.sleep(random.uniform(0.0, _PAUSE_FIRST_S))  # noqa: S311  spread, no secret
+
+
+def _sleep_until(hurry: asyncio.Event) -> Callable[[float], Awaitable[None]]:
+    async def sleep(seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await hurry.wait()
+        except TimeoutError:
+            pass
+        hurry.clear()
+
+    return sleep
+
+
+def _pause(state: RetryCallState) -> float:
+    if _refused(state):
+        return _PAUSE_REFUSED(state)
+    soon = (state.seconds_since_start or 0.0) < _ABSENT_S
+    error = _lost(state)
+    if soon and error is not None and error.absent:
+        return _PAUSE_ABSENT(state)
+    return _PAUSE(state)
+
+
+def _refused(state: RetryCallState) -> bool:
+    error = _lost(state)
+    return error is not None and error.refused
+
+
+def _lost(state: RetryCallState) -> ConnectionLostError | None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    return error if isinstance(error, ConnectionLostError) else None
+
+
+def _tell(path: str) -> Callable[[RetryCallState], None]:
+    told = ""
+
+    def tell(state: RetryCallState) -> None:
+        nonlocal told
+        text = str(state.outcome.exception()) if state.outcome is not None else ""
+        if text == told and state.attempt_number % _TELL_EVERY:
+            return
+        told = text
+        if _refused(state):
+            text += (
+                f" (dials again in {state.upcoming_sleep:.0f} s; once that is mended, a restart of "
+                "this agent, which leaves its jobs running, dials at once)"
+            )
+        _log.warning(
+            "not_connected",
+            path=path,
+            why=text,
+            attempts=state.attempt_number,
+            pause_s=round(state.upcoming_sleep, 3),
+        )
+
+    return tell
+
+
+def _explain(url: str, error: Exception) -> ConnectionLostError:
+    match error:
+        case aiohttp.WSServerHandshakeError(status=401 | 403 as status):
+            return ConnectionLostError(
+                f"{url} does not accept this node's token ({status}): "
+                "put a join token of that coordinator into token_file",
+                refused=True,
+            )
+        case aiohttp.WSServerHandshakeError(status=status):
+            return ConnectionLostError(
+                f"{url} answered {status} instead of opening a websocket: is it a coordinator?"
+            )
+        case aiohttp.ClientConnectorCertificateError():
+            return ConnectionLostError(_why_not_trusted(url, error.certificate_error))
+        case aiohttp.ClientConnectorError(os_error=ConnectionRefusedError()):
+            return ConnectionLostError(
+                f"{url} cannot be reached: nothing listens there", absent=True
+            )
+        case TimeoutError():
+            return ConnectionLostError(f"{url} did not answer within {_HANDSHAKE_S:g} s")
+        case aiohttp.ClientConnectorError():
+            return ConnectionLostError(f"{url} cannot be reached: {_in_words(error.os_error)}")
+        case _:
+            return ConnectionLostError(f"{url} cannot be reached: {error}")
+
+
+def _why_not_trusted(url: str, error: Exception) -> str:
+    hint = "tls_ca names a CA of your own"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = certificate_hint(error.verify_code, hint)
+        return f"{url}: its certificate is not trusted ({error.verify_message}); {hint}"
+    return f"{url}: its certificate is not trusted ({error}); {hint}"
+
+
+def _in_words(error: OSError) -> str:
+    """What the system says; asyncio's own words name the call and the address."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def _tune(websocket: Websocket) -> None:
+    sock: socket.socket | None = websocket.get_extra_info("socket")
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

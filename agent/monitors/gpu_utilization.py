@@ -1,0 +1,92 @@
+"""Whether jobs use their GPUs: NVML is asked again and again, for those jobs that want it known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple, Never
+
+import structlog
+
+from agent.core import gpu_idle
+from agent.core.inputs import IdleSeen, Stimulus
+from muster.daemon.clock import Clock
+from muster.protocol.gpus import IdleGpus
+from muster.protocol.ids import TaskId
+
+EVERY_S: Final = 5.0
+PATIENCE_S: Final = 30.0
+"""After so long a driver that does not answer has not: its GPUs cannot be read."""
+
+_log = structlog.get_logger("agent.monitors.gpu_utilization")
+
+
+class _Watched(NamedTuple):
+    wanted: IdleGpus
+    gpus: tuple[str, ...]  # by UUID; () is all of the node
+    stretch: gpu_idle.Stretch = gpu_idle.Stretch()
+    told: float | None = None
+
+
+class IdleWatch:
+    """Tells when the GPUs of a task are idle, and when they are not any more.
+
+    `read` waits for the driver: percent by UUID, of those that can be read. `all_gpus` are the
+    UUIDs of a task that has the whole node.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, int]],
+        all_gpus: Callable[[], Iterable[str]],
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._read = read
+        self._all_gpus = all_gpus
+        self._clock = clock
+        self._post = post
+        self._every_s = every_s
+        self._watched: dict[TaskId, _Watched] = {}
+        self._begun = asyncio.Event()
+
+    def begin(self, task: TaskId, wanted: IdleGpus | None, gpus: tuple[str, ...]) -> None:
+        if wanted is not None and task not in self._watched:
+            self._watched[task] = _Watched(wanted, gpus)
+            self._begun.set()
+
+    def end(self, task: TaskId) -> None:
+        self._watched.pop(task, None)
+
+    async def watch(self) -> Never:
+        """Until cancelled."""
+        while True:
+            if not self._watched:
+                self._begun.clear()
+                await self._begun.wait()
+            await self._look()
+            await asyncio.sleep(self._every_s)
+
+    async def _look(self) -> None:
+        look = asyncio.get_running_loop().run_in_executor(None, self._read)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                self.heard(await asyncio.shield(look))
+        except TimeoutError:
+            _log.warning("gpus_not_read", why=f"NVML has not answered for {PATIENCE_S:g} s")
+            self.heard({})
+            # One thread that hangs is enough.
+            await look
+
+    def heard(self, used: Mapping[str, int]) -> None:
+        """One reading of all GPUs."""
+        at = self._clock.now().mono
+        for task, watched in self._watched.items():
+            gpus = watched.gpus or tuple(self._all_gpus())
+            readings = [used.get(uuid) for uuid in gpus]
+            stretch = gpu_idle.read(watched.stretch, readings, watched.wanted.util_below, at)
+            told = gpu_idle.told(stretch, watched.wanted.after_s)
+            self._watched[task] = watched._replace(stretch=stretch, told=told)
+            if told != watched.told:
+                self._post(IdleSeen(task, told))

@@ -1,0 +1,168 @@
+"""The GPUs of this node: looked at when a task is to have some, and now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, Never
+
+import structlog
+from msgspec.structs import replace
+
+from agent.config import AgentConfig
+from agent.core.inputs import GpusSeen, Stimulus
+from agent.probe import host
+from agent.probe.fabric.fs_root import Tree
+from agent.probe.fabric.gpus import (
+    INSTALL_NVML,
+    NO_NVML,
+    MemoryUse,
+    hold_nvml,
+    lacks_nvml,
+    memory_of,
+)
+from agent.probe.fabric.pci import functions
+from muster.daemon.errors import DaemonError
+from muster.protocol.control_channel import PrepareTask
+from muster.protocol.gpus import GpuDevice, usable
+from muster.protocol.text import listed
+
+LOOK_EVERY_S: Final = 60.0
+# While a job may be waiting for what a stranger uses.
+LOOK_BUSY_S: Final = 5.0
+# The driver takes a moment to take back what an earlier job had; the next one would fail of it.
+CLEAN_BYTES: Final = 512 << 20
+POLL_S: Final = 2.0
+GIVE_UP_S: Final = 50.0
+_SHOWN_MAX: Final = 4
+
+_log = structlog.get_logger("agent.monitors.gpus")
+
+
+class GpuGoneError(DaemonError):
+    """A GPU that a task is to have is not there, or is not given to jobs any more."""
+
+
+class GpuDirtyError(DaemonError):
+    """Memory of a GPU that a task is to have stays in use, though no task has it."""
+
+
+class Gpus:
+    """Tells what has changed of them, and refuses what is not there or not free."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        post: Callable[[Stimulus], None],
+        changed: Callable[[tuple[GpuDevice, ...]], None] = lambda _: None,
+        *,
+        poll_s: float = POLL_S,
+        give_up_s: float = GIVE_UP_S,
+    ) -> None:
+        self._config = config
+        self._post = post
+        self._changed = changed
+        self._poll_s = poll_s
+        self._give_up_s = give_up_s
+        self._seen: tuple[GpuDevice, ...] | None = None
+        self._dirty: set[str] = set()  # given up, until their memory is free
+        self._nvml = True  # as far as is known
+        self._again = asyncio.Event()
+
+    async def check(self, prepare: PrepareTask) -> None:
+        """Raises GpuGoneError for a GPU of this task that cannot be had, and GpuDirtyError for one
+        whose memory is not free in time; what is seen is told before."""
+        if prepare.gpus:
+            await self._check_there(prepare.gpus)
+        if self._nvml and (prepare.gpus or self._config.gpus != 0):
+            await self._await_clean(prepare.gpus)
+
+    async def _check_there(self, wanted: tuple[str, ...]) -> None:
+        there = {gpu.uuid: gpu for gpu in await self._look() if gpu.uuid}
+        wrong = []
+        for uuid in wanted:
+            if uuid not in there:
+                wrong.append(f"there is no GPU {uuid} any more")
+            elif there[uuid].fault:
+                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].fault}")
+            elif there[uuid].busy:
+                wrong.append(f"GPU {uuid} ({there[uuid].pci}) {there[uuid].busy}")
+        if wrong:
+            raise GpuGoneError(listed(wrong))
+
+    async def _await_clean(self, wanted: tuple[str, ...]) -> None:
+        """`wanted`: () is all that the node gives to jobs."""
+        began = time.monotonic()
+        while dirty := await self._dirty_of(wanted):
+            if time.monotonic() - began >= self._give_up_s:
+                self._dirty |= dirty.keys()
+                self.look_again()
+                texts = [f"GPU {uuid} {_in_use(use)}" for uuid, use in sorted(dirty.items())]
+                after = f"after {self._give_up_s:g} s: see nvidia-smi there, and reset or reboot it"
+                raise GpuDirtyError(f"{listed(texts)}, still {after}")
+            await asyncio.sleep(self._poll_s)
+
+    async def _dirty_of(self, wanted: tuple[str, ...]) -> dict[str, MemoryUse]:
+        memory = await asyncio.to_thread(memory_of, Tree(self._config.fabric.root))
+        dirty = {uuid: use for uuid, use in memory.items() if use.used_bytes >= CLEAN_BYTES}
+        if not dirty or wanted:
+            return {uuid: dirty[uuid] for uuid in wanted if uuid in dirty}
+        seen = await self._look() if self._seen is None else self._seen
+        return {gpu.uuid: dirty[gpu.uuid] for gpu in usable(seen) if gpu.uuid in dirty}
+
+    async def watch(self) -> Never:
+        """Post what changes while no task asks, until cancelled."""
+        # Without persistence mode NVML takes a second to begin: not at a launch.
+        self._nvml = await asyncio.to_thread(hold_nvml)
+        tree = Tree(self._config.fabric.root)
+        if not self._nvml and await asyncio.to_thread(lambda: lacks_nvml(tree, functions(tree))):
+            _log.warning("gpus_not_watched", why=f"{NO_NVML}: {INSTALL_NVML}")
+        while True:
+            busy = any(gpu.busy for gpu in self._seen or ())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_BUSY_S if busy else LOOK_EVERY_S):
+                    await self._again.wait()
+            self._again.clear()
+            await self._look()
+
+    def look_again(self) -> None:
+        """At once: something has happened to one of them."""
+        self._again.set()
+
+    async def _look(self) -> tuple[GpuDevice, ...]:
+        found = await asyncio.to_thread(self._devices)
+        if found != self._seen:
+            self._seen = found
+            self._changed(found)
+            for gpu in found:
+                if why := gpu.fault or gpu.busy:
+                    _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)
+        if found or self._config.gpus == "auto":
+            self._post(GpusSeen(found))
+        return found
+
+    def _devices(self) -> tuple[GpuDevice, ...]:
+        """In a thread. Those that were given up are nobody's as long as they stay as they are."""
+        found = host.devices(self._config)
+        if not self._dirty:
+            return found
+        memory = memory_of(Tree(self._config.fabric.root))
+        held = {
+            uuid: memory[uuid]
+            for uuid in self._dirty
+            if uuid in memory and memory[uuid].used_bytes >= CLEAN_BYTES
+        }
+        self._dirty &= held.keys()
+        return tuple(
+            replace(gpu, busy=_in_use(held[gpu.uuid])) if gpu.uuid in held and not gpu.busy else gpu
+            for gpu in found
+        )
+
+
+def _in_use(use: MemoryUse) -> str:
+    pids = ", ".join(str(pid) for pid in use.pids[:_SHOWN_MAX])
+    who = f"processes {pids} use it" if pids else "no process shows that uses it"
+    # In steps, or it would be news at each look.
+    return f"has {use.used_bytes >> 30 or 0.5:g} GiB of its memory or more in use, and {who}"

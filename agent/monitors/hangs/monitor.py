@@ -1,0 +1,405 @@
+"""Looks at the ranks of all tasks of this node, every few seconds, and posts what has changed.
+
+One pass serves all tasks: the list of processes and the sockets are read once. It costs a
+millisecond or two; benchmarks/hangs measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Never
+
+import msgspec
+import structlog
+
+from agent.core.activity_baseline import LOUD_LOOKS, Cadence, Seen, gist
+from agent.core.inputs import ActivitySeen, Stimulus
+from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
+from agent.monitors.hangs.procfs import Processes
+from agent.monitors.hangs.sock_diag import Connection, connections
+from agent.monitors.traffic.counters import names_of_ports
+from agent.probe.fabric import sysfs_formats
+from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.rdma_devices import CLASS
+from agent.shims.members import ENDED, Process, check
+from muster.daemon.clock import Clock
+from muster.fabric.counters import RECEIVED, SENT, WORD_BYTES
+from muster.protocol.hangs import Doing, RankActivity, Sign
+from muster.protocol.ids import TaskId
+
+STATE: Final = "cadence.json"
+_STATE_BYTES_MAX: Final = 1 << 20
+_STORE: Final = "MASTER_PORT"
+_HCAS: Final = "NCCL_IB_HCA"
+_RANKS: Final = "WORLD_SIZE"
+_RANKS_HERE: Final = "LOCAL_WORLD_SIZE"
+MUTE_S: Final = 60.0
+"""A rank that has taught nothing for so long, while others of its task have, speaks to the other
+nodes through them."""
+
+_log = structlog.get_logger("agent.hangs")
+
+
+class Kept(msgspec.Struct, omit_defaults=True):
+    """What is kept of a rank for the agent's next life. `still`, `idle`: it was told to be; whether
+    it moved while no agent looked nobody knows, and so it is until it does."""
+
+    pid: int
+    began: int
+    louds: int
+    still_gap_s: float
+    idle_gap_s: float
+    signs: tuple[Sign, ...]
+    still: bool = False
+    idle: bool = False
+
+
+@dataclass(slots=True)
+class _Rank:
+    """`process` is one that has passed the test; of one that had ended before, nothing is read.
+    `store` is the port of the gang's key-value store, over which something goes whether it hangs
+    or not. `alone`: there is no other node in its gang. `through_others`: what goes over the task's
+    sockets goes for it, too."""
+
+    cadence: Cadence
+    process: Process
+    files: tuple[Path, Path]
+    store: int
+    hcas: tuple[str, ...] | None
+    alone: bool = True
+    through_others: bool = False
+    log: int | None = None
+    cpu_s: float | None = None
+    disk: int | None = None
+    sockets: dict[int, int] | None = None
+    hca: int | None = None
+
+
+@dataclass(slots=True)
+class _Task:
+    folder: Path
+    wanted: dict[int, ShimRank] = field(default_factory=dict)
+    gone: dict[int, float] = field(default_factory=dict)  # ranks that have ended, and since when
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    kept: dict[int, Kept] | None = None
+    refused: set[Process] = field(default_factory=set)  # that are in the log
+    said: tuple[object, ...] = ()
+    # What its ranks were asked for, by whom they move: how often, what of that is under way, and
+    # how much of it no look sees any more.
+    asks: int = 0
+    asking: int = 0
+    settled: int = 0
+    wrote: dict[int, Kept] = field(default_factory=dict)
+
+
+class HangWatch:
+    """All tasks whose program runs. `heard` is told what their shims say."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        period_s: float,
+        root: Path = Path("/"),
+        processes: Processes | None = None,
+    ) -> None:
+        """`root` is that of the fabric."""
+        self._clock = clock
+        self._post = post
+        self._period_s = period_s
+        self._root = root
+        self._processes = processes or Processes()
+        self._tasks: dict[TaskId, _Task] = {}
+
+    def heard(self, task: TaskId, folder: Path, status: ShimStatus) -> None:
+        """The newest status of a task."""
+        if status.phase is not ShimPhase.RUNNING:
+            self._tasks.pop(task, None)
+            return
+        known = self._tasks.setdefault(task, _Task(folder))
+        known.wanted = {rank.rank: rank for rank in status.ranks if rank.pid and rank.exit is None}
+        at = self._clock.now().mono
+        ended = [rank.rank for rank in status.ranks if rank.exit is not None]
+        known.gone = {rank: known.gone.get(rank, at) for rank in ended}
+
+    def pid_of(self, task: TaskId) -> dict[int, int]:
+        """The processes of the task's ranks that live."""
+        known = self._tasks.get(task)
+        return {} if known is None else {n: rank.pid or 0 for n, rank in known.wanted.items()}
+
+    @contextmanager
+    def asking(self, task: TaskId) -> Iterator[None]:
+        """What its ranks do meanwhile, and until the look after that, is what they are asked for:
+        no sign that they move, and none that they do not."""
+        known = self._tasks.get(task)
+        if known is None:
+            yield
+            return
+        known.asks += 1
+        known.asking += 1
+        try:
+            yield
+        finally:
+            known.asking -= 1
+
+    async def run(self) -> Never:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._period_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Once, and post what is news."""
+        # Where all have ended, torchrun may still wait for the other nodes: that is news for once.
+        tasks = {name: task for name, task in self._tasks.items() if task.wanted or task.gone}
+        if not tasks:
+            return
+        wanted = {name: dict(task.wanted) for name, task in tasks.items()}
+        over = {name: task.asks for name, task in tasks.items() if not task.asking}
+        found = await asyncio.to_thread(self._look, tasks, wanted)
+        for name, asks in over.items():
+            tasks[name].settled = asks
+        for name, (at, ranks) in found.items():
+            task = self._tasks.get(name)
+            if task is not tasks[name]:
+                continue
+            said = tuple(gist(rank) for rank in ranks)
+            if said != task.said:
+                task.said = said
+                self._post(ActivitySeen(name, ranks, at))
+
+    def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
+        """What the last look found, and when that was."""
+        known = self._tasks.get(task)
+        if known is None or not known.ranks:
+            return None
+        seen_at = max(rank.cadence.seen_at for rank in known.ranks.values())
+        return _activity(known, seen_at), seen_at
+
+    # --- in a thread ------------------------------------------------------------------------------
+
+    def _look(
+        self, tasks: dict[TaskId, _Task], wanted: dict[TaskId, dict[int, ShimRank]]
+    ) -> dict[TaskId, tuple[float, tuple[RankActivity, ...]]]:
+        for name, task in tasks.items():
+            self._begin(name, task, wanted[name])
+        every = [rank.process for task in tasks.values() for rank in task.ranks.values()]
+        members = self._processes.look(process.pid for process in every if process.same)
+        sockets = connections()
+        hcas = self._hcas()
+        found = {}
+        for name, task in tasks.items():
+            own = task.asks == task.settled
+            ranks = list(task.ranks.values())
+            pids = {rank.process: members.get(rank.process.pid, []) for rank in ranks}
+            went = {it.process: self._network(it, pids[it.process], sockets) for it in ranks}
+            self._find_mute(ranks)
+            for rank in ranks:
+                network = went[rank.process]
+                if rank.through_others:
+                    network = sum(count or 0 for count in went.values())
+                self._sample(rank, pids[rank.process], network, hcas, own=own)
+            at = self._clock.now().mono
+            found[name] = at, _activity(task, at)
+            self._keep(task)
+        return found
+
+    def _begin(self, name: TaskId, task: _Task, wanted: dict[int, ShimRank]) -> None:
+        """Ranks that are new, or whose process is. One that the job may not name is not watched:
+        it is as a rank that nobody sees."""
+        if task.kept is None:
+            task.kept = _kept(task.folder)
+        for number in task.ranks.keys() - wanted.keys():
+            del task.ranks[number]
+        pids = {number: rank.pid or 0 for number, rank in wanted.items()}
+        new = {
+            number: pid
+            for number, pid in pids.items()
+            if number not in task.ranks or task.ranks[number].process.pid != pid
+        }
+        for number, process in check(task.folder, new).items() if new else ():
+            if process.problem not in ("", ENDED):
+                task.ranks.pop(number, None)
+                if process not in task.refused:
+                    task.refused.add(process)
+                    _log.warning("rank_not_watched", task=name, rank=number, why=process.problem)
+                continue
+            rank = wanted[number]
+            cadence = Cadence(number, self._period_s, self._clock.now().mono)
+            before = task.kept.get(number)
+            if before is not None and (before.pid, before.began) == process[:2]:
+                cadence.louds, cadence.signs = before.louds, set(before.signs)
+                cadence.still_gap_s, cadence.idle_gap_s = before.still_gap_s, before.idle_gap_s
+                cadence.resume(still=before.still, idle=before.idle)
+            told = self._processes.environment(process.pid, _STORE, _HCAS, _RANKS, _RANKS_HERE)
+            if not process.same:
+                # They may be another process's: the pid is free again.
+                told = {}
+            port = told.get(_STORE, "")
+            task.ranks[number] = _Rank(
+                cadence,
+                process,
+                (task.folder / rank.stdout, task.folder / rank.stderr),
+                int(port) if port.isascii() and port.isdecimal() else 0,
+                _planned(told.get(_HCAS, "")),
+                alone=told.get(_RANKS) == told.get(_RANKS_HERE),
+            )
+
+    def _find_mute(self, ranks: list[_Rank]) -> None:
+        """Over TCP only those ranks have sockets that are the ends of a ring on their node: the
+        others' bytes go through NVLink, which nobody counts."""
+        if not any(rank.cadence.learned for rank in ranks):
+            return
+        for rank in ranks:
+            cadence = rank.cadence
+            if not rank.alone and not cadence.learned and cadence.seen_at - cadence.began >= MUTE_S:
+                rank.through_others = True
+
+    def _sample(
+        self,
+        rank: _Rank,
+        members: list[int],
+        network: int | None,
+        hcas: dict[str, int],
+        *,
+        own: bool,
+    ) -> None:
+        """`own`: what the rank does it does of itself."""
+        cadence = rank.cadence
+        quiet = cadence.idle_at < cadence.seen_at
+        doing, where, written = Doing.GONE, "", None
+        if rank.process.same:
+            doing, where = self._processes.doing(rank.process.pid, threads=quiet)
+            written = self._processes.disk_bytes(rank.process.pid)
+        if not rank.process.same:
+            # The pid was free meanwhile: this is of the process that has it now, or of none.
+            doing, where, written = Doing.GONE, "", None
+        log, rank.log = _moved(rank.log, _sizes(rank.files))
+        disk, rank.disk = _moved(rank.disk, written)
+        count = self._hca_bytes(rank, hcas)
+        hca, rank.hca = _moved(rank.hca, count)
+        cpu = self._processes.cpu_s(members)
+        cpu_s = None if rank.cpu_s is None else max(0.0, cpu - rank.cpu_s)
+        rank.cpu_s = cpu
+        moved = {
+            Sign.LOG: log,
+            Sign.NETWORK: network,
+            Sign.HCA: hca,
+            Sign.DISK: disk,
+        }
+        at = self._clock.now().mono
+        cadence.take(Seen(at, moved, cpu_s, doing, where) if own else Seen(at, asked=True))
+
+    def _network(
+        self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None
+    ) -> int | None:
+        inodes = None if connected is None else self._processes.sockets(members)
+        if connected is None or inodes is None:
+            rank.sockets = None
+            return None
+        now = {
+            inode: connected[inode].bytes
+            for inode in inodes
+            if inode in connected and rank.store not in connected[inode].ports
+        }
+        before, rank.sockets = rank.sockets, now
+        if before is None:
+            return None
+        return sum(max(0, count - before.get(inode, 0)) for inode, count in now.items())
+
+    def _hcas(self) -> dict[str, int]:
+        """Bytes of each port, in both directions."""
+        tree = Tree(self._root)
+        found = {}
+        for name, port in names_of_ports(tree):
+            words = 0
+            for counter in (SENT, RECEIVED):
+                text = tree.text(f"{CLASS}/{name}/ports/{port}/counters/{counter}")
+                words += 0 if isinstance(text, Unread) else sysfs_formats.counter(text) or 0
+            found[f"{name}:{port}"] = words * WORD_BYTES
+        return found
+
+    def _hca_bytes(self, rank: _Rank, hcas: dict[str, int]) -> int | None:
+        if not hcas:
+            return None
+        planned = rank.hcas
+        return sum(
+            count
+            for port, count in hcas.items()
+            if planned is None or port in planned or port.partition(":")[0] in planned
+        )
+
+    def _keep(self, task: _Task) -> None:
+        """A cadence is worth keeping; that it is not synced costs no more than learning it anew."""
+        now = {
+            number: Kept(
+                rank.process.pid,
+                rank.process.began,
+                LOUD_LOOKS,
+                rank.cadence.still_gap_s,
+                rank.cadence.idle_gap_s,
+                tuple(sorted(rank.cadence.signs, key=lambda sign: sign.value)),
+                told.still_s is not None,
+                told.idle_s is not None,
+            )
+            for number, rank in task.ranks.items()
+            if rank.cadence.learned
+            for told in [rank.cadence.told()]
+        }
+        if not now or now == task.wrote:
+            return
+        path = task.folder / STATE
+        temporary = path.with_suffix(".new")
+        try:
+            temporary.write_bytes(msgspec.json.encode(now))
+            os.replace(temporary, path)
+            task.wrote = now
+        except OSError as error:
+            _log.debug("cadence_not_kept", why=str(error))
+
+
+def _activity(task: _Task, at: float) -> tuple[RankActivity, ...]:
+    told = [rank.cadence.told() for rank in task.ranks.values()]
+    told += [
+        RankActivity(
+            rank, still_s=max(0.0, at - ended), idle_s=max(0.0, at - ended), doing=Doing.GONE
+        )
+        for rank, ended in task.gone.items()
+        if rank not in task.ranks
+    ]
+    return tuple(sorted(told, key=lambda rank: rank.rank))
+
+
+def _kept(folder: Path) -> dict[int, Kept]:
+    try:
+        with open(folder / STATE, "rb") as file:
+            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=dict[int, Kept])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _moved(before: int | None, now: int | None) -> tuple[int | None, int | None]:
+    """How much more it is, and what it is from now on. One that is less began anew."""
+    if before is None or now is None:
+        return None, now
+    return (now - before if now >= before else now), now
+
+
+def _sizes(files: tuple[Path, Path]) -> int | None:
+    total = None
+    for path in files:
+        try:
+            total = (total or 0) + os.stat(path, follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total
+
+
+def _planned(text: str) -> tuple[str, ...] | None:
+    """The ports of an exact NCCL_IB_HCA; None where it does not name them."""
+    return tuple(text[1:].split(",")) if text.startswith("=") else None

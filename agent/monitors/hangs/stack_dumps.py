@@ -1,0 +1,127 @@
+"""Answers the coordinator's looks: stacks of a task's ranks, and what NCCL's recorder knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from agent.core.inputs import StacksSeen, Stimulus
+from agent.monitors.hangs import flight_recorder
+from agent.monitors.hangs import py_spy as spy
+from agent.monitors.hangs.monitor import HangWatch
+from agent.probe import py_spy_check
+from agent.shims.members import check
+from agent.taskdirs.taskdirs import Folders, User, user_of
+from muster.daemon.clock import Clock
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import LookTask, StacksReport
+from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
+from muster.protocol.ids import TaskId
+
+BYTES_MAX: Final = 512 << 10
+"""Of all stacks of an answer, roughly: half a frame."""
+_FRAME_BYTES: Final = 48
+
+_log = structlog.get_logger("agent.hangs")
+
+
+class Looks:
+    """One at a time for each task; a second one while the first is under way is answered by it."""
+
+    def __init__(
+        self,
+        watch: HangWatch,
+        folders: Folders,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+    ) -> None:
+        self._watch = watch
+        self._folders = folders
+        self._clock = clock
+        self._post = post
+        self._owner = owner
+        self._asked: dict[TaskId, LookTask] = {}
+
+    def begin(self, look: LookTask) -> None:
+        """StacksSeen answers."""
+        busy = look.task in self._asked
+        self._asked[look.task] = look
+        if not busy:
+            self._owner.spawn(self._look(look.task), name=f"look.{look.task}")
+
+    async def _look(self, task: TaskId) -> None:
+        while True:
+            look = self._asked[task]
+            try:
+                found = await self._answer(look)
+            except Exception:  # noqa: BLE001 - a look that fails harms no job
+                _log.exception("look_failed", task=task)
+                found = StacksReport(task, look.epoch, look.number, problem="the agent could not")
+            self._post(StacksSeen(found))
+            if self._asked[task] == look:
+                del self._asked[task]
+                return
+
+    async def _answer(self, look: LookTask) -> StacksReport:
+        pids = self._watch.pid_of(look.task)
+        folder = self._folders.path(look.task)
+        user = await asyncio.to_thread(user_of, folder)
+        problem = py_spy_check.MISSING if py_spy_check.find() is None else ""
+        stacks: tuple[RankStacks, ...] = ()
+        recorded: tuple[RecordedRank, ...] = ()
+        if not problem:
+            ranks = await asyncio.to_thread(check, folder, pids)
+            stacks = bounded(await spy.stacks_of(ranks, user, threads=look.threads))
+        if look.recorder:
+            with self._watch.asking(look.task):
+                asked = await flight_recorder.ask(folder, user, pids)
+                recorded = await flight_recorder.recorded(folder, user, asked)
+            late = self._late(look.task, folder, user, asked)
+            self._owner.spawn(late, name=f"late.{look.task}")
+        return StacksReport(
+            look.task, look.epoch, look.number, stacks, self._activity(look.task), recorded, problem
+        )
+
+    async def _late(
+        self, task: TaskId, folder: Path, user: User, asked: Sequence[flight_recorder.Asked]
+    ) -> None:
+        """Who had not written when the coordinator was answered may do so yet."""
+        with self._watch.asking(task):
+            await flight_recorder.written(folder, user, asked)
+
+    def _activity(self, task: TaskId) -> tuple[RankActivity, ...]:
+        told = self._watch.told(task)
+        if told is None:
+            return ()
+        ranks, at = told
+        age = max(0.0, self._clock.now().mono - at)
+        return tuple(rank.later(age) for rank in ranks)
+
+
+def bounded(found: tuple[RankStacks, ...]) -> tuple[RankStacks, ...]:
+    """As much as fits an answer: if need be, the main threads alone, and less of them."""
+    if _size(found) > BYTES_MAX:
+        found = tuple(RankStacks(r.rank, r.pid, r.threads[:1], r.problem) for r in found)
+    most = 40
+    while _size(found) > BYTES_MAX and most > 1:
+        most //= 2
+        found = tuple(_cut(rank, most) for rank in found)
+    return found
+
+
+def _cut(rank: RankStacks, most: int) -> RankStacks:
+    threads = tuple(type(t)(t.name, t.frames[:most], t.gil) for t in rank.threads)
+    return RankStacks(rank.rank, rank.pid, threads, rank.problem)
+
+
+def _size(found: tuple[RankStacks, ...]) -> int:
+    return sum(
+        100 + len(rank.problem) + sum(len(f.name) + len(f.file) + _FRAME_BYTES for f in t.frames)
+        for rank in found
+        for t in rank.threads
+    )

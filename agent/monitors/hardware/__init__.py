@@ -1,0 +1,1 @@
+"""Failures that the kernel's log and NVML report, each event once."""

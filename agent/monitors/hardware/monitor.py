@@ -1,0 +1,268 @@
+"""Follows the kernel's log and what NVML counts, and posts what this node's hardware tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Never
+
+import msgspec
+import structlog
+
+from agent.core.inputs import HardwareSeen, Stimulus
+from agent.monitors.hardware import seen_events as ledgers
+from agent.monitors.hardware.kernel_lines import Reader, Seen, record
+from agent.monitors.hardware.seen_events import Ledger
+from agent.probe.fabric.gpus import counted
+from muster.daemon.clock import Clock
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.hardware_events import COUNTED, Grade, HardwareEvent
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+
+_RECORD_BYTES: Final = 16 * 1024
+"""A read that is shorter than its record fails. The longest has 8 KiB."""
+_AT_ONCE: Final = 256
+"""Of a storm so many records are read before others have their turn."""
+_POLL_S: Final = 0.5
+_WRITE_S: Final = 0.5
+"""For so long an event waits to be on disk before it is told: no disk that hangs holds it up."""
+_LAZY_S: Final = 5.0
+_AGAIN_S: Final = {Grade.CRITICAL: 5.0, Grade.NOTE: 60.0, Grade.SHOWN: 60.0}
+"""The same is told again only after that."""
+_OTHERS_MAX: Final = 30
+"""So many that are not critical are told within a minute."""
+
+_log = structlog.get_logger("agent.hardware")
+
+
+class HardwareWatch:
+    """Reads records from `path`, which is another file than the kernel's log in tests."""
+
+    def __init__(
+        self,
+        path: Path,
+        folder: Path,
+        boot: str,
+        clock: Clock,
+        devices: Callable[[], tuple[GpuDevice, ...]],
+        post: Callable[[Stimulus], None],
+    ) -> None:
+        """`folder` keeps the ledger. `devices`: the node's GPUs as they are known now."""
+        self._path = path
+        self._folder = folder
+        self._boot = boot
+        self._clock = clock
+        self._devices = devices
+        self._post = post
+        self._ledger = Ledger(boot)
+        self._reader = Reader()
+        self._rest = b""
+        # Without the kernel's log nothing else grows where the ledger was lost, and whoever has
+        # heard of larger numbers takes smaller ones for known.
+        self._least = 0
+        self._told: dict[tuple[str, str, int], float] = {}
+        self._others: list[float] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._written_at = 0.0
+        self._unwritten = False
+        self._gpus: tuple[GpuDevice, ...] = ()
+        self._stirred = asyncio.Event()
+        self.watching = False
+
+    def saw(self, devices: tuple[GpuDevice, ...]) -> None:
+        """A look at the GPUs has found them so."""
+        self._gpus = devices
+        self._stirred.set()
+
+    async def run(self, critical: Callable[[], object] | None = None) -> Never:
+        """Until cancelled; `critical` is called after each event of that grade."""
+        known = await asyncio.to_thread(ledgers.read, self._folder)
+        # What the kernel wrote before this node had an agent concerns no job of ours.
+        judged_before = known is None
+        self._ledger = (known or Ledger(self._boot)).in_boot(self._boot)
+        self._learn_gpus()
+        for event in self._ledger.events:
+            self._post(HardwareSeen(event, news=False))
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            _log.warning(
+                "hardware_not_watched",
+                path=str(self._path),
+                why=f"{error.strerror}: failures of GPUs, and kills for memory, are not noticed; "
+                "let the agent read the kernel's log (CAP_SYSLOG)",
+            )
+            self._least = int(self._clock.now().mono * 1e6)
+            await self._follow(None, critical)
+        try:
+            if judged_before:
+                # The kernel keeps a megabyte or so.
+                while self._read(fd, judge=False):
+                    pass
+            await self._write()
+            self.watching = True
+            await self._follow(fd, critical)
+        except OSError as error:
+            _log.warning("hardware_not_watched", path=str(self._path), why=str(error))
+        finally:
+            os.close(fd)
+        await self._follow(None, critical)
+
+    async def _follow(self, fd: int | None, critical: Callable[[], object] | None) -> Never:
+        """Without the kernel's log there are the GPUs."""
+        loop = asyncio.get_running_loop()
+        polled = False
+        try:
+            if fd is not None:
+                loop.add_reader(fd, self._stirred.set)
+        except OSError:
+            # A plain file, in a test.
+            polled = True
+        try:
+            while True:
+                before = self._ledger.last
+                more = fd is not None and self._read(fd, judge=True)
+                self._count()
+                fresh = [it for it in self._ledger.events if it.number > before]
+                if fresh:
+                    self._learn_gpus()
+                    await self._write()
+                for event in fresh:
+                    tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
+                    tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
+                    self._post(HardwareSeen(event))
+                    if event.grade is Grade.CRITICAL and critical is not None:
+                        critical()
+                if more:
+                    await asyncio.sleep(0)
+                elif polled:
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(60.0):
+                            await self._stirred.wait()
+                    self._stirred.clear()
+                now = self._clock.now().mono
+                if self._learn_gpus() or (self._unwritten and now - self._written_at > _LAZY_S):
+                    await self._write()
+        finally:
+            if fd is not None and not polled:
+                loop.remove_reader(fd)
+
+    def _read(self, fd: int, *, judge: bool) -> bool:
+        """Read what there is, up to a bound; returns whether there may be more."""
+        for _ in range(_AT_ONCE):
+            try:
+                raw = os.read(fd, _RECORD_BYTES)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    # The kernel has overwritten what was not read yet, and goes on with the oldest.
+                    _log.warning("kernel_log_overrun")
+                    continue
+                raise
+            if not raw:
+                return False
+            for line in self._lines(raw):
+                self._take(line, judge=judge)
+        return True
+
+    def _lines(self, raw: bytes) -> list[bytes]:
+        """The kernel gives one record a read, a file or a pipe as many bytes as there are."""
+        whole, _, self._rest = (self._rest + raw).rpartition(b"\n")
+        self._rest = self._rest[-_RECORD_BYTES:]
+        return [line for line in whole.split(b"\n") if not line.startswith(b" ")]
+
+    def _take(self, line: bytes, *, judge: bool) -> None:
+        found = record(line)
+        if found is None or found.seq <= self._ledger.seq:
+            return
+        self._ledger = msgspec.structs.replace(self._ledger, seq=found.seq)
+        seen = self._reader.read(found.text)
+        if seen is not None and judge:
+            # Also of what is not told again: no later life of the agent is to judge it.
+            self._unwritten = True
+            if self._is_news(seen):
+                self._ledger = self._ledger.with_event(self._event(seen))
+
+    def _is_news(self, seen: Seen) -> bool:
+        now = self._clock.now().mono
+        key = (seen.code, seen.pci, seen.pid)
+        last = self._told.get(key)
+        if last is not None and now - last < _AGAIN_S[seen.grade]:
+            return False
+        if seen.grade is not Grade.CRITICAL:
+            self._others = [at for at in self._others if now - at < 60.0]
+            if len(self._others) >= _OTHERS_MAX:
+                return False
+            self._others.append(now)
+        if len(self._told) > 4 * _OTHERS_MAX:
+            self._told = {it: at for it, at in self._told.items() if now - at < 60.0}
+        self._told[key] = now
+        return True
+
+    def _event(self, seen: Seen) -> HardwareEvent:
+        task = None
+        with contextlib.suppress(BadId):
+            if seen.task:
+                parse_task_id(TaskId(seen.task))
+                task = TaskId(seen.task)
+        return HardwareEvent(
+            self._ledger.boot,
+            max(self._ledger.seq, self._ledger.last + 1, self._least),
+            seen.code,
+            seen.grade,
+            seen.text,
+            seen.pci,
+            self._uuid(seen.pci),
+            task,
+            seen.pid,
+        )
+
+    def _count(self) -> None:
+        """What NVML counts of GPUs: told when it begins to, and not again in this boot for as long
+        as it stays, so that a node that was resumed stays so over restarts of the agent."""
+        there = {gpu.uuid for gpu in self._gpus if gpu.uuid}
+        found = {
+            (gpu.uuid, kind): gpu for gpu in self._gpus if gpu.uuid and (kind := counted(gpu.fault))
+        }
+        known = set(self._ledger.ailing)
+        for (uuid, kind), gpu in found.items():
+            if (uuid, kind) not in known:
+                text = f"GPU {gpu.pci} {gpu.fault}"
+                seen = Seen(f"{COUNTED}{kind}", Grade.CRITICAL, text, gpu.pci)
+                event = msgspec.structs.replace(self._event(seen), uuid=uuid)
+                self._ledger = self._ledger.with_event(event)
+        ailing = {one for one in known if one[0] not in there} | set(found)
+        if ailing != known:
+            self._unwritten = True
+            self._ledger = msgspec.structs.replace(self._ledger, ailing=tuple(sorted(ailing)))
+
+    def _uuid(self, pci: str) -> str:
+        now = {gpu.pci: gpu.uuid for gpu in self._devices() if gpu.uuid}
+        return now.get(pci) or self._ledger.gpus.get(pci, "")
+
+    def _learn_gpus(self) -> bool:
+        """Returns whether there was anything to learn."""
+        gpus = self._ledger.gpus | {it.pci: it.uuid for it in self._devices() if it.uuid}
+        if gpus == self._ledger.gpus:
+            return False
+        self._ledger = msgspec.structs.replace(self._ledger, gpus=gpus)
+        return True
+
+    async def _write(self) -> None:
+        if self._writing is not None and not self._writing.done():
+            # The disk hangs, or is slow: the next write has this one's content, too.
+            self._unwritten = True
+            return
+        self._written_at, self._unwritten = self._clock.now().mono, False
+        writing = asyncio.to_thread(ledgers.write, self._folder, self._ledger)
+        self._writing = asyncio.get_running_loop().create_task(writing, name="agent.hardware")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WRITE_S):
+                await asyncio.shield(self._writing)

@@ -1,0 +1,58 @@
+"""Notices that this node's network has changed, as the kernel tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Never
+
+import structlog
+
+from agent.core.inputs import NetworkSeen, Stimulus
+from agent.probe import netlink
+from agent.probe.network import NetworkProbe
+
+# An interface that comes up says so many times, and gets its addresses one by one.
+SETTLE_S: Final = 1.0
+
+_log = structlog.get_logger("agent.monitors.interfaces")
+
+
+async def watch(
+    probe: NetworkProbe, post: Callable[[Stimulus], None], settle_s: float = SETTLE_S
+) -> Never:
+    """Post NetworkSeen a moment after every change, until cancelled."""
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    try:
+        sock = netlink.subscribe()
+    except OSError as error:
+        # Of a kernel that tells nobody: each task brings a fresh reading all the same.
+        _log.warning("network_not_watched", why=str(error))
+        await asyncio.Event().wait()
+        raise AssertionError from error
+
+    def drain() -> None:
+        changed.set()
+        try:
+            while sock.recv(1 << 16):
+                pass
+        except OSError:
+            # Read to the end, or more than the socket could hold: either way, look again.
+            pass
+
+    with sock:
+        loop.add_reader(sock, drain)
+        try:
+            while True:
+                await changed.wait()
+                await asyncio.sleep(settle_s)
+                changed.clear()
+                try:
+                    interfaces = await asyncio.to_thread(probe.interfaces)
+                except OSError as error:
+                    _log.warning("network_not_read", why=str(error))
+                    continue
+                post(NetworkSeen(interfaces))
+        finally:
+            loop.remove_reader(sock)

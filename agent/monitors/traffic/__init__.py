@@ -1,0 +1,1 @@
+"""Evidence of what carries the traffic of a task: port counters and the lines that NCCL logs."""

@@ -1,0 +1,135 @@
+"""Watches the RDMA ports of this node between launches: which went down, and how often.
+
+Two small files a port, every few seconds; what a port was when the watch began is what it should
+be, and those that the last probe counts on should be up. Others that never were are no news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Never
+
+import structlog
+
+from agent.core.inputs import PortsSeen, Stimulus
+from agent.monitors.traffic.counters import names_of_ports
+from agent.probe.fabric import sysfs_formats
+from agent.probe.fabric.fs_root import Read, Tree, Unread
+from agent.probe.fabric.rdma_devices import CLASS
+from muster.daemon.clock import Clock
+from muster.fabric.counters import LINK_DOWNED
+from muster.fabric.model import ACTIVE
+from muster.protocol.traffic import PortHealth
+
+PERIOD_S: Final = 5.0
+SHOWN_S: Final = 3600.0
+"""For so long a flap is told."""
+_FLAPS_MAX: Final = 1000
+
+_log = structlog.get_logger("agent.monitors.traffic.rdma_ports")
+
+
+@dataclass(slots=True)
+class _Port:
+    worked: bool
+    downed: int | None
+    down: bool = False
+    flaps: deque[float] = field(default_factory=lambda: deque(maxlen=_FLAPS_MAX))
+
+
+class PortWatch:
+    """What has become of each port since the first look."""
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        read: Read | None = None,
+        awaited: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        """`awaited`: the ports that should be up, as far as that is known by now."""
+        self._root = root
+        self._awaited = awaited
+        self._read = read
+        self._ports: dict[str, _Port] = {}
+
+    def look(self, now: float) -> tuple[PortHealth, ...]:
+        """Those not as they should be, at `now` in monotonic seconds. May wait for a driver."""
+        tree = Tree(self._root, self._read)
+        seen = {f"{name}:{port}": (name, port) for name, port in names_of_ports(tree)}
+        found = []
+        for key, (name, port) in seen.items():
+            folder = f"{CLASS}/{name}/ports/{port}"
+            health = self._judge(key, _state(tree, folder), _downed(tree, folder), now)
+            if health is not None:
+                found.append(health)
+        gone = [key for key, port in self._ports.items() if port.worked and key not in seen]
+        found += [PortHealth(key, down=True, state="gone, with its device") for key in gone]
+        return tuple(found)
+
+    def _judge(
+        self, key: str, state: tuple[str, str] | None, downed: int | None, now: float
+    ) -> PortHealth | None:
+        active = state is not None and state[0] == ACTIVE
+        port = self._ports.get(key)
+        if port is None:
+            port = self._ports[key] = _Port(active, downed)
+        if not port.worked and key in self._awaited():
+            # That it is down is no flap of ours.
+            port.worked, port.down = True, state is not None and not active
+        port.worked = port.worked or active
+        went_down = state is not None and not active and port.worked and not port.down
+        counted = 0
+        if downed is not None:
+            if port.downed is not None:
+                # One that is less began anew, with its driver.
+                counted = downed - port.downed if downed >= port.downed else downed
+            port.downed = downed
+        port.flaps.extend([now] * min(counted or int(went_down and downed is None), _FLAPS_MAX))
+        while port.flaps and now - port.flaps[0] > SHOWN_S:
+            port.flaps.popleft()
+        if state is not None:
+            port.down = port.worked and not active
+        if not port.down and not port.flaps:
+            return None
+        words = ", ".join(filter(None, state)) if state is not None and port.down else ""
+        return PortHealth(key, port.down, words, len(port.flaps))
+
+
+async def watch(
+    ports: PortWatch,
+    clock: Clock,
+    post: Callable[[Stimulus], None],
+    period_s: float = PERIOD_S,
+    first: Callable[[], Awaitable[object]] | None = None,
+    changed: Callable[[], None] = lambda: None,
+) -> Never:
+    """Post PortsSeen whenever it has changed, until cancelled; `first`: what is done before,
+    `changed`: after each change."""
+    if first is not None:
+        await first()
+    known: tuple[PortHealth, ...] = ()
+    while True:
+        found = await asyncio.to_thread(ports.look, clock.now().mono)
+        if found != known:
+            known = found
+            _log.warning("ports_changed", ports=[port.text for port in found])
+            post(PortsSeen(found))
+            changed()
+        await asyncio.sleep(period_s)
+
+
+def _state(tree: Tree, folder: str) -> tuple[str, str] | None:
+    text, phys = tree.text(f"{folder}/state"), tree.text(f"{folder}/phys_state")
+    state = None if isinstance(text, Unread) else sysfs_formats.port_state(text)
+    if state is None:
+        return None
+    return state, "" if isinstance(phys, Unread) else sysfs_formats.phys_state(phys) or ""
+
+
+def _downed(tree: Tree, folder: str) -> int | None:
+    text = tree.text(f"{folder}/counters/{LINK_DOWNED}")
+    return None if isinstance(text, Unread) else sysfs_formats.counter(text)

@@ -1,0 +1,174 @@
+"""Watches the traffic of one task from its start to its end, and says what has come of it.
+
+What it knows is in a file of the task's folder: an agent that is started anew goes on from there.
+Counters do not stop for it, so no byte is lost or counted twice; that nobody looked is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Never
+
+import msgspec
+import structlog
+
+from agent.core.inputs import Stimulus, TrafficSeen
+from agent.monitors.traffic.counters import CounterReader
+from agent.monitors.traffic.nccl_log import FileState, NcclLines
+from muster.daemon.clock import Clock
+from muster.fabric.counters import Totals
+from muster.fabric.traffic_verdict import gist
+from muster.protocol.ids import TaskId
+from muster.protocol.traffic import FabricReport, NcclEvidence
+
+STATE: Final = "traffic.json"
+PERIOD_S: Final = 2.0
+LONGEST_S: Final = 6.0
+"""After so long without a look the rate since the last one is no peak."""
+SAY_S: Final = 15.0
+"""Figures alone are said so often, what changes the verdict at once."""
+LAST_LOOK_S: Final = 2.0
+"""A driver that hangs holds up the end of no task for longer."""
+# Lines that could not be read for want of descriptors are lost with the task.
+_LAST_LOOKS: Final = 10
+_LAST_PAUSE_S: Final = 0.1
+_STATE_BYTES_MAX: Final = 1 << 20
+
+_log = structlog.get_logger("agent.proof")
+
+
+class Watched(msgspec.Struct, omit_defaults=True):
+    """What is known of a task's traffic, and of how it is watched."""
+
+    netdevs: tuple[str, ...] = ()
+    unheard: str = ""
+    shared: bool = False
+    totals: Totals = msgspec.field(default_factory=Totals)
+    files: dict[str, FileState] = msgspec.field(default_factory=dict)
+    said: NcclEvidence = NcclEvidence()
+
+
+class Sampler:
+    """One task's. `run` looks until it is cancelled; `finish` looks once more, and ends it."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        folder: Path,
+        reader: CounterReader,
+        watched: Watched,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        lines_came: Callable[[], None],
+    ) -> None:
+        self._task = task
+        self._folder = folder
+        self._reader = reader
+        self._watched = watched
+        self._clock = clock
+        self._post = post
+        self._lines_came = lines_came
+        self._lines = NcclLines(folder, watched.files)
+        self._looking = asyncio.Lock()
+        self._said: FabricReport | None = None
+        self._said_at = 0.0
+        self._over = False
+
+    def share(self) -> None:
+        """Another task runs on the node."""
+        self._watched.shared = True
+
+    async def run(self) -> Never:
+        """Look at once, and then again and again."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def finish(self, *, counters: bool = True) -> None:
+        """The task has ended: the last figures are posted before this returns. Without `counters`
+        they are as they were: what they say now is no longer the task's."""
+        try:
+            async with asyncio.timeout(LAST_LOOK_S):
+                await self.look(last=True, counters=counters)
+        except TimeoutError:
+            # They are read before what hangs.
+            if self._lines.any:
+                self._lines_came()
+            _log.warning("traffic_not_read", task=self._task, waited_s=LAST_LOOK_S)
+
+    async def look(self, *, last: bool = False, counters: bool = True) -> None:
+        """Take in what is new, and post it if it is news."""
+        async with self._looking:
+            if self._over:
+                return
+            self._over = last
+            await asyncio.to_thread(self._sample, counters=counters)
+            for _ in range(_LAST_LOOKS if last else 0):
+                if not self._lines.blind:
+                    break
+                await asyncio.sleep(_LAST_PAUSE_S)
+                await asyncio.to_thread(self._sample, counters=False)
+            if self._lines.any:
+                self._lines_came()
+            report = self.report()
+            now = self._clock.now().mono
+            if last or self._is_news(report, now):
+                self._said, self._said_at = report, now
+                self._post(TrafficSeen(self._task, report))
+            if last:
+                self._lines.close()
+
+    def _sample(self, *, counters: bool) -> None:
+        watched = self._watched
+        # First: a driver that hangs does so where its counters are read.
+        if not watched.unheard:
+            watched.said = self._lines.look()
+        if counters:
+            reading = self._reader.reading(watched.netdevs, self._clock.now().mono)
+            watched.totals.add(reading, LONGEST_S)
+        self._keep()
+
+    def report(self) -> FabricReport:
+        """All that is known."""
+        watched = self._watched
+        totals = watched.totals
+        return FabricReport(
+            seconds=round(totals.seconds, 3),
+            samples=totals.samples,
+            gaps=totals.gaps,
+            gap_s=round(totals.gap_s, 3),
+            ports=totals.port_figures(),
+            sockets=totals.socket_figures(),
+            peak=totals.peak,
+            nccl=watched.said,
+            shared=watched.shared,
+            unheard=watched.unheard,
+        )
+
+    def _is_news(self, report: FabricReport, now: float) -> bool:
+        if self._said is None or now - self._said_at >= SAY_S:
+            return True
+        return gist(report) != gist(self._said)
+
+    def _keep(self) -> None:
+        """Not synced: with the machine goes the task, too."""
+        self._watched.files = self._lines.state()
+        path = self._folder / STATE
+        temporary = path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(msgspec.json.encode(self._watched))
+            os.replace(temporary, path)
+
+
+def kept(folder: Path) -> Watched | None:
+    """What an earlier life of the agent knew of a task; None where it watched none, or wrote what
+    cannot be read."""
+    try:
+        with open(folder / STATE, "rb") as file:
+            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=Watched)
+    except (OSError, msgspec.DecodeError):
+        return None

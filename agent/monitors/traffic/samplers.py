@@ -1,0 +1,149 @@
+"""The samplers of this node's tasks: one for each part of a gang that runs here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Final
+
+from agent.core.inputs import Stimulus
+from agent.core.shim_protocol import ShimStream
+from agent.logs.shipper import LogShipper
+from agent.monitors.traffic.counters import CounterReader, interfaces
+from agent.monitors.traffic.nccl_log import LOG
+from agent.monitors.traffic.sampler import Sampler, Watched, kept
+from agent.probe.fabric.rdma_devices import CLASS
+from agent.taskdirs.taskdirs import NCCL, Folders
+from muster.daemon.clock import Clock
+from muster.daemon.task_owner import TaskOwner
+from muster.fabric.counters import Totals
+from muster.protocol.control_channel import ArrangeTask
+from muster.protocol.fabric import TaskFabric
+from muster.protocol.ids import TaskId
+from muster.protocol.log_channel import StreamKind
+
+FILE: Final = "%h.%p"
+"""As NCCL writes it: host and process."""
+STREAM: Final = ShimStream(StreamKind.NCCL.value, LOG)
+"""What NCCL has written: it is in no status of a shim."""
+
+
+def log_file(folder: Path) -> str:
+    """NCCL_DEBUG_FILE of a task whose folder this is."""
+    return f"{folder / NCCL}/{FILE}"
+
+
+class Proofs:
+    """Begins, goes on with and ends them."""
+
+    def __init__(
+        self,
+        root: Path,
+        folders: Folders,
+        logs: LogShipper,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+    ) -> None:
+        self._root = root
+        self._folders = folders
+        self._logs = logs
+        self._clock = clock
+        self._post = post
+        self._owner = owner
+        self._running: dict[TaskId, tuple[Sampler, asyncio.Task[None]]] = {}
+        self._kept: dict[TaskId, Watched] = {}
+
+    def begin(self, plan: ArrangeTask) -> None:
+        """The gate of this task opens."""
+        fabric = plan.fabric or TaskFabric()
+        if plan.task in self._running:
+            return
+        unheard = _unheard(plan, self._folders.path(plan.task))
+        if unheard is not None and not (self._root / CLASS).is_dir():
+            return
+        watched = Watched(
+            netdevs=fabric.netdevs or interfaces(self._root),
+            unheard=unheard or "",
+            totals=Totals(planned=fabric.hcas),
+        )
+        self._watch(plan.task, watched)
+
+    def adopt(self, task: TaskId) -> None:
+        """In a thread: read what an earlier life of the agent knew of the task."""
+        watched = kept(self._folders.path(task))
+        if watched is not None:
+            self._kept[task] = watched
+
+    def resume(self, task: TaskId, *, ended: bool, then: Callable[[], None]) -> bool:
+        """Go on with a task that was adopted. Of one that has `ended` what was known is posted, and
+        what NCCL wrote since; then `then` is called. False where there is nothing to wait for.
+        """
+        watched = self._kept.pop(task, None)
+        if watched is None:
+            return False
+        if not ended:
+            self._watch(task, watched)
+            return False
+        return self._spawn(task, self._sampler(task, watched).finish(counters=False), then)
+
+    def finish(self, task: TaskId, then: Callable[[], None]) -> bool:
+        """It has ended; its last figures are posted, then `then` is called. False where there are
+        none to wait for."""
+        found = self._running.pop(task, None)
+        if found is None:
+            return False
+        sampler, running = found
+
+        def over() -> None:
+            # Not before: it may have been in the middle of a look.
+            running.cancel()
+            then()
+
+        return self._spawn(task, sampler.finish(), over)
+
+    def _spawn(
+        self, task: TaskId, work: Coroutine[None, None, None], then: Callable[[], None]
+    ) -> bool:
+        async def ending() -> None:
+            try:
+                await work
+            finally:
+                # A task's end is told, whatever became of its figures.
+                then()
+
+        try:
+            self._owner.spawn(ending(), name=f"proof.{task}.end")
+        except RuntimeError:
+            # This agent is being stopped.
+            work.close()
+            return False
+        return True
+
+    def _watch(self, task: TaskId, watched: Watched) -> None:
+        sampler = self._sampler(task, watched)
+        running = self._owner.spawn(sampler.run(), name=f"proof.{task}")
+        self._running[task] = (sampler, running)
+        if len(self._running) > 1:
+            for other, _ in self._running.values():
+                other.share()
+
+    def _sampler(self, task: TaskId, watched: Watched) -> Sampler:
+        folder = self._folders.path(task)
+
+        def lines_came() -> None:
+            self._logs.follow(task, folder, (STREAM,))
+
+        reader = CounterReader(self._root)
+        return Sampler(task, folder, reader, watched, self._clock, self._post, lines_came)
+
+
+def _unheard(plan: ArrangeTask, folder: Path) -> str | None:
+    """Why NCCL's lines will not be in our file; None if they will."""
+    env = plan.env
+    if env.get("NCCL_DEBUG_FILE") == log_file(folder):
+        return None
+    if "NCCL_DEBUG" in env or "NCCL_DEBUG_FILE" in env:
+        return "NCCL's lines go where the job's own NCCL_DEBUG sends them"
+    return "NCCL was asked for no lines"

@@ -1,0 +1,51 @@
+"""Processes that use a GPU and are of no job: begun by hand, or what has outlived its job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from agent.shim.syscalls import stat_of
+
+# As a shim names itself.
+SHIM: Final = "muster-shim"
+_NAMED: Final = 3
+
+
+def strangers(pids: Iterable[int]) -> tuple[int, ...]:
+    """Those that live and are below no shim.
+
+    A process of another pid namespace than ours has no number here: of it nothing is known, and a
+    shim is the sub-reaper of all that its job starts.
+    """
+    return tuple(pid for pid in sorted(set(pids)) if _is_stranger(pid))
+
+
+def used_by(pids: tuple[int, ...]) -> str:
+    """`is used by process 12 (python), which is of no job`; "" for none."""
+    if not pids:
+        return ""
+    named = ", ".join(f"{pid} ({_name(pid)})" for pid in pids[:_NAMED])
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    one = len(pids) == 1
+    return f"is used by process{'' if one else 'es'} {named}{more}, of no job"
+
+
+def _is_stranger(pid: int) -> bool:
+    stat = stat_of(pid)
+    if stat is None or stat[0] in "ZX":
+        return False
+    while stat is not None:
+        if _name(pid) == SHIM:
+            return False
+        pid = stat[1]
+        stat = stat_of(pid) if pid else None
+    return True
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "?"

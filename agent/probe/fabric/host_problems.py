@@ -1,0 +1,314 @@
+"""What is wrong around the HCAs: libraries, limits, GPUDirect, topology, NCCL's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agent.leftovers import units
+from agent.leftovers.processes import Remain, words
+from agent.leftovers.units import LeftUnit
+from agent.probe.fabric.fs_root import Tree, Unread
+from agent.probe.fabric.problems import info, listed, stop, warning
+from muster.fabric.model import (
+    ETHERNET,
+    Affinity,
+    AffinityClass,
+    Gpu,
+    Hca,
+    Limits,
+    Problem,
+    Software,
+)
+
+_MEMLOCK_LEAST: Final = 1 << 30
+_NAMED: Final = 16
+_NOFILE_LEAST: Final = 65_536
+_SHM_LEAST: Final = 1 << 30
+_NVIDIA: Final = "10de:"
+_PACKAGES: Final = {
+    "debian": {
+        "libibverbs.so.1": "apt install libibverbs1 ibverbs-providers",
+        "libmlx5.so.1": "apt install ibverbs-providers",
+        "librdmacm.so.1": "apt install librdmacm1",
+    },
+    "redhat": {
+        "libibverbs.so.1": "dnf install libibverbs",
+        "libmlx5.so.1": "dnf install libibverbs",
+        "librdmacm.so.1": "dnf install librdmacm",
+    },
+    "suse": {
+        "libibverbs.so.1": "zypper install libibverbs1",
+        "libmlx5.so.1": "zypper install libmlx5-1",
+        "librdmacm.so.1": "zypper install librdmacm1",
+    },
+}
+_FAMILIES: Final = {
+    "debian": "debian",
+    "ubuntu": "debian",
+    "rhel": "redhat",
+    "rocky": "redhat",
+    "almalinux": "redhat",
+    "centos": "redhat",
+    "fedora": "redhat",
+    "ol": "redhat",
+    "amzn": "redhat",
+    "sles": "suse",
+    "opensuse-leap": "suse",
+}
+_CONTROLLERS: Final = (
+    "sys/fs/cgroup/cgroup.controllers",
+    "sys/fs/cgroup/unified/cgroup.controllers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What is judged. `local_name`: the loopback address that the own host name has in the hosts
+    file. `settings` are the operator's for NCCL; `absent`: the topology file that they name is not
+    there. `redirecting`: bridges between a GPU and its HCA that send its traffic to the CPU, as
+    those may that are `bridges_unread`."""
+
+    used: Sequence[Hca]
+    hcas: Sequence[Hca]
+    gpus: Sequence[Gpu]
+    affinity: Sequence[Affinity]
+    env: Mapping[str, str]
+    settings: Mapping[str, str]
+    absent: bool
+    limits: Limits
+    software: Software
+    flat: bool
+    local_name: str | None
+    redirecting: Sequence[str]
+    bridges_unread: Sequence[str]
+
+
+def of_earlier_lives(found: tuple[Remain, ...]) -> Iterator[Problem]:
+    """Processes of jobs that nobody watches over."""
+    if found:
+        yield warning(
+            f"{words(found)}: of a job whose shim is dead, and still running",
+            "an agent that has its machine for itself ends them as it starts; or "
+            f"`kill -9 {' '.join(str(remain.pid) for remain in found[:_NAMED])}`",
+        )
+
+
+def of_left_units(found: tuple[LeftUnit, ...]) -> Iterator[Problem]:
+    """Tasks that run in units of systemd, and that no agent knows."""
+    if found:
+        yield warning(
+            f"{units.words(found)}: of a task whose folder is gone, and still running",
+            "an agent that has its machine for itself ends them as it starts; or "
+            f"`systemctl stop {' '.join(unit.name for unit in found[:_NAMED])}`",
+        )
+
+
+def of_traces(found: Sequence[str]) -> Iterator[Problem]:
+    """What is left beside processes."""
+    for what in found:
+        yield warning(
+            f"left by an earlier life of the agent: {what}",
+            "the agent removes it as it starts: systemctl restart muster-agent; jobs run on",
+        )
+
+
+def of_processes(tree: Tree, processes_max: int | None) -> Iterator[Problem]:
+    """That the bound on a job's processes has no effect; `processes_max` is the operator's own."""
+    if not tree.live and not tree.exists("sys/fs/cgroup"):
+        return
+    for path in _CONTROLLERS:
+        controllers = tree.text(path)
+        if not isinstance(controllers, Unread) and "pids" in controllers.split():
+            return
+    judged = info if processes_max is None else warning
+    yield judged(
+        "processes_max is not enforced here: this node has no cgroup v2 with the pids controller, "
+        "and a fork bomb of a job may take every process and thread of the node",
+        "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=pids); in "
+        "a container, on a host that has it",
+    )
+
+
+def of_node(node: Node) -> Iterator[Problem]:
+    """Of everything but the ports."""
+    for check in (_libraries, _limits, _gpudirect, _topology, _nccl_conf, _nccl, _name):
+        yield from check(node)
+
+
+def local_name(tree: Tree, hostname: str) -> str | None:
+    """The loopback address that the hosts file gives to this machine's own name."""
+    text = tree.text("etc/hosts")
+    if isinstance(text, Unread) or not hostname:
+        return None
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        if hostname in names:
+            return address if address.startswith("127.") or address == "::1" else None
+    return None
+
+
+def _libraries(node: Node) -> Iterator[Problem]:
+    if not node.hcas:
+        return
+    packages = _PACKAGES[_FAMILIES.get(node.software.os or "", "debian")]
+    mlx5 = any(hca.name.startswith("mlx5") or hca.driver == "mlx5_core" for hca in node.hcas)
+    for name, place in node.software.libraries.items():
+        if place is not None:
+            continue
+        if name == "libibverbs.so.1":
+            yield stop(
+                f"{name} is not installed: NCCL cannot use InfiniBand or RoCE and takes TCP",
+                packages[name],
+            )
+        elif name == "libmlx5.so.1" and mlx5:
+            yield stop(
+                f"{name} is not installed: libibverbs finds no mlx5 device, and NCCL takes TCP",
+                packages[name],
+            )
+        elif name == "librdmacm.so.1":
+            yield info(f"{name} is not installed; UCX and plugins of NCCL need it", packages[name])
+
+
+def _limits(node: Node) -> Iterator[Problem]:
+    limits = node.limits
+    memlock = limits.memlock
+    if node.used and isinstance(memlock, int):
+        what = f"jobs may lock {_size(memlock)} of memory (memlock of {limits.source})"
+        fix = (
+            "LimitMEMLOCK=infinity in the agent's unit (the shipped one has it; limits.conf does "
+            "not reach services), then `systemctl daemon-reload` and restart the agent; in a "
+            "container --ulimit memlock=-1"
+        )
+        if memlock < _MEMLOCK_LEAST:
+            yield stop(f"{what}: RDMA fails with `ibv_create_cq: Cannot allocate memory`", fix)
+        else:
+            yield warning(f"{what}: RDMA may run out of it", fix)
+    files = limits.nofile
+    if (node.used or node.gpus) and isinstance(files, int) and files < _NOFILE_LEAST:
+        yield warning(
+            f"jobs may open {files} files (nofile of {limits.source}): many ranks and data loaders "
+            "need more",
+            "LimitNOFILE=1048576 in the agent's unit",
+        )
+    if node.gpus and limits.shm_bytes is not None and limits.shm_bytes < _SHM_LEAST:
+        yield warning(
+            f"shared memory has {_size(limits.shm_bytes)}: NCCL and data loaders need more",
+            "`mount -o remount,size=50% /dev/shm`; in a container --shm-size=16g",
+        )
+
+
+def _gpudirect(node: Node) -> Iterator[Problem]:
+    nvidia = any(gpu.pci_id.startswith(_NVIDIA) or gpu.uuid for gpu in node.gpus)
+    if not node.used or not nvidia:
+        return
+    if node.software.gpudirect == "none":
+        yield warning(
+            "neither nvidia_peermem nor dma-buf: the HCAs cannot reach GPU memory, every byte is "
+            "copied through the host (no GPUDirect RDMA)",
+            "`modprobe nvidia-peermem` (and a file in /etc/modules-load.d), or NVIDIA's open "
+            "kernel modules with Linux 5.12 or newer",
+        )
+    if node.redirecting:
+        yield warning(
+            f"PCI access control (ACS) sends traffic between GPUs and HCAs through the CPU "
+            f"({listed(node.redirecting)}): GPUDirect RDMA is slow",
+            "on a machine without virtual machines: switch ACS off in the firmware, or "
+            "`setpci -s BRIDGE ECAP_ACS+0x6.w=0000` at each boot",
+        )
+    elif node.bridges_unread:
+        yield info(
+            f"whether PCI access control (ACS) sends traffic between GPUs and HCAs through the CPU "
+            f"is unknown: the configuration of {listed(node.bridges_unread)} cannot be read whole",
+            "run `muster doctor` as root on the node, which may read it",
+        )
+
+
+def _topology(node: Node) -> Iterator[Problem]:
+    if node.absent:
+        yield warning(
+            f"fabric.settings names the topology file {node.settings['NCCL_TOPO_FILE']}, which is "
+            "not there: NCCL passes over it without an error",
+            "put the provider's file there, or correct the agent's configuration",
+        )
+        return
+    if "NCCL_TOPO_FILE" in node.software.nccl_conf or "NCCL_TOPO_FILE" in node.settings:
+        return
+    used = {hca.name for hca in node.used}
+    unknown = any(
+        pair.distance is AffinityClass.UNKNOWN for pair in node.affinity if pair.hca in used
+    )
+    if node.flat or unknown:
+        why = "virtual PCI topology" if node.flat else "no NUMA nodes or PCI paths"
+        yield warning(
+            f"{why}: which HCA is near to which GPU is unknown, to NCCL too; it may cost most of "
+            "the bandwidth",
+            "set NCCL_TOPO_FILE to the provider's file for this kind of machine, in the agent's "
+            "configuration (fabric.settings), in /etc/nccl.conf or in the jobs' env",
+        )
+
+
+def _nccl_conf(node: Node) -> Iterator[Problem]:
+    for name, told in node.software.nccl_conf.items():
+        value, _, end = told.rpartition(" (from ")
+        file = end.removesuffix(")")
+        ours = node.env.get(name)
+        fix = f"take {name} out of {file}"
+        if ours is not None and ours != value:
+            yield warning(
+                f"{file} sets {name}={value}, this probe {ours}: the jobs' environment wins, other "
+                "programs take the file's",
+                fix,
+            )
+        elif _forces_tcp(name, value) and node.used:
+            yield stop(f"{file} sets {name}={value}: NCCL uses TCP", fix)
+        elif name == "NCCL_IB_GID_INDEX" and ours is None and _wrong_index(node.used, value):
+            yield warning(
+                f"{file} sets {name}={value} for all HCAs, where NCCL would choose "
+                f"{listed(_indexes(node.used))}",
+                fix,
+            )
+
+
+def _forces_tcp(name: str, value: str) -> bool:
+    if name == "NCCL_IB_DISABLE":
+        return value not in ("", "0")
+    return name == "NCCL_NET" and value.lower() == "socket"
+
+
+def _wrong_index(used: Sequence[Hca], value: str) -> bool:
+    return value != "-1" and any(index != value for index in _indexes(used))
+
+
+def _indexes(used: Sequence[Hca]) -> list[str]:
+    ports = [hca for hca in used if hca.link_layer == ETHERNET and hca.gid_index is not None]
+    return sorted({str(hca.gid_index) for hca in ports})
+
+
+def _nccl(node: Node) -> Iterator[Problem]:
+    if node.software.nccl is None and _indexes(node.used):
+        yield info(
+            "the version of the jobs' NCCL is not known; 2.26 or newer is assumed, which finds the "
+            "GID index itself",
+            "`muster probe --nccl VERSION` shows what an older one needs",
+        )
+
+
+def _name(node: Node) -> Iterator[Problem]:
+    if node.local_name is None:
+        return
+    what = (
+        f"this machine's own name is {node.local_name} in /etc/hosts: programs that look "
+        "themselves up (gloo without GLOO_SOCKET_IFNAME) tell peers an address that leads nowhere"
+    )
+    fix = "give the name its real address in /etc/hosts, or take the line out"
+    yield warning(what, fix) if node.hcas or node.gpus else info(what, fix)
+
+
+def _size(number: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if number >= 1 << shift:
+            return re.sub(r"\.0$", "", f"{number / (1 << shift):.1f}") + f" {unit}"
+    return f"{number} bytes"

@@ -1,1 +1,0 @@
-"""Starting shims, speaking to them, finding them again."""

@@ -1,0 +1,208 @@
+"""What a shim leaves on disk: who it is, while it lives; how its task ended, for ever."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+
+from agent.shim import syscalls
+from agent.shim.job_files import RefusedFileError, open_checked
+from agent.shim.status import encoded
+
+LOCK = "lock"
+IDENTITY = "shim.json"
+EXIT = "exit.json"
+SOCKET = "shim.sock"
+HOSTFILE = "hostfile"
+LOGS = "logs"
+TORCHRUN_LOGS = "torchrun"
+ERRORS = "errors"
+_FULL_BYTES = 1 << 20
+ERROR_FILE_BYTES_MAX = 1 << 20
+# A job may have a lease of its log, for which the kernel makes whoever opens it wait for 45 s.
+_NO_WAIT = os.O_NONBLOCK
+EXIT_BYTES = 256 << 10
+"""More than the record of the end of a task has, but for one of very many ranks."""
+
+
+def take_lock(folder_fd: int) -> int:
+    """Lock the folder of a task for one shim; the descriptor holds the lock.
+
+    Raises BlockingIOError.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(LOCK, flags, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write_identity(folder_fd: int, task: str, mark: str, cgroup: str | None) -> None:
+    """By this an agent knows the shim again, and the processes that a dead one left.
+
+    `mark` is in the environment of every process of the task.
+    """
+    document = {
+        "v": 1,
+        "task": task,
+        "pid": os.getpid(),
+        "start_time": _start_time(os.getpid()),
+        "boot_id": syscalls.boot_id(),
+        "mark": mark,
+        "cgroup": cgroup,
+    }
+    # Not synced: after a power failure there is no shim either.
+    _replace(folder_fd, IDENTITY, document, sync=False)
+
+
+@functools.cache
+def _start_time(own: int) -> int | None:
+    """Of this process, whose number is `own`: a child of a fork has another one."""
+    stat = syscalls.stat_of(own)
+    return None if stat is None else stat[2]
+
+
+def reserve_exit(folder_fd: int) -> None:
+    """Take the room that the record of the end will need: a job that fills the disk is to end, and
+    what it wrote to go. Harmless where that cannot be had."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(f".{EXIT}.new", flags, 0o600, dir_fd=folder_fd)
+        try:
+            os.posix_fallocate(fd, 0, EXIT_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+
+
+def write_exit(folder_fd: int, document: dict[str, object]) -> None:
+    """On disk when this returns. Raises OSError (disk full)."""
+    _replace(folder_fd, EXIT, document, sync=True)
+
+
+def write_hostfile(folder_fd: int, text: str) -> None:
+    """Readable by the job. Raises OSError."""
+    _replace_bytes(folder_fd, HOSTFILE, text.encode(), sync=False, mode=0o644)
+
+
+def _replace(folder_fd: int, name: str, document: dict[str, object], sync: bool) -> None:
+    _replace_bytes(folder_fd, name, encoded(document), sync)
+
+
+def _replace_bytes(folder_fd: int, name: str, data: bytes, sync: bool, mode: int = 0o600) -> None:
+    temporary = f".{name}.new"
+    # What has been reserved is written over, and what is left of it given back.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder_fd)
+    try:
+        if mode != 0o600:
+            # Whatever the umask.
+            os.fchmod(fd, mode)
+        size = len(data)
+        while data:
+            data = data[os.write(fd, data) :]
+        os.ftruncate(fd, size)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    if sync:
+        os.fsync(folder_fd)
+
+
+class Logs:
+    """The files that a task's processes write. The folder is the agent's; a job gets descriptors.
+
+    The files belong to the job's user, so that /dev/stdout can be opened again, but no path to them
+    does: whoever reads them follows no link that a user could have laid.
+    """
+
+    def __init__(self, folder_fd: int, owner: tuple[int, int] | None) -> None:
+        self._folder_fd = folder_fd
+        self._owner = owner
+
+    def own(self, uid: int, gid: int) -> None:
+        """Give the files that are made from now on to the job's user."""
+        self._owner = (uid, gid)
+
+    def open(self, name: str) -> int:
+        """A descriptor that appends to logs/`name`. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(f"{LOGS}/{name}", flags | _NO_WAIT, 0o600, dir_fd=self._folder_fd)
+        os.set_blocking(fd, True)
+        if self._owner is not None:
+            os.fchown(fd, *self._owner)
+        return fd
+
+    def open_folder(self, name: str) -> int:
+        """A descriptor of logs/`name`, in which the job's user makes files. Raises OSError."""
+        path = f"{LOGS}/{name}"
+        try:
+            os.mkdir(path, 0o700, dir_fd=self._folder_fd)
+        except FileExistsError:
+            pass
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, dir_fd=self._folder_fd)
+        if self._owner is not None:
+            os.fchown(fd, *self._owner)
+        return fd
+
+    def recorded_error(self, name: str) -> str | None:
+        """What torch's @record wrote into logs/errors/`name`: the traceback, or the message.
+
+        The folder is the job's user's, who may have laid anything there; and who may not have us
+        read what is another's.
+        """
+        owner = os.geteuid() if self._owner is None else self._owner[0]
+        try:
+            fd = open_checked(f"{LOGS}/{ERRORS}/{name}", owner, self._folder_fd)
+        except (OSError, RefusedFileError):
+            return None
+        try:
+            message = json.loads(os.read(fd, ERROR_FILE_BYTES_MAX))["message"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        finally:
+            os.close(fd)
+        if isinstance(message, dict):
+            extra = message.get("extraInfo")
+            traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
+            message = traceback or message.get("message")
+        return message.strip() if isinstance(message, str) else None
+
+    def no_room(self) -> bool:
+        """Whether the disk of the task's folder is full: what a program would have said of that
+        could not be written, either."""
+        try:
+            disk = os.fstatvfs(self._folder_fd)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < _FULL_BYTES
+
+    def tail(self, name: str, limit: int) -> str:
+        """The last bytes of logs/`name` as text, cut at the front to whole lines; empty where it
+        cannot be read.
+        """
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | _NO_WAIT
+        try:
+            fd = os.open(f"{LOGS}/{name}", flags, dir_fd=self._folder_fd)
+        except OSError:
+            return ""
+        try:
+            size = os.fstat(fd).st_size
+            data = os.pread(fd, limit, max(size - limit, 0))
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
+        # Of one line that is longer than all of this its end is better than nothing.
+        if size > limit and b"\n" in data[:-1]:
+            data = data[data.index(b"\n") + 1 :]
+        return data.decode(errors="replace").strip()

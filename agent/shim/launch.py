@@ -1,0 +1,133 @@
+"""What a shim starts itself: one program, or the same one for each rank of the node.
+
+Under torchrun there is none of this: the bootstrap starts the ranks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from agent.shim.bootstrap_channel import LOG_FOLDER, LOG_FOLDER_FD
+from agent.shim.commands import Start
+from agent.shim.preparation import Preparation
+from agent.shim.ranks import Ranks, error_file
+from agent.shim.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program, Report
+from agent.shim.status import Exit, Status
+
+
+class Course:
+    """Who is told how they fare. The task implements it."""
+
+    def program_runs(self) -> None: ...
+    def rank_failed(self) -> None: ...
+    def rank_ended(self) -> None: ...
+    def programs_ended(self, how: Exit) -> None: ...
+
+
+class Programs:
+    """The programs of one task. `programs_ended` is told of the first failure among them."""
+
+    def __init__(
+        self, preparation: Preparation, ranks: Ranks, status: Status, course: Course
+    ) -> None:
+        self._preparation = preparation
+        self._ranks = ranks
+        self._status = status
+        self._course = course
+        self._left = 0
+        self._failure: Exit | None = None
+
+    def start(self, command: Start, env: dict[str, str]) -> int | None:
+        """Start them all; returns the pid of the only one where there are no ranks to count."""
+        pid = self._start_all(command, env)
+        if self._failure is not None and self._left == 0:
+            # No end of theirs will come.
+            self._course.programs_ended(self._failure)
+        return pid
+
+    def _start_all(self, command: Start, env: dict[str, str]) -> int | None:
+        if not command.ranks:
+            node_rank = env.get("MUSTER_NODE_RANK", "0")
+            return self._start(command, int(node_rank) if node_rank.isdecimal() else 0, 0, env)
+        for local_rank, own in enumerate(command.ranks):
+            if self._failure is None:
+                self._start(command, int(own["RANK"]), local_rank, {**env, **own})
+        return None
+
+    def _start(self, command: Start, rank: int, local_rank: int, env: dict[str, str]) -> int | None:
+        def told(report: Report) -> None:
+            if report.failure is None:
+                self._course.program_runs()
+            else:
+                self._not_started(rank, report.failure, interpreter=command.interpreter)
+
+        def ended(how: Exit) -> None:
+            self._left -= 1
+            recorded = self._ranks.recorded_error(rank) if command.ranks and how.failed else None
+            if not command.ranks and not how.failed:
+                recorded = self._ranks.overlooked_failure(rank)
+            self._ranks.ended(rank, how, recorded)
+            self._ended(how)
+
+        try:
+            fds = self._open(rank, local_rank, errors=bool(command.ranks))
+        except OSError as error:
+            self._not_started(rank, Failure.of(error, "log", f"The log of rank {rank}"))
+            return None
+        try:
+            child = self._preparation.one_more(told)
+        except OSError as error:
+            _close(fds)
+            self._not_started(rank, Failure.of(error, "fork", "fork"))
+            return None
+        self._left += 1
+        child.ended = ended
+        if LOG_FOLDER_FD in fds:
+            env = {**env, "TORCHELASTIC_ERROR_FILE": f"{LOG_FOLDER}/{error_file(rank)}"}
+        child.become(self._program(command, env, fds), told)
+        self._ranks.began(rank, child.pid)
+        _close(fds)
+        return child.pid
+
+    def _open(self, rank: int, local_rank: int, *, errors: bool) -> dict[int, int]:
+        """What a rank inherits: its number to ours. Raises OSError."""
+        out, err = self._ranks.open(rank, local_rank)
+        fds = {1: out, 2: err}
+        try:
+            return {**fds, LOG_FOLDER_FD: self._ranks.open_errors()} if errors else fds
+        except OSError:
+            _close(fds)
+            raise
+
+    def _program(self, command: Start, env: dict[str, str], fds: dict[int, int]) -> Program:
+        candidates, arguments = command.argv[:1], command.argv[1:]
+        if command.interpreter:
+            candidates, arguments = self._preparation.interpreters(), command.argv
+        return self._preparation.program(candidates, arguments, env, fds)
+
+    def _not_started(self, rank: int, failure: Failure, *, interpreter: bool = False) -> None:
+        missing = failure.stage == "program" and failure.code == errno.ENOENT
+        text = self._preparation.why_not(failure, interpreter=interpreter)
+        how = Exit(EXIT_NOT_FOUND if missing else EXIT_CANNOT_RUN, None)
+        self._status.refusal = self._status.refusal or (failure.refusal, text)
+        self._ranks.ended(rank, how, text)
+        self._failed(how)
+
+    def _ended(self, how: Exit) -> None:
+        if how.failed:
+            self._failed(how)
+        if self._left == 0:
+            self._course.programs_ended(self._failure or how)
+        else:
+            self._course.rank_ended()
+
+    def _failed(self, how: Exit) -> None:
+        self._failure = self._failure or how
+        if self._left:
+            self._course.rank_failed()
+
+
+def _close(fds: dict[int, int]) -> None:
+    for fd in fds.values():
+        os.close(fd)

@@ -1,0 +1,391 @@
+"""Everything before the gate: the user, the folder, the setup, the bootstrap.
+
+Each refusal is one sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+
+from agent.shim import commands
+from agent.shim.bootstrap_channel import EXIT_TOO_OLD, LAST_PACKETS, PRELUDE, Gate
+from agent.shim.commands import Prepare
+from agent.shim.credentials import Identity, base_environment
+from agent.shim.event_loop import Loop, now
+from agent.shim.exit_record import TORCHRUN_LOGS, Logs
+from agent.shim.runner import Failure, Program, Report, describe
+from agent.shim.runners import Child, Children, Told
+from agent.shim.status import Exit, RefusalCode
+
+SETUP_LOG = "setup.log"
+LAUNCHER_LOG = "launcher.log"
+_DEADLINE = "prepare"
+_ANSWER = "answer"
+# A directory server or a file system that takes longer is taken to hang; that of a folder that an
+# automounter has to mount first takes its seconds.
+ANSWER_S = 120.0
+TAIL_BYTES = 4096
+
+
+class Outcome:
+    """Who is told how the preparation went on. The task implements it."""
+
+    def prepared(self) -> None: ...
+    def refused(self, code: RefusalCode, text: str) -> None: ...
+    def stream(self, stream: str, rank: int | None, name: str) -> None: ...
+    def launcher_told(self, message: dict[str, object]) -> None: ...
+    def launcher_ended(self, ended: Exit) -> None: ...
+    def fingerprint(self, versions: dict[str, object], boot_s: float) -> None: ...
+
+
+class Preparation:
+    """One task's way to the gate. After `abandon` nothing more is told but the launcher's end."""
+
+    def __init__(
+        self,
+        marks: dict[str, str],
+        command: Prepare,
+        own: Identity,
+        loop: Loop,
+        children: Children,
+        logs: Logs,
+        bootstrap: bytes,
+        outcome: Outcome,
+    ) -> None:
+        self._marks = marks
+        self._command = command
+        self._loop = loop
+        self._children = children
+        self._logs = logs
+        self._bootstrap = bootstrap
+        self._outcome = outcome
+        self._own = own
+        self.identity = own
+        self.gate: Gate | None = None
+        # Stands behind the gate: what is to become the program, or has become the bootstrap.
+        self.child: Child | None = None
+        self._boot_began = 0.0
+        self._over = False
+
+    def begin(self) -> None:
+        child = self._take()
+        name = self._command.user
+        if child is None:
+            return
+        if name is None or name == self._own.name:
+            self._as_user(self._own, child)
+            return
+
+        def told(report: Report) -> None:
+            found = report.result
+            if isinstance(found, dict):
+                self._as_user(Identity(**found), child)
+            else:
+                self._refuse(
+                    RefusalCode.USER_UNKNOWN,
+                    f"User {name} does not exist on this node; add the account or change `run_as`.",
+                )
+
+        # A child asks: a directory server that hangs must not hang the shim.
+        child.look_up(
+            name,
+            self._in_time(
+                f"Looking up user {name} had no answer",
+                "do the directory services of this node (getent passwd) answer?",
+                told,
+            ),
+        )
+
+    def abandon(self) -> None:
+        """Tell nothing more: the task is being ended."""
+        self._over = True
+        self._loop.cancel(_DEADLINE)
+        self._loop.cancel(_ANSWER)
+
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        """The job's: a small base, then what the job was given, then what makes it ours."""
+        env = base_environment(self.identity)
+        return {**env, **self._command.env, **more, **self._marks}
+
+    def program(
+        self,
+        candidates: Sequence[str],
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+    ) -> Program:
+        """One of the job's. The tools of its Python (ninja) come first on PATH, as in a venv,
+        unless the job has a PATH of its own.
+        """
+        python = self._command.python or ""
+        own_path = env["PATH"] != base_environment(self.identity)["PATH"]
+        tools = python if os.path.isabs(python) and not own_path else ""
+        return Program(candidates, arguments, env, fds, tools)
+
+    def one_more(self, told: Told) -> Child:
+        """A child behind the gate: the one that waits there, then others in its likeness.
+
+        `told` hears of one that could not get there. Raises OSError.
+        """
+        child, self.child = self.child, None
+        if child is None:
+            child = self._children.take()
+
+            def entered(report: Report) -> None:
+                if report.failure is not None:
+                    told(report)
+
+            self._enter(child, entered)
+        return child
+
+    def interpreters(self) -> list[str]:
+        """Where the job's Python may be; the first that can be executed is."""
+        return _interpreters(self._command.python)
+
+    def why_not(self, failure: Failure, *, interpreter: bool) -> str:
+        """In a sentence, why something could not be started; `interpreter`: the job's Python."""
+        if not (interpreter and failure.stage == "program"):
+            return describe(failure, self.identity.name)
+        python = self._command.python
+        wanted = f"The interpreter {python}" if python else "An interpreter (python3, python)"
+        why = "was not found" if failure.code == errno.ENOENT else f"cannot run: {failure.text}"
+        return (
+            f"{wanted} {why} for user {self.identity.name} on this node;"
+            " set `python` to an interpreter, venv or conda prefix that is there."
+        )
+
+    def _take(self) -> Child | None:
+        """A child whose end we hear of; None, and all is refused, where there can be none."""
+        try:
+            child = self._children.take()
+        except OSError as error:
+            text = f"{error.strerror}: this node has no memory or no process number left."
+            self._refuse(RefusalCode.SPAWN_FAILED, text)
+            return None
+        child.ended = self._child_ended
+        return child
+
+    def _child_ended(self, how: Exit) -> None:
+        if not self._over:
+            text = f"The process that was to become the job {how.words()}; was it killed?"
+            self._refuse(RefusalCode.SPAWN_FAILED, text)
+        self._outcome.launcher_ended(how)
+
+    def _enter(self, child: Child, told: Told) -> None:
+        cwd = self._command.cwd or self.identity.home
+        answered = self._in_time(
+            f"User {self.identity.name} could not enter the folder {cwd}: no answer",
+            "its file system hangs on this node; see to its mount, or name another `workdir`.",
+            told,
+        )
+        child.enter(
+            self.identity, cwd, self._command.no_new_privileges, self._command.hosts, answered
+        )
+
+    def _in_time(self, what: str, hint: str, told: Told) -> Told:
+        """Tell as `told` does, or refuse where the child does not answer: whatever hangs it may
+        hang it for ever.
+        """
+        limit = min(ANSWER_S, self._command.setup_timeout_s)
+
+        def late() -> None:
+            self._refuse(RefusalCode.SPAWN_FAILED, f"{what} within {limit:g} s; {hint}")
+
+        def answered(report: Report) -> None:
+            self._loop.cancel(_ANSWER)
+            told(report)
+
+        if not self._over:
+            self._loop.at(_ANSWER, now() + limit, late)
+        return answered
+
+    def _as_user(self, identity: Identity, child: Child) -> None:
+        if identity.uid == 0 and not self._command.allow_root:
+            self._refuse(
+                RefusalCode.ROOT_REFUSED,
+                f"The job would run as {identity.name}, which is root on this node;"
+                " set `run_as: USER` in the agent's configuration, or `allow_root_jobs: true`.",
+            )
+            return
+        if identity.become and os.geteuid() != 0:
+            self._refuse(
+                RefusalCode.USER_UNKNOWN,
+                f"The agent runs as {self._own.name} and cannot start a job as {identity.name};"
+                " run the agent as root or submit as its user.",
+            )
+            return
+        self.identity = identity
+        self._logs.own(identity.uid, identity.gid)
+        if self._command.setup:
+            self._setup(self._command.setup, child)
+        else:
+            self._to_the_gate(child)
+
+    def _to_the_gate(self, child: Child | None) -> None:
+        if child is None:
+            return
+        self.child = child
+        if self._command.launcher == commands.TORCHRUN:
+            self._start_bootstrap(child)
+            return
+
+        def told(report: Report) -> None:
+            if self._refused_early(report, RefusalCode.SPAWN_FAILED):
+                return
+            self._done()
+
+        self._enter(child, told)
+
+    def _open_log(self, name: str) -> int | None:
+        """A descriptor; None, and all is refused, where the file cannot be made."""
+        try:
+            return self._logs.open(name)
+        except OSError as error:
+            self._no_file(error, name)
+            return None
+
+    def _no_file(self, error: OSError, name: str) -> None:
+        failure = Failure.of(error, "log", name)
+        self._refuse(failure.refusal, describe(failure, self.identity.name))
+
+    def _setup(self, argv: list[str], child: Child) -> None:
+        log = self._open_log(SETUP_LOG)
+        if log is None:
+            return
+        self._outcome.stream("setup", None, SETUP_LOG)
+        program = self.program(argv[:1], argv[1:], self.environment({}), {1: log, 2: log})
+        limit = self._command.setup_timeout_s
+
+        def told(report: Report) -> None:
+            self._refused_early(report, RefusalCode.SETUP_FAILED)
+
+        def ended(how: Exit) -> None:
+            self._loop.cancel(_DEADLINE)
+            if self._over:
+                return
+            if how.failed:
+                self._refuse(
+                    RefusalCode.SETUP_FAILED, self._with_tail(f"`setup` {how.words()}", SETUP_LOG)
+                )
+            else:
+                self._to_the_gate(self._take())
+
+        def late() -> None:
+            text = (
+                f"`setup` was not done after {limit:g} s; make it faster or raise its time limit."
+            )
+            self._refuse(RefusalCode.SETUP_FAILED, self._with_tail(text, SETUP_LOG))
+
+        self._loop.at(_DEADLINE, now() + limit, late)
+        child.ended = ended
+        self._enter(child, told)
+        child.become(program, told)
+        os.close(log)
+
+    def _start_bootstrap(self, child: Child) -> None:
+        log = self._open_log(LAUNCHER_LOG)
+        if log is None:
+            return
+        self._outcome.stream("launcher", None, LAUNCHER_LOG)
+        try:
+            folder = self._logs.open_folder(TORCHRUN_LOGS)
+        except OSError as error:
+            os.close(log)
+            self._no_file(error, TORCHRUN_LOGS)
+            return
+        gate = self.gate = Gate(self._loop, self._bootstrap, folder)
+        gate.on_message = self._bootstrap_told
+        env = self.environment({})
+        fds = {1: log, 2: log, **gate.descriptors()}
+        self._boot_began = now()
+        child.ended = self._bootstrap_ended
+        self._enter(child, self._interpreter_told)
+        child.become(
+            self.program(self.interpreters(), ["-c", PRELUDE], env, fds), self._interpreter_told
+        )
+        gate.opened()
+        os.close(log)
+        limit = self._command.bootstrap_timeout_s
+
+        def late() -> None:
+            text = (
+                f"Importing torch took more than {limit:g} s on this node;"
+                " is its file system slow, or hung?"
+            )
+            self._refuse(RefusalCode.BOOTSTRAP_FAILED, self._with_tail(text, LAUNCHER_LOG))
+
+        if not self._over:
+            self._loop.at(_DEADLINE, now() + limit, late)
+
+    def _interpreter_told(self, report: Report) -> None:
+        failure = report.failure
+        if failure is not None and failure.stage == "program":
+            self._refuse(RefusalCode.NO_PYTHON, self.why_not(failure, interpreter=True))
+            return
+        self._refused_early(report, RefusalCode.SPAWN_FAILED)
+
+    def _bootstrap_told(self, message: dict[str, object]) -> None:
+        versions = message.get("versions")
+        if self._over or message.get("t") not in ("hello", "failed"):
+            self._outcome.launcher_told(message)
+        elif message["t"] == "hello":
+            if isinstance(versions, dict):
+                self._outcome.fingerprint(versions, now() - self._boot_began)
+            self._done()
+        else:
+            text = str(message.get("text"))[:TAIL_BYTES]
+            known = {"no_torch": RefusalCode.NO_TORCH, "no_python": RefusalCode.NO_PYTHON}
+            self._refuse(known.get(str(message.get("code")), RefusalCode.BOOTSTRAP_FAILED), text)
+
+    def _bootstrap_ended(self, how: Exit) -> None:
+        if self.gate is not None:
+            self.gate.receive(LAST_PACKETS)
+        if how.code == EXIT_TOO_OLD:
+            self._refuse(
+                RefusalCode.NO_PYTHON,
+                f"The interpreter {self._command.python or 'python3'} is older than Python 3.9;"
+                " set `python` to a newer one.",
+            )
+        elif not self._over:
+            text = f"The interpreter {how.words()} while it imported torch"
+            self._refuse(RefusalCode.BOOTSTRAP_FAILED, self._with_tail(text, LAUNCHER_LOG))
+        self._outcome.launcher_ended(how)
+
+    def _refused_early(self, report: Report, code: RefusalCode) -> bool:
+        """True when the child never became its program, which is refused in words."""
+        if report.failure is None:
+            return False
+        by_stage = {"folder": RefusalCode.NO_FOLDER, "user": RefusalCode.USER_UNKNOWN}
+        text = describe(report.failure, self.identity.name)
+        self._refuse(by_stage.get(report.failure.stage, code), text)
+        return True
+
+    def _with_tail(self, text: str, log: str) -> str:
+        tail = self._logs.tail(log, TAIL_BYTES)
+        lines = "\n".join(tail.splitlines()[-10:])
+        return f"{text}; its last lines:\n{lines}" if lines else f"{text}; it wrote nothing."
+
+    def _done(self) -> None:
+        if not self._over:
+            self._over = True
+            self._loop.cancel(_DEADLINE)
+            self._outcome.prepared()
+
+    def _refuse(self, code: RefusalCode, text: str) -> None:
+        if not self._over:
+            self.abandon()
+            self._outcome.refused(code, text)
+
+
+def _interpreters(python: str | None) -> list[str]:
+    """Where to look.
+
+    A folder cannot be executed, so the kernel tells an interpreter from a prefix.
+    """
+    if python is None:
+        return ["python3", "python"]
+    if "/" not in python:
+        return [python, f"{python}/bin/python3", f"{python}/bin/python"]
+    return [python, os.path.join(python, "bin/python3"), os.path.join(python, "bin/python")]

@@ -1,0 +1,90 @@
+"""A signal to the ranks that ends nothing: to each once, and never after the stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.shim.commands import Signal
+from agent.shim.event_loop import Loop, now
+from agent.shim.process_tree import Tree
+from agent.shim.ranks import Ranks
+from agent.shim.status import Phase, Rank, Status
+from agent.shim.syscalls import heeds
+
+LOOK_S = 0.25
+_TIMER = "warning"
+
+
+class Warnings:
+    """Those of one task. Ranks that begin after the last warning have it too, once each; other
+    signals are for the ranks that there are.
+    """
+
+    def __init__(
+        self, loop: Loop, tree: Tree, status: Status, ranks: Ranks, changed: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._tree = tree
+        self._status = status
+        self._ranks = ranks
+        self._changed = changed
+        self._given = 0
+        self._last: Signal | None = None
+
+    def give(self, command: Signal, group: list[int] | None) -> None:
+        """Give it to the ranks that are there, or to the `group` of a program that has none."""
+        if self._status.phase is not Phase.RUNNING or command.number <= self._given:
+            return
+        self._given = command.number
+        if group is not None:
+            self._note(command, self._tree.signal(group, command.signal))
+            return
+        begun = any(rank.alive for rank in self._status.ranks.values())
+        if command.late or not (begun or self._last):
+            # Where no rank has begun yet, it is for those that are about to.
+            self._last = command
+        self._to(command, self._waiting(command))
+        self.look()
+
+    def look(self) -> None:
+        """Give it to the ranks that have begun since and by now heed it: a process that is just
+        beginning would die of it.
+        """
+        command = self._last
+        if command is None or self._status.phase is not Phase.RUNNING:
+            return
+        ready = [rank for rank in self._waiting(command) if heeds(rank.pid or 0, command.signal)]
+        self._to(command, ready)
+        if self._waiting(command):
+            self._loop.at(_TIMER, now() + LOOK_S, self.look)
+        elif ready and not command.late:
+            self._last = None
+
+    def look_soon(self) -> None:
+        """Once in this turn, as a launcher may speak of many ranks in one."""
+        self._loop.at(_TIMER, now(), self.look)
+
+    def over(self) -> None:
+        self._loop.cancel(_TIMER)
+
+    def _waiting(self, command: Signal) -> list[Rank]:
+        if self._ranks.signalled:
+            return []
+        ranks = self._status.ranks.values()
+        return [
+            rank
+            for rank in ranks
+            if rank.alive and rank.warned < command.number and command.for_rank(rank.rank)
+        ]
+
+    def _to(self, command: Signal, ranks: list[Rank]) -> None:
+        pids = self._tree.signal([rank.pid for rank in ranks if rank.pid], command.signal)
+        for rank in ranks:
+            if rank.pid in pids and command is self._last:
+                rank.warned = command.number
+        self._note(command, pids)
+
+    def _note(self, command: Signal, pids: list[int]) -> None:
+        if pids:
+            self._status.signalled = max(self._status.signalled, command.number)
+            self._changed()

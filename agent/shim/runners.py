@@ -1,0 +1,141 @@
+"""The processes a shim starts itself, and the waiting for everything that becomes its child."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+from agent.shim.cgroup import Cgroup
+from agent.shim.commands import Hosts
+from agent.shim.credentials import Identity
+from agent.shim.event_loop import Loop
+from agent.shim.runner import PACKET_BYTES_MAX, Program, Report, Runner, fork_runner
+from agent.shim.status import Exit
+
+Told = Callable[[Report], None]
+Ended = Callable[[Exit], None]
+
+
+class Child:
+    """One runner, and what it has become. What each order comes to is told once.
+
+    `become` is told of an exec that succeeded as of one that failed. `ended` comes last, and may be
+    changed; an order that its death overtook is told of nothing else.
+    """
+
+    def __init__(self, runner: Runner, loop: Loop) -> None:
+        self.pid = runner.pid
+        self.ended: Ended = lambda _: None
+        self._runner = runner
+        self._loop = loop
+        self._told: deque[Told] = deque()
+        self._becomes: Told | None = None
+        self._open = True
+        loop.watch(runner.channel.fileno(), self.receive)
+
+    def look_up(self, name: str, told: Told) -> None:
+        """As Runner.look_up."""
+        self._told.append(told)
+        self._runner.look_up(name)
+
+    def enter(
+        self,
+        identity: Identity,
+        cwd: str,
+        no_new_privileges: bool,
+        hosts: Hosts | None,
+        told: Told,
+    ) -> None:
+        """As Runner.enter."""
+        self._told.append(told)
+        self._runner.enter(identity, cwd, no_new_privileges, hosts)
+
+    def become(self, program: Program, told: Told) -> None:
+        """As Runner.become."""
+        self._becomes = told
+        self._runner.become(program)
+
+    def receive(self) -> None:
+        """Take every answer that is there; the last ones after its death."""
+        while self._open:
+            try:
+                data = self._runner.channel.recv(PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                # It ended with an order unread; what it had said before can still be read.
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+            self._tell(Report.parse(data), last=not data)
+
+    def _tell(self, report: Report, last: bool) -> None:
+        becomes = self._becomes
+        if report.failure is not None or last:
+            # It obeys no further.
+            self._becomes = None
+        if self._told and not last:
+            self._told.popleft()(report)
+        elif becomes is not None and not self._told:
+            becomes(report)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._loop.forget(self._runner.channel.fileno())
+        self._runner.channel.close()
+
+
+class Children:
+    """Keeps children, and reaps those and every orphan of the tree."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        cgroup: Cgroup | None,
+        runner: Runner | None,
+        orphan_ended: Callable[[int, Exit], None],
+    ) -> None:
+        """`runner`: one that was forked ahead, if there is one."""
+        self._loop = loop
+        self._cgroup = cgroup
+        self._orphan_ended = orphan_ended
+        self._children: dict[int, Child] = {}
+        self._spare = None if runner is None else self._keep(runner)
+
+    def take(self) -> Child:
+        """A child that waits for orders: the one at hand, else a new one. Raises OSError."""
+        spare, self._spare = self._spare, None
+        return spare or self._keep(fork_runner(self._cgroup))
+
+    def reap(self) -> bool:
+        """Wait for all who have died; True when no child is left, living or dead."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            ended = Exit.from_wait(status)
+            child = self._children.pop(pid, None)
+            if child is None:
+                self._orphan_ended(pid, ended)
+                continue
+            if child is self._spare:
+                self._spare = None
+            child.receive()
+            child.ended(ended)
+
+    def close(self) -> None:
+        """All have ended, and what they said is of no use any more."""
+        for child in (*self._children.values(), *filter(None, [self._spare])):
+            child.close()
+
+    def _keep(self, runner: Runner) -> Child:
+        child = self._children[runner.pid] = Child(runner, self._loop)
+        return child

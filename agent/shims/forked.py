@@ -1,0 +1,179 @@
+"""The agent's side of the template: one small process from which every shim is forked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from agent.shims.backend import ShimOptions, SpawnError, request_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_BYTES_MAX = 65536
+# A fork takes a millisecond; a machine that swaps is given a thousand times that.
+ANSWER_S = 10.0
+# An interpreter's start takes 50 ms, and a node that boots has much else to do.
+START_S = 60.0
+END_S = 5.0
+# In the place of a request's number: the template's first word.
+READY = 0
+
+
+class Template:
+    """Forks shims. A template that died is replaced when the next shim is wanted."""
+
+    gives = True
+
+    def __init__(self, options: ShimOptions | None = None) -> None:
+        self._options = options or ShimOptions()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._asked = 0
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Have a template that answers. Raises SpawnError."""
+        async with self._turn:
+            await self._ensure()
+
+    async def spawn(self, task_dir: Path, given: socket.socket | None = None) -> int:
+        """As agent/shims/backend.py says."""
+        request = request_of(task_dir, self._options)
+        async with self._turn:
+            for last in (False, True):
+                try:
+                    await self._ensure()
+                    answer = await self._ask(request, given)
+                except (OSError, EOFError, TimeoutError) as error:
+                    # It died, now or while nobody looked: once more with a new one.
+                    await self._end()
+                    if last:
+                        text = f"the shim template does not answer: {_words(error)}"
+                        raise SpawnError(text) from error
+                    continue
+                if "error" in answer:
+                    raise SpawnError(f"no shim for task {task_dir.name}: {answer['error']}")
+                return int(answer["pid"])
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the template; its shims live on."""
+        async with self._turn:
+            await self._end()
+
+    async def _ensure(self) -> None:
+        if self._channel is not None:
+            return
+        try:
+            channel, self._process = await asyncio.to_thread(_launch)
+            self._channel = channel
+            # Somebody waits for its first word before anything can be heard.
+            first = self._awaited(READY)
+            asyncio.get_running_loop().add_reader(channel, self._receive)
+            ready = await self._answer(READY, first, START_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            await self._end()
+            raise SpawnError(f"the shim template did not start: {_words(error)}") from error
+        if not ready.get("ready"):
+            raise SpawnError(f"the shim template answered {ready!r} in place of ready")
+
+    async def _ask(self, request: dict[str, object], given: socket.socket | None) -> dict[str, Any]:
+        assert self._channel is not None
+        self._asked += 1
+        # A packet is taken whole or not at all; the template has at most one that it has not read.
+        packet = json.dumps({**request, "id": self._asked}).encode()
+        if given is None:
+            self._channel.send(packet)
+        else:
+            socket.send_fds(self._channel, [packet], [given.fileno()])
+        return await self._answer(self._asked, self._awaited(self._asked), ANSWER_S)
+
+    def _awaited(self, number: int) -> asyncio.Future[dict[str, Any]]:
+        """Have somebody to hear the answer of that number."""
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        return answer
+
+    async def _answer(
+        self, number: int, answer: asyncio.Future[dict[str, Any]], patience_s: float
+    ) -> dict[str, Any]:
+        """Raises TimeoutError and EOFError."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return await answer
+        finally:
+            del self._answers[number]
+
+    def _receive(self) -> None:
+        assert self._channel is not None
+        try:
+            data = self._channel.recv(ANSWER_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._channel)
+        answer: dict[str, Any] = json.loads(data) if data else {}
+        for number, waiting in self._answers.items():
+            if waiting.done():
+                continue
+            if not data:
+                waiting.set_exception(EOFError("it has ended"))
+            elif answer.get("id", READY) == number:
+                # That of a cancelled request has nobody who waits.
+                waiting.set_result(answer)
+
+    async def _end(self) -> None:
+        channel, self._channel = self._channel, None
+        process, self._process = self._process, None
+        if channel is not None:
+            asyncio.get_running_loop().remove_reader(channel)
+            channel.close()
+        if process is None:
+            return
+        # It ends when its channel does; a hung one is killed.
+        try:
+            await asyncio.to_thread(process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+def _words(error: Exception) -> str:
+    """A TimeoutError says nothing of itself."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return str(error) or "it takes too long; is this node overloaded?"
+
+
+def _launch() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A new template and our end of its channel. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+        f" from agent.shim.fork_server import main; main({theirs.fileno()})"
+    )
+    with theirs:
+        # -I and -S: nothing of the environment, and no site-packages, which take longer than ten
+        # forks.
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return ours, process

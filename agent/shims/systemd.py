@@ -1,0 +1,233 @@
+"""Shims as transient services of systemd, each a unit of its own in muster.slice.
+
+Nothing ties such a unit to the agent's: that may be stopped, killed or restarted in any way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.shim import exit_record
+from agent.shim.fork_server import OOM_SCORE
+from agent.shims.backend import SYSTEMD_RUN, ShimOptions, SpawnError, request_of
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SLICE: Final = "muster.slice"
+# A unit's start is an interpreter's, and a node that boots has much else to do.
+START_S: Final = 60
+# Whoever stops the unit gives the job its grace, up to this.
+STOP_S: Final = 90
+# As many at a time: PID 1 makes them one after the other anyway.
+AT_ONCE: Final = 8
+_PREFIX: Final = "muster-task-"
+_SUFFIX: Final = ".service"
+ALL: Final = f"{_PREFIX}*{_SUFFIX}"
+_DESCRIPTION: Final = "Muster task in "
+DROPPED: Final = (
+    "CAP_SYS_BOOT CAP_SYS_TIME CAP_MAC_ADMIN CAP_MAC_OVERRIDE CAP_AUDIT_CONTROL CAP_WAKE_ALARM"
+)
+_WORDS_MAX: Final = 300
+_PEER: Final = struct.Struct("3i")
+_LIMITS: Final[Mapping[str, int]] = {
+    "LimitAS": resource.RLIMIT_AS,
+    "LimitCORE": resource.RLIMIT_CORE,
+    "LimitCPU": resource.RLIMIT_CPU,
+    "LimitDATA": resource.RLIMIT_DATA,
+    "LimitFSIZE": resource.RLIMIT_FSIZE,
+    "LimitMSGQUEUE": resource.RLIMIT_MSGQUEUE,
+    "LimitNOFILE": resource.RLIMIT_NOFILE,
+    "LimitNPROC": resource.RLIMIT_NPROC,
+    "LimitRTPRIO": resource.RLIMIT_RTPRIO,
+    "LimitSIGPENDING": resource.RLIMIT_SIGPENDING,
+    "LimitSTACK": resource.RLIMIT_STACK,
+}
+Limits = Callable[[int], tuple[int, int]]
+
+PROPERTIES: Final = (
+    "Type=notify",
+    "NotifyAccess=main",
+    f"TimeoutStartSec={START_S}",
+    "Restart=no",
+    # Who stops the unit asks the shim, which ends the job as a stop would; what is left when the
+    # shim has gone, killed or not, goes at once.
+    "KillMode=mixed",
+    "KillSignal=SIGTERM",
+    f"TimeoutStopSec={STOP_S}",
+    # A rank that is killed for memory is the shim's affair.
+    "OOMPolicy=continue",
+    f"OOMScoreAdjust={OOM_SCORE}",
+    "Delegate=yes",
+    "TasksMax=infinity",
+    # RDMA pins memory.
+    "LimitMEMLOCK=infinity",
+    # As of the agent's unit with systemd/forked-shims.conf.
+    f"CapabilityBoundingSet=~{DROPPED}",
+    # At a shutdown jobs end before what they use.
+    "After=network-online.target remote-fs.target nss-user-lookup.target",
+)
+
+
+def unit_of(task: str) -> str:
+    """The name of a task's unit: that of task 7.1.0 is muster-task-7-1-0.service."""
+    return f"{_PREFIX}{task.replace('.', '-')}{_SUFFIX}"
+
+
+def description_of(task_dir: Path) -> str:
+    """What `systemctl list-units` shows, and by which a unit's folder is found again."""
+    return f"{_DESCRIPTION}{task_dir}"
+
+
+def folder_of(description: str) -> Path | None:
+    """The folder of the task whose unit has this description."""
+    path = description.removeprefix(_DESCRIPTION)
+    return Path(path) if path != description and path.startswith("/") else None
+
+
+def command_of(request: Mapping[str, object]) -> list[str]:
+    """The program that becomes the shim of this request."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r});"
+        " from agent.shim.standalone import main; sys.exit(main(sys.argv[1]))"
+    )
+    # In hexadecimal there is nothing that systemd would expand.
+    words = json.dumps(request).encode().hex()
+    # -I and -S: nothing of the environment, and no site-packages.
+    return [sys.executable, "-I", "-S", "-c", code, words]
+
+
+def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getrlimit) -> list[str]:
+    """What makes the unit of a task. Raises SpawnError."""
+    request = {**request_of(task_dir, options), "sigterm": True}
+    bounds = [f"{name}={_bounds(*limits(which))}" for name, which in _LIMITS.items()]
+    return [
+        SYSTEMD_RUN,
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
+        f"--unit={unit_of(task_dir.name)}",
+        f"--slice={SLICE}",
+        f"--description={description_of(task_dir)}",
+        *(f"--property={text}" for text in (*PROPERTIES, *bounds)),
+        "--",
+        # The manager would put variables in the place of what looks like one.
+        *(word.replace("$", "$$") for word in command_of(request)),
+    ]
+
+
+class Units:
+    """Starts shims by `systemd-run`."""
+
+    gives = False
+
+    def __init__(self, options: ShimOptions | None = None) -> None:
+        self._options = options or ShimOptions()
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def start(self) -> None:
+        """Nothing has to be there before the first task."""
+
+    async def spawn(
+        self,
+        task_dir: Path,
+        given: socket.socket | None = None,  # noqa: ARG002  it is for others
+    ) -> int:
+        """As agent/shims/backend.py says."""
+        argv = argv_of(task_dir, self._options)
+        task = task_dir.name
+        try:
+            await asyncio.to_thread(task_dir.mkdir, mode=0o700, exist_ok=True)
+            async with self._room:
+                code, said = await run(argv, START_S + 10.0)
+        except TimeoutError as error:
+            raise SpawnError(
+                f"no shim for task {task}: systemd does not start its unit {unit_of(task)}; is "
+                "this node overloaded?"
+            ) from error
+        except OSError as error:
+            raise SpawnError(f"no shim for task {task}: {error.strerror}") from error
+        if code != 0:
+            owned = await asyncio.to_thread(_owned, task_dir)
+            why = f"{task_dir} belongs to a shim that is still alive" if owned else said
+            raise SpawnError(f"no shim for task {task}: {why}")
+        try:
+            return await asyncio.to_thread(_pid, task_dir)
+        except OSError as error:
+            raise SpawnError(
+                f"no shim for task {task}: it ended as it began; `journalctl -u {unit_of(task)}` "
+                "may say why"
+            ) from error
+
+    async def close(self) -> None:
+        """Nothing runs here; shims are systemd's."""
+
+
+async def run(argv: list[str], patience_s: float) -> tuple[int, str]:
+    """Run a program of systemd; its exit code, and what it said in one line.
+
+    Raises OSError and TimeoutError.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath), "SYSTEMD_COLORS": "0"},
+    )
+    try:
+        async with asyncio.timeout(patience_s):
+            _, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    said = " ".join(err.decode(errors="replace").split())
+    return process.returncode, said[:_WORDS_MAX] or f"{argv[0]} ended with {process.returncode}"
+
+
+def _bounds(soft: int, hard: int) -> str:
+    words = ["infinity" if it == resource.RLIM_INFINITY else str(it) for it in (soft, hard)]
+    return ":".join(words)
+
+
+def _owned(task_dir: Path) -> bool:
+    """Whether a shim lives that has the folder."""
+    try:
+        folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        os.close(exit_record.take_lock(folder))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+    return False
+
+
+def _pid(task_dir: Path) -> int:
+    """Of the shim that listens there. Raises OSError."""
+    folder = os.open(task_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as asking:
+            # A socket's path has 107 bytes at the most, a folder's 4095.
+            asking.connect(f"/proc/self/fd/{folder}/{exit_record.SOCKET}")
+            peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    finally:
+        os.close(folder)
+    pid: int = _PEER.unpack(peer)[0]
+    return pid

@@ -1,0 +1,329 @@
+"""The folders of tasks: made before anybody else can enter, removed without following a link.
+
+STATE_DIR/tasks/42.1.0/     the agent's; task.json, the shim's files, hostfile, hosts
+          .../logs/         the shim's; the job gets descriptors, never a path
+          .../scratch/      the job's; goes with the task
+          .../nccl/         the job's; NCCL writes its lines there
+STATE_DIR/output/42/1/      the job's; stays when the task goes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from agent.core.inputs import TaskPaths
+from agent.hostsfile.tables import machine_text
+from agent.taskdirs.rmtree import remove_tree
+from muster.daemon.errors import FileError
+from muster.protocol.control_channel import PrepareTask
+from muster.protocol.ids import BadId, TaskId, parse_task_id
+
+TASKS: Final = "tasks"
+OUTPUT: Final = "output"
+MANIFEST: Final = "task.json"
+HOSTFILE: Final = "hostfile"
+HOSTS: Final = "hosts"
+SCRATCH: Final = "scratch"
+NCCL: Final = "nccl"
+# A folder on its way in or out; no task has such a name.
+_NEW: Final = ".new-"
+_GONE: Final = ".gone-"
+
+_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# The job's group may pass through to what is the job's, and list nothing.
+_PASS: Final = 0o710
+_MANIFEST_BYTES_MAX: Final = 2 << 20
+# What a task needs at the least: its manifest, its shim's record, and a beginning of its logs. A
+# task that cannot write its record cannot end.
+RESERVE_BYTES: Final = 16 << 20
+
+_log = structlog.get_logger("agent.taskdirs.taskdirs")
+
+
+def on_its_way(name: str) -> bool:
+    """Whether an entry of the folder of tasks is one that was being made or removed."""
+    return name.startswith((_NEW, _GONE))
+
+
+def has_tasks(state_dir: Path) -> bool:
+    """Whether tasks of an earlier life are in a state folder. Raises FileError."""
+    try:
+        return any(not on_its_way(name) for name in os.listdir(state_dir / TASKS))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FileError(f"{state_dir / TASKS} cannot be read: {error.strerror}") from error
+
+
+class DiskFullError(FileError):
+    """There is too little room on the disk of the state folder to begin a task."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The account to whom a job's folders are given."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+class User(NamedTuple):
+    """As whom a task runs."""
+
+    uid: int
+    gid: int
+
+
+def user_of(folder: Path) -> User:
+    """The user of the task whose folder this is: the agent gave it the scratch folder. An account
+    may have another number by now, and a running task keeps the one it has. Raises OSError."""
+    found = os.stat(folder / SCRATCH, follow_symlinks=False)
+    return User(found.st_uid, found.st_gid)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an agent must know of a task that it did not begin itself."""
+
+    task: TaskId
+    prepare: PrepareTask
+    paths: TaskPaths
+    ports: tuple[int, ...]
+
+
+def owner_named(name: str | None) -> Owner | None:
+    """The account of `run_as`; None where jobs run as the agent's own user. Raises FileError."""
+    if name is None:
+        return None
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise FileError(
+            f"run_as: there is no user {name!r} on this node; add the account or name another"
+        ) from error
+    if entry.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        raise FileError(
+            f"run_as: only root can run jobs as {name!r}, and this agent runs as uid {os.geteuid()}"
+        )
+    return Owner(name, entry.pw_uid, entry.pw_gid)
+
+
+class Folders:
+    """All folders of tasks of one agent. Its methods wait for the disk: call them from a thread."""
+
+    def __init__(
+        self, state_dir: Path, owner: Owner | None, machine_hosts: Path | None = None
+    ) -> None:
+        """Make what is missing of the state folder. `machine_hosts`: the file of which each task
+        gets a copy of its own. Raises FileError."""
+        self._root = state_dir
+        self._tasks = state_dir / TASKS
+        self._output = state_dir / OUTPUT
+        self._machine_hosts = machine_hosts
+        self._owner = owner
+        # An attempt's end must not take the job's folder from under the next one's beginning.
+        self._outputs = threading.Lock()
+        try:
+            for name in (TASKS, OUTPUT):
+                (state_dir / name).mkdir(mode=0o700, exist_ok=True)
+            if owner is not None:
+                # The job's user has to pass through to its own folders; nobody can list them.
+                for folder in (state_dir, state_dir / TASKS, state_dir / OUTPUT):
+                    folder.chmod(0o711)
+        except OSError as error:
+            raise FileError(
+                f"{error.filename} cannot be made or changed: {error.strerror}; "
+                "the agent must own its state_dir"
+            ) from error
+
+    @property
+    def root(self) -> Path:
+        """The state folder."""
+        return self._root
+
+    @property
+    def owner(self) -> Owner | None:
+        """To whom the folders of new tasks are given; None: they stay the agent's user's."""
+        return self._owner
+
+    def path(self, task: TaskId) -> Path:
+        """The folder of a task, be it there or not. Raises BadId: no other text becomes a path."""
+        parse_task_id(task)
+        return self._tasks / task
+
+    def hosts_file(self, task: TaskId) -> Path:
+        """The hosts file that the task's job alone sees, where jobs have such."""
+        return self.path(task) / HOSTS
+
+    def create(self, prepare: PrepareTask, ports: tuple[int, ...]) -> TaskPaths:
+        """Make the task's folders and write its manifest. Raises FileError, and nothing is left."""
+        task = prepare.task
+        job, attempt, _ = parse_task_id(task)
+        folder = self.path(task)
+        paths = TaskPaths(
+            workdir=prepare.workdir or f"{folder}/{SCRATCH}",
+            scratch=f"{folder}/{SCRATCH}",
+            output=f"{self._output}/{job}/{attempt}",
+            hostfile=f"{folder}/{HOSTFILE}",
+            hosts="" if self._machine_hosts is None else str(self.hosts_file(task)),
+            hosts_of="" if self._machine_hosts is None else str(self._machine_hosts),
+            nccl=f"{folder}/{NCCL}",
+        )
+        manifest = Manifest(task, prepare, paths, ports)
+        self._check_room()
+        try:
+            with self._outputs, _opened(self._output) as output:
+                self._make_output(output, (str(job), str(attempt)))
+            with _opened(self._tasks) as tasks:
+                self._make_task(tasks, task, msgspec.json.encode(manifest))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._remove_entry(f"{_NEW}{task}")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (DiskFullError if full else FileError)(
+                f"the folders of task {task} cannot be made in {self._root}: {error.strerror}"
+            ) from error
+        return paths
+
+    def _check_room(self) -> None:
+        try:
+            disk = os.statvfs(self._root)
+        except OSError as error:
+            raise FileError(f"{self._root} cannot be examined: {error.strerror}") from error
+        free = disk.f_bavail * disk.f_frsize
+        if free < RESERVE_BYTES:
+            raise DiskFullError(
+                f"the disk of {self._root} is full: {free >> 20} MiB are free and a task needs "
+                f"{RESERVE_BYTES >> 20} MiB to begin; make room, or move the agent's `state_dir`"
+            )
+
+    def write_hostfile(self, task: TaskId, text: str) -> None:
+        """Into the task's folder, readable by the job. Raises FileError."""
+        try:
+            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
+                temporary = f".{HOSTFILE}.new"
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+                _write(folder, temporary, text.encode(), 0o644)
+                os.replace(temporary, HOSTFILE, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            raise FileError(
+                f"the host file of task {task} cannot be written: {error.strerror}"
+            ) from error
+
+    def manifest(self, task: TaskId) -> Manifest | None:
+        """What was written when the task was created; None where that cannot be read."""
+        try:
+            with _opened(self._tasks) as tasks, _opened(task, tasks) as folder:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(MANIFEST, flags, dir_fd=folder), "rb") as file:
+                    return msgspec.json.decode(file.read(_MANIFEST_BYTES_MAX), type=Manifest)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def found(self) -> list[TaskId]:
+        """The tasks whose folders are here; what is half made or half removed is removed, where
+        that can be: it is in nobody's way."""
+        tasks = []
+        for name in sorted(os.listdir(self._tasks)):
+            try:
+                parse_task_id(name)
+            except BadId:
+                if on_its_way(name):
+                    self._remove_left(name)
+                continue
+            tasks.append(TaskId(name))
+        return tasks
+
+    def remove(self, task: TaskId) -> None:
+        """Remove the task's folder, never following a link; harmless where it is gone.
+
+        Its output stays, unless there is none. Raises FileError.
+        """
+        job, attempt, _ = parse_task_id(task)
+        away = f"{_GONE}{task}"
+        try:
+            # At once no task any more, however long the rest takes.
+            with _opened(self._tasks) as tasks, contextlib.suppress(FileNotFoundError):
+                os.rename(task, away, src_dir_fd=tasks, dst_dir_fd=tasks)
+            for name in (away, f"{_NEW}{task}"):
+                self._remove_entry(name)
+            with (
+                self._outputs,
+                _opened(self._output) as output,
+                contextlib.suppress(OSError),
+            ):
+                os.rmdir(f"{job}/{attempt}", dir_fd=output)
+                os.rmdir(str(job), dir_fd=output)
+        except OSError as error:
+            raise FileError(
+                f"the folder of task {task} cannot be removed from {self._tasks}: {error.strerror}"
+            ) from error
+
+    def _remove_left(self, name: str) -> None:
+        try:
+            self._remove_entry(name)
+        except OSError as error:
+            _log.warning("folder_not_removed", folder=str(self._tasks / name), why=error.strerror)
+
+    def _remove_entry(self, name: str) -> None:
+        with _opened(self._tasks) as tasks:
+            remove_tree(name, tasks)
+
+    def _make_task(self, tasks: int, task: TaskId, manifest: bytes) -> None:
+        new = f"{_NEW}{task}"
+        os.mkdir(new, 0o700, dir_fd=tasks)
+        with _opened(new, tasks) as folder:
+            _write(folder, MANIFEST, manifest, 0o600)
+            if self._machine_hosts is not None:
+                _write(folder, HOSTS, machine_text(self._machine_hosts), 0o644)
+            self._make_owned(SCRATCH, folder)
+            self._make_owned(NCCL, folder)
+            if self._owner is not None:
+                os.chown(folder, 0, self._owner.gid)
+                os.chmod(folder, _PASS)
+        os.rename(new, task, src_dir_fd=tasks, dst_dir_fd=tasks)
+
+    def _make_output(self, output: int, parts: tuple[str, str]) -> None:
+        job, attempt = parts
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(job, 0o700, dir_fd=output)
+        with _opened(job, output) as folder:
+            if self._owner is not None:
+                os.chown(folder, 0, self._owner.gid)
+                os.chmod(folder, _PASS)
+            self._make_owned(attempt, folder)
+
+    def _make_owned(self, name: str, above: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=above)
+        if self._owner is not None:
+            with _opened(name, above) as folder:
+                os.chown(folder, self._owner.uid, self._owner.gid)
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, above: int | None = None) -> Iterator[int]:
+    fd = os.open(path, _DIR, dir_fd=above)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write(folder: int, name: str, data: bytes, mode: int) -> None:
+    with open(os.open(name, _WRITE, mode, dir_fd=folder), "wb") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(data)

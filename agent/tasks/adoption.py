@@ -1,0 +1,140 @@
+"""After a start: which tasks are on this node, who still owns them, and an end for those that
+nobody owns.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.core.shim_protocol import ShimPhase, ShimStatus, ShimStream, StoppedBy
+from agent.leftovers.kill import all_doomed, kill_everything_of
+from agent.shim import exit_record, syscalls
+from agent.shim.cgroup import Cgroup
+from agent.shim.preparation import LAUNCHER_LOG, SETUP_LOG
+from agent.shims.connection import decode
+from agent.shims.shim_files import FOLDER_FLAGS, decode_identity, read_document
+from muster.protocol.ids import TaskId
+
+DYING_S = 0.002
+# As agent/shim/ranks.py and agent/shim/preparation.py name them.
+_OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
+_SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
+
+
+class Ownership(StrEnum):
+    """ALIVE: connect to it. ENDED: the record is there.
+
+    LOST: its shim died first; the record is ours.
+    """
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    LOST = "lost"
+
+
+class FoundTask(msgspec.Struct, frozen=True):
+    """A task's folder and what became of its shim.
+
+    `status` is the exit record, None while ALIVE.
+    """
+
+    task: str
+    task_dir: Path
+    ownership: Ownership
+    status: ShimStatus | None = None
+
+
+def examine(task_dir: Path) -> FoundTask:
+    """One task's truth; also for a connection that ended without a release.
+
+    Blocks while processes die.
+    """
+    folder_fd = os.open(task_dir, FOLDER_FLAGS)
+    lock = -1
+    try:
+        # While we hold it, no shim can begin here.
+        lock = _take_lock(folder_fd)
+        if lock < 0:
+            return FoundTask(task_dir.name, task_dir, Ownership.ALIVE)
+        status = read_document(folder_fd, exit_record.EXIT, decode)
+        if status is not None and status.phase.terminal:
+            ownership = (
+                Ownership.LOST if status.stopped_by == StoppedBy.SHIM_LOST else Ownership.ENDED
+            )
+            return FoundTask(task_dir.name, task_dir, ownership, status)
+        status = _bury(task_dir, folder_fd)
+        return FoundTask(task_dir.name, task_dir, Ownership.LOST, status)
+    finally:
+        os.close(folder_fd)
+        if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+
+
+def _take_lock(folder_fd: int) -> int:
+    """The lock of the folder, or -1 while a shim lives that has it.
+
+    The kernel closes what a dying process had open one by one: its connection may be gone and its
+    lock not yet.
+    """
+    while True:
+        try:
+            return exit_record.take_lock(folder_fd)
+        except BlockingIOError:
+            identity = read_document(folder_fd, exit_record.IDENTITY, decode_identity)
+        if identity is None or identity.start_time is None:
+            return -1
+        if not syscalls.exiting(identity.pid, identity.start_time):
+            return -1
+        time.sleep(DYING_S)
+
+
+def _bury(task_dir: Path, folder_fd: int) -> ShimStatus:
+    """The shim is dead and left no record: end what it owned, and write the record in its place."""
+    identity = read_document(folder_fd, exit_record.IDENTITY, decode_identity)
+    survivors: list[int] = []
+    doomed = False
+    # Without an identity it never served a command. After a reboot nothing of it is left, and its
+    # pids and its cgroup may belong to others.
+    if identity is not None and identity.boot_id == syscalls.boot_id():
+        cgroup = Cgroup(identity.cgroup) if identity.cgroup else None
+        survivors = kill_everything_of(identity.mark, cgroup)
+        doomed = bool(survivors) and all_doomed(identity.mark, cgroup)
+    status = ShimStatus(
+        task=TaskId(task_dir.name),
+        phase=ShimPhase.STUCK if survivors else ShimPhase.CLEANED,
+        streams=_streams(folder_fd),
+        stopped_by=StoppedBy.SHIM_LOST,
+        survivors=tuple(survivors),
+        doomed=doomed,
+    )
+    exit_record.write_exit(folder_fd, msgspec.to_builtins(status))
+    return status
+
+
+def _streams(folder_fd: int) -> tuple[ShimStream, ...]:
+    """What its processes wrote, by the names of the files: nobody else can tell any more."""
+    try:
+        logs = os.open(exit_record.LOGS, FOLDER_FLAGS, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return ()
+    try:
+        names = sorted(os.listdir(logs))
+    finally:
+        os.close(logs)
+    found = []
+    for name in names:
+        if name in _SINGLE:
+            found.append(ShimStream(_SINGLE[name], f"{exit_record.LOGS}/{name}"))
+        elif (match := _OF_RANK.fullmatch(name)) is not None:
+            rank, stream = match.groups()
+            found.append(ShimStream(stream, f"{exit_record.LOGS}/{name}", int(rank)))
+    return tuple(found)

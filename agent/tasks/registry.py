@@ -1,0 +1,231 @@
+"""All tasks of this node: begun, adopted, told and removed as the core orders."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from agent.config import Ports
+from agent.core.inputs import NO_FABRIC, FabricSeen, ShimFailed, Stimulus, TaskPaths, TaskPlaced
+from agent.core.shim_protocol import ShimCommand
+from agent.gang.ports import NoPortsError, free_ports
+from agent.logs.shipper import LogShipper
+from agent.monitors.checkpoints import Checkpoints
+from agent.monitors.fabric import Fabric
+from agent.monitors.gpu_utilization import IdleWatch
+from agent.monitors.gpus import GpuDirtyError, GpuGoneError, Gpus
+from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.traffic.samplers import Proofs
+from agent.probe.network import NetworkProbe
+from agent.shims.backend import Shims
+from agent.taskdirs.taskdirs import DiskFullError, Folders
+from agent.tasks import preflight
+from agent.tasks.adoption import Ownership, examine
+from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
+from agent.tasks.preflight import PreflightError
+from agent.tasks.supervisor import Hostfile, Keeper
+from muster.daemon.errors import DaemonError, FileError
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import PrepareTask
+from muster.protocol.fabric import NodeFabric
+from muster.protocol.ids import TaskId
+from muster.protocol.refusal_codes import RefusalCode
+
+_TELL_WAITING_S: Final = 10.0
+
+_log = structlog.get_logger("agent.tasks.registry")
+
+
+class Tasks:
+    """Every task whose folder is on this node, each with a keeper."""
+
+    def __init__(
+        self,
+        folders: Folders,
+        shims: Shims,
+        logs: LogShipper,
+        ports: Ports,
+        network: NetworkProbe,
+        fabric: Fabric,
+        proofs: Proofs,
+        hangs: HangWatch,
+        gpus: Gpus,
+        checkpoints: Checkpoints,
+        idle: IdleWatch,
+        post: Callable[[Stimulus], None],
+        owner: TaskOwner,
+    ) -> None:
+        self._folders = folders
+        self._shims = shims
+        self._logs = logs
+        self._range = ports
+        self._network = network
+        self._fabric = fabric
+        self._proofs = proofs
+        self._hangs = hangs
+        self._gpus = gpus
+        self._checkpoints = checkpoints
+        self._idle = idle
+        self._post = post
+        self._owner = owner
+        self._keepers: dict[TaskId, Keeper] = {}
+
+    def __len__(self) -> int:
+        return len(self._keepers)
+
+    async def adopt(self) -> None:
+        """Take over what an earlier life left; returns when the state of each task is known."""
+        keepers = []
+        found = await asyncio.to_thread(self._folders.found)
+        fabric = await self._fabric.look() if found else NO_FABRIC
+        for task in found:
+            keeper = await asyncio.to_thread(self._adopted, task, fabric)
+            if keeper is not None:
+                keepers.append(keeper)
+                self._keep(keeper, keeper.run)
+        for keeper in keepers:
+            # To dial without a task that lives would be to say that it is lost.
+            while True:
+                try:
+                    async with asyncio.timeout(_TELL_WAITING_S):
+                        await keeper.known.wait()
+                    break
+                except TimeoutError:
+                    _log.warning("shim_silent", task=keeper.task, waited_s=_TELL_WAITING_S)
+        if keepers:
+            _log.info("tasks_adopted", tasks=[keeper.task for keeper in keepers])
+
+    def create(self, task: TaskId, prepare: PrepareTask) -> None:
+        """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
+        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
+        self._keep(keeper, lambda: self._begin(keeper, prepare))
+
+    def tell(self, task: TaskId, command: ShimCommand) -> None:
+        """Tell the task's shim; one that has gone needs no telling."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.order(command)
+
+    def write_hostfile(self, task: TaskId, text: str) -> None:
+        """Before anything that is told after it."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.order(Hostfile(text))
+
+    def remove(self, task: TaskId) -> None:
+        """Remove the task's folder when its shim has gone; TaskRemoved answers."""
+        keeper = self._keepers.get(task)
+        if keeper is not None:
+            keeper.remove()
+
+    def _keep(self, keeper: Keeper, work: Callable[[], Awaitable[None]]) -> None:
+        self._keepers[keeper.task] = keeper
+
+        async def kept() -> None:
+            try:
+                await work()
+            finally:
+                self._checkpoints.end(keeper.task)
+                self._idle.end(keeper.task)
+            self._keepers.pop(keeper.task, None)
+
+        self._owner.spawn(kept(), name=f"task.{keeper.task}")
+
+    def _adopted(self, task: TaskId, fabric: NodeFabric) -> Keeper | None:
+        """In a thread."""
+        manifest = self._folders.manifest(task)
+        # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
+        if manifest is None and examine(self._folders.path(task)).ownership is Ownership.LOST:
+            try:
+                self._folders.remove(task)
+            except FileError as error:
+                _log.warning("folder_without_manifest", task=task, done="nothing", why=str(error))
+            else:
+                _log.warning("folder_without_manifest", task=task, done="removed")
+            return None
+        # A record of the end outlives a power failure, a manifest may not: the end is told.
+        paths = TaskPaths("", "", "", "") if manifest is None else manifest.paths
+        ports = () if manifest is None else manifest.ports
+        gpus = () if manifest is None else manifest.prepare.gpus
+        if manifest is not None:
+            self._checkpoints.begin(task, manifest.prepare.checkpoint_dir)
+            self._idle.begin(task, manifest.prepare.idle, gpus)
+        self._proofs.adopt(task)
+        known = paths, ports, fabric, gpus
+        return Keeper(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
+        )
+
+    async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
+        task = keeper.task
+        taken = {port for other in self._keepers.values() for port in other.ports}
+        try:
+            await self._gpus.check(prepare)
+            await preflight.look(prepare, self._folders.root, self._folders.owner)
+            placed = await asyncio.to_thread(self._place, prepare, taken)
+            keeper.ports = placed.ports
+            self._post(placed)
+            self._checkpoints.begin(task, prepare.checkpoint_dir)
+            self._idle.begin(task, prepare.idle, prepare.gpus)
+            if placed.fabric is None:
+                self._owner.spawn(self._look(task), name=f"fabric.{task}")
+            connection = await self._spawn(task)
+        except (DaemonError, OSError, RuntimeError, MemoryError) as error:
+            # Also where this process has no more descriptors, threads or memory: it lives on.
+            self._logs.complete(task)
+            self._post(ShimFailed(task, str(error), _code(error)))
+            await keeper.run_failed()
+            return
+        await keeper.run(connection)
+
+    async def _spawn(self, task: TaskId) -> socket.socket | None:
+        """Our end of the connection to a new shim; None where it has to be connected to."""
+        if not self._shims.gives:
+            await self._shims.spawn(self._folders.path(task))
+            return None
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._shims.spawn(self._folders.path(task), theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    async def _look(self, task: TaskId) -> None:
+        self._post(FabricSeen(task, await self._fabric.look(task)))
+
+    def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
+        """In a thread: the disk may be slow."""
+        check_descriptors()
+        ports = free_ports(prepare.ports, self._range.first, self._range.last, taken)
+        paths = self._folders.create(prepare, ports)
+        try:
+            interfaces = self._network.interfaces()
+        except OSError as error:
+            _log.warning("network_not_read", task=prepare.task, why=str(error))
+            interfaces = None
+        fabric = None if self._fabric.there() else NO_FABRIC
+        return TaskPlaced(prepare.task, paths, ports, interfaces, fabric)
+
+
+def _code(error: Exception) -> RefusalCode:
+    match error:
+        case GpuGoneError():
+            return RefusalCode.GPU_GONE
+        case GpuDirtyError():
+            return RefusalCode.GPU_DIRTY
+        case DiskFullError():
+            return RefusalCode.NO_SPACE
+        case PreflightError():
+            return RefusalCode.PREFLIGHT_FAILED
+        case NoPortsError():
+            return RefusalCode.NO_PORTS
+        case NoDescriptorsError():
+            return RefusalCode.NO_DESCRIPTORS
+        case _:
+            return RefusalCode.SPAWN_FAILED

@@ -1,7 +1,0 @@
-"""`muster agent`: the daemon, in place of this process."""
-
-from __future__ import annotations
-
-from muster.cli.daemons import daemon_command
-
-command = daemon_command("agent", "agent")

@@ -1,0 +1,328 @@
+"""`muster init`: the files with which a new cluster starts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+import msgspec
+
+from muster.cli.cluster.tokens_file import PRIVATE, new_token, read_tokens, tokens_text
+from muster.cli.errors import RefusedError
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import json_option, print_json
+from muster.client.config import check_url, client_file_path, is_loopback
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import TokenClass
+
+_SYSTEM_DIR: Final = Path("/etc/muster")
+_SYSTEM_STATE: Final = Path("/var/lib/muster")
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+_PUBLIC: Final = 0o644
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
+
+
+class Listen(NamedTuple):
+    """Where the coordinator is to listen."""
+
+    host: str
+    port: int
+
+
+class Tls(NamedTuple):
+    """PEM files. `ca` is what agents and clients trust, None for what their system trusts."""
+
+    cert: Path
+    key: Path
+    ca: Path | None
+
+
+class Cluster(NamedTuple):
+    """What the files are made of."""
+
+    folder: Path
+    state: Path
+    listen: Listen
+    url: str
+    tls: Tls | None
+    user: str
+    client_file: Path
+
+
+class Written(msgspec.Struct, frozen=True):
+    """`muster init --json`: no token is in it, only the files that hold them."""
+
+    url: str
+    user: str
+    files: tuple[str, ...]
+
+
+class File(NamedTuple):
+    """One file to write; `mode` are its permission bits."""
+
+    path: Path
+    text: str
+    mode: int
+
+
+def _read_listen(_context: click.Context, _parameter: click.Parameter, text: str) -> Listen:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    usable = colon and _HOST.fullmatch(host) and port.isdecimal() and 0 < int(port) < 65536
+    if not usable:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:7077")
+    return Listen(host, int(port))
+
+
+_PEM = click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path)
+
+
+@click.command("init")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where to write; /etc/muster for root, else ~/.config/muster.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:7077",
+    show_default=True,
+    callback=_read_listen,
+    help="Where the coordinator listens; other than this machine only with TLS.",
+)
+@click.option("--tls-cert", type=_PEM, help="The coordinator's certificate (PEM).")
+@click.option("--tls-key", type=_PEM, help="Its private key (PEM).")
+@click.option("--tls-ca", type=_PEM, help="The CA that agents and clients are to trust (PEM).")
+@click.option("--url", help="The coordinator as nodes reach it; made from --listen otherwise.")
+@click.option("--user", help="Whose jobs the admin token submits; you otherwise.")
+@click.option("--force", is_flag=True, help="Replace existing files; their tokens stop working.")
+@json_option
+def command(
+    *,
+    folder: Path | None,
+    listen: Listen,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_ca: Path | None,
+    url: str | None,
+    user: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the configuration and the tokens of a new cluster, and say what to run next."""
+    tls = _tls(listen, tls_cert, tls_key, tls_ca)
+    client_file = client_file_path(os.environ)
+    folder = (folder or default_folder(client_file)).absolute()
+    cluster = Cluster(
+        folder=folder,
+        state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
+        listen=listen,
+        url=url or _url_of(listen, tls),
+        tls=tls,
+        user=user_named(user or this_user(os.environ)),
+        client_file=client_file.absolute(),
+    )
+    check_url(cluster.url)
+    files = cluster_files(cluster)
+    if not force:
+        _refuse_existing(files)
+    elif os.path.lexists(cluster.client_file) and not _is_of(cluster):
+        copy = _keep_copy(cluster.client_file)
+        note(
+            f"kept the client's file of another cluster as {safe(str(copy))}; to use it: "
+            f"MUSTER_CONFIG={safe(str(copy))}"
+        )
+    _write(files)
+    _print_next(cluster, files, as_json=as_json)
+
+
+def cluster_files(cluster: Cluster) -> list[File]:
+    """The files of a new cluster, with fresh tokens in them."""
+    admin, admin_record = new_token(TokenClass.ADMIN, cluster.user)
+    join, join_record = new_token(TokenClass.JOIN, cluster.user)
+    ca = cluster.tls.ca if cluster.tls else None
+    return [
+        File(cluster.folder / "coordinator.yaml", _coordinator_yaml(cluster), _PUBLIC),
+        File(cluster.folder / "agent.yaml", _agent_yaml(cluster), _PUBLIC),
+        File(_tokens_path(cluster), tokens_text([admin_record, join_record]), PRIVATE),
+        File(_join_path(cluster), f"{join}\n", PRIVATE),
+        File(
+            cluster.client_file,
+            _yaml({"url": cluster.url, "token": admin} | ({"ca": str(ca)} if ca else {})),
+            PRIVATE,
+        ),
+    ]
+
+
+def _tokens_path(cluster: Cluster) -> Path:
+    return cluster.folder / "tokens.yaml"
+
+
+def _join_path(cluster: Cluster) -> Path:
+    return cluster.folder / "join-token"
+
+
+def _coordinator_yaml(cluster: Cluster) -> str:
+    text = (
+        "# A coordinator; run it with: muster coordinator --config THIS_FILE\n"
+        "listen:\n"
+        f"  host: {_scalar(cluster.listen.host)}\n"
+        f"  port: {cluster.listen.port}\n"
+        + _yaml({"state_dir": str(cluster.state / "coordinator")})
+        + _yaml({"tokens_file": str(_tokens_path(cluster))})
+    )
+    if cluster.tls is not None:
+        text += (
+            "tls:\n"
+            f"  cert: {_scalar(str(cluster.tls.cert))}\n"
+            f"  key: {_scalar(str(cluster.tls.key))}\n"
+        )
+    return text
+
+
+def _agent_yaml(cluster: Cluster) -> str:
+    settings = {
+        "coordinator": cluster.url,
+        "token_file": str(_join_path(cluster)),
+        "state_dir": str(cluster.state / "agent"),
+    }
+    if cluster.tls is not None and cluster.tls.ca is not None:
+        settings["tls_ca"] = str(cluster.tls.ca)
+    return (
+        "# A node's agent; run it with: muster agent --config THIS_FILE\n"
+        + _yaml(settings)
+        + _HINTS
+    )
+
+
+_HINTS: Final = """\
+# The interpreter of jobs that name none: a venv with torch. The default is the agent's own.
+#python: /opt/training/bin/python
+# An agent that runs as root needs the user of its jobs.
+#run_as: trainer
+# The network of this node that its jobs use: an address, or else an interface. The default is for
+# the coordinator to choose the best one that all nodes of a gang share.
+#address: 10.0.0.11
+#interface: ib0
+"""
+
+
+def _yaml(settings: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {_scalar(value)}\n" for name, value in settings.items())
+
+
+def _scalar(text: str) -> str:
+    """A JSON string is a YAML scalar that nothing takes for a number, a date or a boolean."""
+    return json.dumps(text)
+
+
+def _tls(listen: Listen, cert: Path | None, key: Path | None, ca: Path | None) -> Tls | None:
+    if (cert is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together")
+    if cert is not None and key is not None:
+        return Tls(cert, key, ca)
+    if not is_loopback(listen.host):
+        raise click.UsageError(
+            f"{listen.host} is reached from the network, where tokens need TLS: add --tls-cert "
+            "and --tls-key (and --tls-ca for a CA of your own)"
+        )
+    return None
+
+
+def _url_of(listen: Listen, tls: Tls | None) -> str:
+    host = socket.gethostname() if listen.host in _WILDCARDS else listen.host
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{shown}:{listen.port}"
+
+
+def default_folder(client_file: Path) -> Path:
+    return _SYSTEM_DIR if os.geteuid() == 0 else client_file.parent
+
+
+def this_user(environ: Mapping[str, str]) -> str:
+    """Who sits there: `sudo muster init` is for the one who typed it."""
+    if os.geteuid() == 0 and environ.get("SUDO_USER"):
+        return environ["SUDO_USER"]
+    return getpass.getuser()
+
+
+def user_named(text: str) -> str:
+    """The name of a user, if it can be one."""
+    if not text or not text.isprintable() or text != text.strip():
+        raise click.UsageError(f"{text!r} is no name of a user")
+    return text
+
+
+def _refuse_existing(files: list[File]) -> None:
+    existing = [file.path for file in files if os.path.lexists(file.path)]
+    if existing:
+        raise RefusedError(
+            "nothing was written, because these exist already:\n"
+            + "".join(f"  {safe(str(path))}\n" for path in existing)
+            + "  choose another --dir (and MUSTER_CONFIG for the client's file), or --force"
+        )
+
+
+def _is_of(cluster: Cluster) -> bool:
+    """Whether the client's file that is there has a token of the cluster that is replaced."""
+    try:
+        text = cluster.client_file.read_text("utf-8")
+        known = read_tokens(_tokens_path(cluster))
+    except (OSError, ValueError, ConfigError):
+        return False
+    return any(f"_{record.id}_" in text for record in known)
+
+
+def _keep_copy(file: Path) -> Path:
+    """The file under a name that nothing has yet."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RefusedError(
+            f"nothing was written: {safe(str(file))} cannot be copied ({error.strerror})\n"
+            "  move it away, or name another file with MUSTER_CONFIG"
+        ) from error
+    copies = (file.with_name(f"{file.name}.old{f'-{n}' if n > 1 else ''}") for n in count(1))
+    copy = next(path for path in copies if not os.path.lexists(path))
+    write_atomic(copy, data, PRIVATE)
+    return copy
+
+
+def _write(files: list[File]) -> None:
+    for file in files:
+        file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(file.path, file.text.encode(), file.mode)
+
+
+def _print_next(cluster: Cluster, files: list[File], *, as_json: bool) -> None:
+    for file in files:
+        note(f"wrote {safe(str(file.path))}")
+    if cluster.user == "root":
+        note("jobs of root are refused by agents unless allow_root_jobs is set; see --user")
+    if as_json:
+        paths = tuple(str(file.path) for file in files)
+        print_json(Written(cluster.url, cluster.user, paths))
+        return
+    folder = safe(str(cluster.folder))
+    config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "
+    print(
+        f"muster coordinator --config {folder}/coordinator.yaml\n"
+        f"muster agent --config {folder}/agent.yaml  # on each node, with the join-token\n"
+        f"{config}muster submit -- python train.py"
+    )
+
+
+def _is_default(client_file: Path) -> bool:
+    elsewhere = {name: value for name, value in os.environ.items() if name != "MUSTER_CONFIG"}
+    return client_file == client_file_path(elsewhere).absolute()

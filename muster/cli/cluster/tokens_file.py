@@ -1,0 +1,116 @@
+"""The tokens file, made and changed: the coordinator reads it again within a second."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.daemon.clock import SystemClock
+from muster.daemon.config_loader import read_yaml
+from muster.daemon.durable_files import write_atomic
+from muster.daemon.errors import ConfigError, FileError
+from muster.protocol.timestamp import timestamp
+from muster.protocol.tokens import TokenClass, TokenRecord, TokensFile, digest, make
+
+PRIVATE: Final = 0o600
+_SECRET_BYTES: Final = 32
+_ID_BYTES: Final = 4
+_HEAD: Final = (
+    "# Who may do what: `muster token` changes it. The secrets are not in here and cannot be got "
+    "back.\n"
+)
+
+
+def new_token(class_: TokenClass, user: str, expires: str = "") -> tuple[str, TokenRecord]:
+    """A token's text, and what the coordinator keeps of it: not the secret."""
+    name, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SECRET_BYTES)
+    record = TokenRecord(
+        id=name,
+        class_=class_,
+        sha256=digest(secret),
+        user=user,
+        created=utc_text(SystemClock().now().wall),
+        expires=expires,
+    )
+    return make(class_, name, secret), record
+
+
+def utc_text(seconds: float) -> str:
+    """Seconds since 1970 as RFC 3339, to the second."""
+    return timestamp(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def tokens_text(records: Sequence[TokenRecord]) -> str:
+    """The file with these tokens."""
+    text = f"{_HEAD}tokens:{'' if records else ' []'}\n"
+    for record in records:
+        fields: Mapping[str, str] = {k: v for k, v in msgspec.to_builtins(record).items() if v}
+        # A JSON string is a YAML scalar that nothing takes for a number or a date.
+        first, *rest = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+        text += "\n".join([f"  - {first}", *(f"    {line}" for line in rest)]) + "\n"
+    return text
+
+
+def read_tokens(path: Path) -> tuple[TokenRecord, ...]:
+    """Raises ConfigError."""
+    if not path.exists():
+        raise _no_file(path)
+    try:
+        return msgspec.convert(read_yaml(path, TokensFile), TokensFile).tokens
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: not a tokens file ({error})") from error
+
+
+def _no_file(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: there is no tokens file; name it with --file (it is tokens.yaml in the folder "
+        "that `muster init` wrote)"
+    )
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[list[TokenRecord]]:
+    """The tokens of a file, written back as they are left; two who do so wait for each other. Its
+    owner stays, and a link to it. Raises ConfigError and FileError."""
+    path = _target(path)
+    fd = _locked(path)
+    try:
+        records = list(read_tokens(path))
+        yield records
+        owner = os.fstat(fd)
+        write_atomic(
+            path, tokens_text(records).encode(), PRIVATE, owner=(owner.st_uid, owner.st_gid)
+        )
+    finally:
+        os.close(fd)
+
+
+def _target(path: Path) -> Path:
+    """The file itself: in the place of a link another one would be made, and this one stay."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a link to itself
+        raise ConfigError(f"{path}: is a link that leads nowhere") from error
+
+
+def _locked(path: Path) -> int:
+    """The file as it is in the folder, locked: who had it before may have put another there."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise _no_file(path) from error
+        except OSError as error:
+            raise FileError(f"{path}: cannot be changed: {error.strerror}") from error
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+        os.close(fd)

@@ -1,0 +1,159 @@
+"""The verbs of `muster`: names here, each one's code in a module that only its use imports."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from muster.cli.exec_daemon import daemon_command
+from muster.cli.exit_codes import EXIT_CODES
+
+# Name -> help text. The command is `command` in the module `muster.cli.jobs.<name>`.
+JOBS: Final = {
+    "submit": "Submit a job; prints its id.",
+    "ps": "List jobs.",
+    "show": "Show one job: state, reason, nodes, timeline.",
+    "explain": "Show why a job waits, per node, and until when.",
+    "logs": "Print or follow what a job writes.",
+    "attach": "Follow a job's logs; exits with its code.",
+    "wait": "Wait for jobs to end; exits with their code.",
+    "cancel": "Stop jobs, or take them out of the queue.",
+    "signal": "Signal the ranks of a running job.",
+    "stacks": "Show where the ranks of a running job stand.",
+    "evidence": "Write all that is known of a job into one file to send.",
+    "hold": "Keep jobs that wait from starting.",
+    "release": "Let held jobs go.",
+    "set": "Change priority, time limit or name of a job.",
+    "rerun": "Submit a job again, changed or not; prints its id.",
+    "diff": "Show what two jobs differ in.",
+    "events": "List what happened to a job.",
+}
+# As JOBS, in `muster.cli.cluster.<name>`.
+CLUSTER: Final = {
+    "nodes": "List the nodes.",
+    "node": "Show a node, drain or resume nodes.",
+    "bench": "Measure all-reduce over nodes.",
+    "check": "Check that nodes agree and reach each other.",
+    "whoami": "Print the user that your token stands for.",
+    "version": "Show the versions of client and coordinator.",
+    "schema": "Print the JSON Schema of the job file.",
+    "completion": "Print the completion of bash, zsh or fish.",
+    "token": "Make, list and revoke tokens.",
+    "init": "Write the configuration and tokens of a new cluster.",
+}
+# Name -> help text, the daemon's package, and its first arguments.
+DAEMONS: Final[dict[str, tuple[str, ...]]] = {
+    "coordinator": ("Run the coordinator.", "orchestrator"),
+    "backup": (
+        "Copy the coordinator's journal to a file, beside a coordinator that runs.",
+        "orchestrator",
+        "backup",
+    ),
+    "restore": (
+        "Put a backup in the place of the journal of a coordinator that is stopped.",
+        "orchestrator",
+        "restore",
+    ),
+    "agent": ("Run a node's agent.", "agent"),
+    "probe": ("Show this node's HCAs, GPUs, and what its jobs will use of them.", "agent", "probe"),
+    "doctor": ("Say what is wrong with this node's fabric, and how to mend it.", "agent", "doctor"),
+}
+VERBS: Final = {**JOBS, **CLUSTER, **{name: words[0] for name, words in DAEMONS.items()}}
+
+
+class Verbs(click.Group):
+    """Commands that are imported when used; the list of them is printed without."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(VERBS)
+
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        if cmd_name in DAEMONS:
+            return daemon_command(cmd_name, *DAEMONS[cmd_name][1:])
+        package = "jobs" if cmd_name in JOBS else "cluster"
+        module = importlib.import_module(f"muster.cli.{package}.{cmd_name}")
+        command: click.Command = module.command
+        if not gc.isenabled():
+            # What was imported stays: it need not be looked through, now or at the end.
+            gc.freeze()
+            gc.enable()
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as error:
+            raise click.NoSuchCommand(
+                error.command_name, possibilities=list(VERBS), ctx=ctx
+            ) from None
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def format_epilog(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        formatter: click.HelpFormatter,
+    ) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES))
+
+
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from muster.cli.cluster.version import own_line
+
+        print(own_line())
+        context.exit()
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version of this client; `muster version` asks the coordinator, too.",
+)
+def muster() -> None:
+    """Run multi-node PyTorch jobs on bare-metal nodes.
+
+    A job is named by its id, by its name (your newest job of that name), or by `last` or `-`
+    (your newest job). The coordinator and your token are found by --url and --token-file, else
+    MUSTER_URL, MUSTER_TOKEN and MUSTER_CA, else in ~/.config/muster/client.yaml, for which
+    --config or MUSTER_CONFIG names another file.
+    """
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code. Raises what the verb raises."""
+    instruction = os.environ.get("_MUSTER_COMPLETE")
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(muster, {}, "muster", "_MUSTER_COMPLETE", instruction)
+    try:
+        with muster.make_context("muster", list(arguments)) as context:
+            code = muster.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    return code if isinstance(code, int) else 0

@@ -1,7 +1,0 @@
-"""`muster coordinator`: the daemon, in place of this process."""
-
-from __future__ import annotations
-
-from muster.cli.daemons import daemon_command
-
-command = daemon_command("coordinator", "orchestrator")

@@ -1,0 +1,4 @@
+"""The commands about jobs, one module each; `muster.cli.commands` imports a module when its command
+is
+used.
+"""

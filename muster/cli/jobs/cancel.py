@@ -1,0 +1,99 @@
+"""`muster cancel`: stop jobs, as often as one likes."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from muster.cli.client_options import connect, connection_options, detaching
+from muster.cli.errors import complain
+from muster.cli.input.job_ref import JOB
+from muster.cli.input.param_types import DURATION
+from muster.cli.jobs.bulk import find_jobs
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import json_option, print_json
+from muster.client import Client, ClientError
+from muster.http.job_actions import CancelAnswer
+from muster.http.views import JobList
+from muster.protocol.outcome import EXIT_CLIENT
+
+
+@click.command("cancel")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster show`.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Time between the stop signal and SIGKILL, instead of the job's own.",
+)
+@click.option("--force", is_flag=True, help="SIGKILL at once.")
+@click.option("--wait", "waits", is_flag=True, help="Return when the jobs have ended.")
+@click.option("-y", "--yes", is_flag=True, help="Several jobs: do not ask.")
+@json_option
+@connection_options
+def command(
+    *,
+    jobs: tuple[str, ...],
+    reason: str,
+    grace_s: float | None,
+    force: bool,
+    waits: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Stop jobs that run, and take out of the queue those that wait.
+
+    Cancelling a job that has ended changes nothing and is no error. Of one that is being stopped
+    already --grace cuts what is left of its grace, and --force ends it. At a terminal several jobs
+    are asked about first.
+    """
+    client = connect()
+    numbers = find_jobs(client, jobs)
+    if len(numbers) > 1 and not yes and sys.stdin.isatty() and not _sure(client, numbers):
+        note("nothing was cancelled")
+        return EXIT_CLIENT
+    answers, failed = _cancel_each(client, numbers, reason, grace_s, force=force)
+    jobs_now = [answer.job for answer in answers]
+    stopping = [answer.job.id for answer in answers if not answer.already_ended]
+    if waits:
+        with detaching(*stopping, doing="wait"):
+            for number in stopping:
+                summary = client.wait(number)
+                note(f"job {number} {summary.state.value}")
+                jobs_now = [summary if job.id == number else job for job in jobs_now]
+    if as_json:
+        print_json(JobList(tuple(jobs_now)))
+    return EXIT_CLIENT if failed else 0
+
+
+def _sure(client: Client, numbers: list[int]) -> bool:
+    """Ask, with the names of the jobs; on stderr, as stdout is for programs."""
+    views = [client.job(number) for number in numbers]
+    for view in views:
+        note(f"job {view.id} {safe(view.name)} of {safe(view.user)}: {view.state.value}")
+    return click.confirm(f"cancel these {len(views)} jobs?", default=False, err=True)
+
+
+def _cancel_each(
+    client: Client, numbers: list[int], reason: str, grace_s: float | None, *, force: bool
+) -> tuple[list[CancelAnswer], bool]:
+    """What was answered, and whether any could not be cancelled: one does not keep the rest."""
+    answers: list[CancelAnswer] = []
+    failed = False
+    for number in numbers:
+        try:
+            answer = client.cancel(number, reason=reason, grace_s=grace_s, force=force)
+        except ClientError as error:
+            note(complain(error).text)
+            failed = True
+            continue
+        answers.append(answer)
+        state = answer.job.state.value
+        if answer.already_ended:
+            note(f"job {number} had already ended: {state}")
+        else:
+            note(f"job {number} {state}" + (f": {safe(answer.note)}" if answer.note else ""))
+    return answers, failed

@@ -1,0 +1,178 @@
+"""`muster explain`: why a job waits, and what would start it; why it ran where it did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import click
+
+from muster.cli.client_options import connect, connection_options
+from muster.cli.input.job_ref import JOB, NODE, find_job
+from muster.cli.output.fabric_view import print_fabric
+from muster.cli.output.format import moment, safe, span
+from muster.cli.output.json_output import json_option, print_json
+from muster.cli.output.table import Cell, Column, print_table
+from muster.cli.output.text_width import paragraph
+from muster.http.views import AttemptStory, Explanation, NodeVerdict
+from muster.spec.field_readers import MAX_NODES
+
+_NODES: Final = (
+    Column("NODE", name=True),
+    Column("NOW"),
+    Column("WHY", elastic=True, wraps=True),
+    Column("FREE BY", drop=1),
+)
+_AHEAD: Final = (
+    Column("ID", right=True),
+    Column("NAME", elastic=True),
+    Column("USER", drop=1),
+    Column("PRIORITY", right=True),
+    Column("NODES", right=True),
+)
+
+
+@click.command("explain")
+@click.argument("what", metavar="[rdma] JOB", nargs=-1, required=True, type=JOB)
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Suppose it asked for so many."
+)
+@click.option(
+    "--after",
+    "changes",
+    nargs=2,
+    multiple=True,
+    type=(click.Choice(["drain"]), NODE),
+    metavar="drain NODE",
+    help="Suppose this node were drained.",
+)
+@json_option
+@connection_options
+def command(
+    *, what: tuple[str, ...], nodes: int | None, changes: tuple[tuple[str, str], ...], as_json: bool
+) -> None:
+    """Show why a job waits: its place in the queue, what each node says to it, when it starts at
+    the latest by the time limits of the others, and what would start it sooner.
+
+    Of a job that runs or has ended: where it ran and why there, and what ended it.
+
+    \b
+    muster explain 42 --nodes 3              would it start with three nodes?
+    muster explain 42 --after drain gpu-07   and what if that one were out of service?
+
+    `muster explain rdma JOB`: why it has RDMA or not, and why each setting of its network is so.
+    """
+    *topic, job = what
+    if topic not in ([], ["rdma"]):
+        raise click.UsageError("one job, or: muster explain rdma JOB")
+    if not topic and job == "rdma":
+        raise click.UsageError("rdma of which job? muster explain rdma JOB")
+    if topic and (nodes is not None or changes):
+        raise click.UsageError("--nodes and --after are of a job that waits, and not of its RDMA")
+    client = connect()
+    if topic:
+        plan = client.fabric(find_job(client, job))
+        if as_json:
+            print_json(plan)
+        else:
+            print_fabric(plan)
+        return
+    drained = [node for _, node in changes]
+    found = client.explain(find_job(client, job), nodes=nodes, drained=drained)
+    if as_json:
+        print_json(found)
+        return
+    _print(found, client.server_time)
+
+
+def _print(found: Explanation, now: datetime | None) -> None:
+    job = found.job
+    print(f"job {job.id}  {safe(job.name)}  {job.state.value}")
+    if found.supposing:
+        _line(f"{found.supposing}:")
+    if found.text:
+        _line(found.text.removeprefix(f"{job.state.value}: "))
+    if found.nodes or found.wanted:
+        _print_queue(found)
+        _print_nodes(found, now)
+        _print_when(found, now)
+    for story in found.attempts:
+        _print_attempt(story)
+
+
+def _print_queue(found: Explanation) -> None:
+    if found.place is None:
+        return
+    pool = safe(found.job.pool)
+    if not found.ahead:
+        print(f"  first in the queue of pool {pool}")
+        return
+    print(f"\nplace {found.place} in the queue of pool {pool}, behind")
+    print_table(
+        _AHEAD,
+        [[str(a.id), a.name, a.user, str(a.priority), str(a.nodes)] for a in found.ahead],
+    )
+    more = found.place - 1 - len(found.ahead)
+    if more > 0:
+        print(f"and {more} more")
+
+
+def _print_nodes(found: Explanation, now: datetime | None) -> None:
+    mine = not found.ready or any(verdict.can for verdict in found.nodes)
+    what = "could be taken now" if mine else "free, for those before it"
+    print(f"\nneeds {_nodes(found.wanted)}; {found.ready} {what}")
+    if found.nodes:
+        print_table(_NODES, [_row(verdict, now) for verdict in found.nodes])
+
+
+def _row(verdict: NodeVerdict, now: datetime | None) -> list[str | Cell]:
+    free_by = "" if verdict.free_by is None else _by(verdict.free_by, now)
+    colour = "green" if verdict.can else "red"
+    return [
+        verdict.node,
+        Cell("yes" if verdict.can else "no", lambda text: click.style(text, fg=colour)),
+        verdict.reason.text,
+        free_by,
+    ]
+
+
+def _print_when(found: Explanation, now: datetime | None) -> None:
+    if found.starts_now:
+        print("\nwould start now" if found.supposing else "\nstarts now")
+    elif found.starts_by is not None:
+        when = _by(found.starts_by, now)
+        print()
+        _line(f"starts by {when} at the latest, {found.forecast}", "")
+    elif found.forecast:
+        print()
+        _line(f"starts: {found.forecast}", "")
+    for hint in found.hints:
+        _line(hint)
+
+
+def _print_attempt(story: AttemptStory) -> None:
+    print()
+    _line(f"attempt {story.number} on {', '.join(story.nodes)}", "")
+    told = (
+        ("there", story.why_there),
+        ("network", story.network),
+        ("fabric", story.fabric),
+        ("ended", story.ended),
+        ("then", story.then),
+    )
+    for label, text in told:
+        if text:
+            _line(text, f"  {label:<9}")
+
+
+def _line(text: str, first: str = "  ") -> None:
+    """In as many lines as the terminal makes of it."""
+    print(paragraph(safe(text), first=first))
+
+
+def _by(at: datetime, now: datetime | None) -> str:
+    return moment(at) if now is None else f"{moment(at)} (in {span(at - now)})"
+
+
+def _nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"

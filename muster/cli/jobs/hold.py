@@ -1,0 +1,34 @@
+"""`muster hold`: jobs that wait are not to start."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli.client_options import connect, connection_options
+from muster.cli.input.job_ref import JOB
+from muster.cli.jobs.bulk import find_jobs, for_each
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import json_option
+from muster.http.views import JobList, JobSummary
+
+
+@click.command("hold")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
+@click.option("--reason", default="", metavar="TEXT", help="Why; shown by `muster ps`.")
+@json_option
+@connection_options
+def command(*, jobs: tuple[str, ...], reason: str, as_json: bool) -> int:
+    """Keep jobs that wait from starting, until `muster release`.
+
+    They keep their place: released, they go before what was submitted after them. A job that runs
+    is not held, but refused: it would have to be stopped.
+    """
+    client = connect()
+
+    def hold(number: int) -> JobSummary:
+        answer = client.change(number, {"hold": True, "reason": reason})
+        said = "HELD" if answer.changed else f"was held already by {safe(answer.job.held_by)}"
+        note(f"job {number} {said}")
+        return answer.job
+
+    return for_each(find_jobs(client, jobs), hold, JobList, as_json=as_json)

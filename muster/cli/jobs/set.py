@@ -1,0 +1,53 @@
+"""`muster set`: change a job that was submitted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from muster.cli.client_options import connect, connection_options
+from muster.cli.input.job_ref import JOB_OR_CHANGE
+from muster.cli.jobs.bulk import find_jobs, for_each
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import json_option
+from muster.http.views import JobList, JobSummary
+
+_NOTHING: Final = ("none", "")
+_TIME_LIMIT: Final = ("time_limit", "max_duration", "time")
+
+
+@click.command("set")
+@click.argument("words", metavar="JOB... KEY=VALUE...", nargs=-1, required=True, type=JOB_OR_CHANGE)
+@json_option
+@connection_options
+def command(*, words: tuple[str, ...], as_json: bool) -> int:
+    """Change jobs that have not ended: priority, time_limit, and, while they wait, name.
+
+    \b
+    muster set 42 priority=80          the queue's order changes at once
+    muster set 42 time_limit=36h       of a running job too; `none` for no limit
+    """
+    jobs = [word for word in words if "=" not in word]
+    pairs = [word.split("=", 1) for word in words if "=" in word]
+    changes = dict(pairs)
+    if not jobs:
+        raise click.UsageError("which job? muster set 42 priority=80")
+    if not changes:
+        raise click.UsageError("change what? muster set 42 priority=80")
+    if len(changes) < len(pairs):
+        raise click.UsageError("a key is given twice: keep one of them")
+    wanted = {
+        key: None if key in _TIME_LIMIT and value in _NOTHING else value
+        for key, value in changes.items()
+    }
+    client = connect()
+
+    def change(number: int) -> JobSummary:
+        answer = client.change(number, wanted)
+        job = answer.job
+        said = "changed" if answer.changed else "is so already"
+        note(f"job {number} {said}; {job.state.value}: {safe(job.reason.text)}")
+        return answer.job
+
+    return for_each(find_jobs(client, jobs), change, JobList, as_json=as_json)

@@ -1,0 +1,290 @@
+"""`muster show`: one job, whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from muster.cli.client_options import connect, connection_options
+from muster.cli.input.job_ref import JOB, find_job
+from muster.cli.output.fabric_view import print_fabric
+from muster.cli.output.format import coloured, length, moment, safe, span
+from muster.cli.output.json_output import json_option, print_json
+from muster.cli.output.table import Column, print_table
+from muster.cli.output.text_width import paragraph, terminal_width, use_colour
+from muster.http.views import AttemptView, JobView, TaskView
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus
+from muster.protocol.refusal_codes import headline
+from muster.protocol.states import ENDED_STATES
+
+_TASKS: Final = (
+    Column("NODE", name=True),
+    Column("RANK", right=True, drop=1),
+    Column("ROLE", drop=2),
+    Column("STATE"),
+    Column("RANKS", elastic=True, wraps=True),
+    Column("EXIT"),
+    Column("REFUSED OR LEFT", elastic=True, wraps=True),
+)
+_RANKS_NAMED: Final = 6
+_TAIL_LINES: Final = 20
+_RUN_CHARS: Final = 200
+# From here on a timeline has the date too; a sentence up to there may be said twice.
+_WIDE: Final = 70
+_SHORT: Final = 40
+_AS_ABOVE: Final = "as above"
+_WORDS_CHARS: Final = 60
+
+
+@click.command("show")
+@click.argument("job", metavar="JOB", type=JOB)
+@click.option("--fabric", "fabric", is_flag=True, help="Its fabric plan: HCAs, settings, and why.")
+@json_option
+@connection_options
+def command(*, job: str, fabric: bool, as_json: bool) -> None:
+    """Show one job: its state and the reason, its attempts and nodes, and what happened when.
+
+    EXIT of a node is the code of its first rank that failed; where no rank says why, it is that of
+    what started the ranks, and is marked so.
+    """
+    client = connect()
+    if fabric:
+        found = client.fabric(find_job(client, job))
+        if as_json:
+            print_json(found)
+        else:
+            print_fabric(found)
+        return
+    view = client.job(find_job(client, job))
+    if as_json:
+        print_json(view)
+        return
+    _print_head(view, client.server_time)
+    told = {view.reason.text}
+    for attempt in view.attempts:
+        _print_attempt(attempt, str(view.spec.get("launcher", "")), told)
+        if attempt is view.attempts[-1] and attempt.cause is not None:
+            _print_tail(attempt.cause)
+    for notice in view.notices:
+        why = f": {notice.problem}" if notice.problem else ""
+        _line(f"webhook {notice.to} is still to be told ({notice.event}){why}")
+    _print_timeline(view, told)
+
+
+def _print_head(view: JobView, now: datetime | None) -> None:
+    code = f", exit code {view.exit_code}" if view.exit_code is not None else ""
+    state = view.state.value + code
+    state = coloured(view.state, state) if use_colour() else state
+    print(f"job {view.id}  {safe(view.name)}  {state}")
+    if view.reason.text:
+        _line(view.reason.text)
+    nodes = str(view.spec.get("nodes", view.nodes))
+    gpus = f", {view.gpus} GPU{'' if view.gpus == 1 else 's'}" if view.gpus else ""
+    _line(
+        f"user {view.user}, pool {view.pool}, priority {view.priority}, "
+        f"{nodes} node{'' if nodes == '1' else 's'}{gpus}"
+    )
+    if view.rerun_of is not None:
+        _line(f"another run of job {view.rerun_of}")
+    if view.held_at is not None:
+        _line(f"held since {moment(view.held_at)} by {view.held_by}: muster release {view.id}")
+    for label, text in _what(view.spec):
+        _line(text, f"{label:<10}")
+    _line(moment(view.submitted_at) + _waited(view, now), "submitted ")
+    if view.started_at is not None:
+        end = view.ended_at if view.ended_at is not None else now
+        ran = "" if end is None else f", {_ran(view)} {length(end - view.started_at)}"
+        _line(moment(view.started_at) + ran, "started   ")
+    if view.ended_at is not None:
+        _line(moment(view.ended_at), "ended     ")
+    for text in _countdowns(view, now):
+        _line(text)
+
+
+def _line(text: str, label: str = "") -> None:
+    """A line below a heading, in as many as it takes."""
+    print(paragraph(safe(text), first=f"  {label}"))
+
+
+def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
+    """What it runs, as in its job file; a long command is cut."""
+    run = spec.get("run")
+    text = shlex.join(map(str, run)) if isinstance(run, list) else " ".join(str(run).split())
+    if not run:
+        return []
+    if len(text) > _RUN_CHARS:
+        text = f"{text[:_RUN_CHARS]}…"
+    lines = [("runs", f"{spec.get('launcher', '')}: {text}")]
+    if spec.get("workdir"):
+        lines.append(("in", str(spec["workdir"])))
+    return lines
+
+
+def _countdowns(view: JobView, now: datetime | None) -> list[str]:
+    if now is None:
+        return []
+    lines = []
+    if view.limit_at is not None:
+        lines.append(f"time limit: ends in {span(view.limit_at - now)}")
+    if view.kill_at is not None:
+        left = (view.kill_at - now).total_seconds()
+        lines.append(
+            f"stopping: {span(left)} of the grace left"
+            if left > 0
+            else "stopping: the grace is over, what is left is killed"
+        )
+    return lines
+
+
+def _ran(view: JobView) -> str:
+    return "ran" if view.state in ENDED_STATES else "runs for"
+
+
+def _waited(view: JobView, now: datetime | None) -> str:
+    if view.started_at is not None:
+        return f", waited {length(view.started_at - view.submitted_at)}"
+    if view.ended_at is None and now is not None:
+        return f", waits for {span(now - view.submitted_at)}"
+    return ""
+
+
+def _print_attempt(attempt: AttemptView, launcher: str, told: set[str]) -> None:
+    """`told` are the sentences that stand above already."""
+    master = f", master {safe(attempt.master)}" if attempt.master else ""
+    print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
+    if attempt.network:
+        _line(f"network {attempt.network}")
+    if attempt.fabric:
+        _line(f"fabric {attempt.fabric}")
+    if attempt.proof is not None:
+        _line(attempt.proof.text, "traffic: ")
+    if attempt.hang and not any(attempt.hang in sentence for sentence in told):
+        _line(attempt.hang)
+    cause = attempt.cause
+    if cause is not None and cause.text not in told:
+        _line(cause.text, "first cause: ")  # it names the rank and the node
+        told.add(cause.text)
+    if attempt.tasks:
+        # A time limit or a cancel ends all nodes, whatever became of the process that starts ranks.
+        ended = cause is not None and cause.node is None and cause.code is not CauseCode.COMPLETED
+        rows = [_task_row(task, launcher, told, ended=ended) for task in attempt.tasks]
+        columns = _TASKS if any(row[-1] for row in rows) else _TASKS[:-1]
+        print_table(columns, [row[: len(columns)] for row in rows], indent="  ")
+    for task in attempt.tasks:
+        for warning in task.warnings:
+            _line(f"{task.node}: {warning}", "warning: ")
+
+
+def _print_tail(cause: Cause) -> None:
+    """The last words of whatever failed first; they come from a program, so nothing in them may
+    move the cursor."""
+    lines = cause.tail.splitlines()
+    if not lines:
+        return
+    whose = "" if cause.rank is None else f" of rank {cause.rank}"
+    where = f" on {safe(cause.node)}" if cause.node else ""
+    print(f"  last line{'s' if len(lines) > 1 else ''}{whose}{where}:")
+    for line in lines[-_TAIL_LINES:]:
+        print(f"    {safe(line.expandtabs())}")
+
+
+def _task_row(task: TaskView, launcher: str, told: set[str], *, ended: bool) -> list[str]:
+    return [
+        task.node,
+        str(task.node_rank),
+        task.role,
+        task.state.value,
+        _ranks(task),
+        _exit(task, launcher, ended=ended),
+        _why_not(task, told),
+    ]
+
+
+def _exit(task: TaskView, launcher: str, *, ended: bool) -> str:
+    """The code of the node's first rank that failed by itself.
+
+    torchrun's own is 1 whatever its ranks returned, so it is named where nothing better is known.
+    `ended`: Muster has ended the whole gang.
+    """
+    if task.exit is None:
+        return "-"
+    failed = [r.exit for r in task.ranks if r.exit and not r.exit.ok and not r.stopped]
+    if failed:
+        return exit_text(failed[0])
+    if task.exit.ok or launcher in ("none", "processes"):
+        return exit_text(task.exit)
+    stopped = ended or any(rank.stopped for rank in task.ranks)
+    return "stopped" if stopped else f"{exit_text(task.exit)} (torchrun)"
+
+
+def _why_not(task: TaskView, told: set[str]) -> str:
+    """What many nodes say alike is said once."""
+    text = headline(task.refusal.text) if task.refusal is not None else task.left or ""
+    if text in told and len(text) > len(_AS_ABOVE):
+        return _AS_ABOVE
+    told.add(text)
+    return text
+
+
+def _ranks(task: TaskView) -> str:
+    """Which ranks ran there; those that failed by name, as many as there is room for."""
+    if not task.ranks:
+        return "-"
+    numbers = [rank.rank for rank in task.ranks]
+    text = f"{min(numbers)}-{max(numbers)}" if len(numbers) > 1 else str(numbers[0])
+    failed = [
+        rank
+        for rank in task.ranks
+        if rank.exit is not None and not rank.exit.ok and not rank.stopped
+    ]
+    told = [f"{rank.rank}: {_ended(rank.exit)}" for rank in failed[:_RANKS_NAMED] if rank.exit]
+    if len(failed) > _RANKS_NAMED:
+        told.append("...")
+    stopped = sum(rank.stopped for rank in task.ranks)
+    if stopped:
+        told.append(f"{stopped} stopped by us" if stopped < len(numbers) else "stopped by us")
+    return f"{text} ({', '.join(told)})" if told else text
+
+
+def _ended(status: ExitStatus) -> str:
+    return f"exit {status.code}" if status.signal is None else exit_text(status)
+
+
+def exit_text(status: ExitStatus) -> str:
+    """`0`, `17`, or `signal 9`."""
+    if status.signal is not None:
+        return f"signal {status.signal}"
+    return "-" if status.code is None else str(status.code)
+
+
+def _shorter(lead: str, rest: str, sentence: str) -> str:
+    """What stands above already, by its first words where nothing else says what it is about."""
+    if lead:
+        return f"{lead}{_AS_ABOVE}{rest}"
+    first = re.split("[:;] ", sentence, maxsplit=1)[0]
+    if len(first) > _WORDS_CHARS:
+        first = f"{first[: _WORDS_CHARS - 1].rstrip()}…"
+    return f"{first}: {_AS_ABOVE}{rest}"
+
+
+def _print_timeline(view: JobView, told: set[str]) -> None:
+    """What stands above in full is not said again."""
+    if not view.timeline:
+        return
+    print("\ntimeline (+ since the line before)")
+    width = terminal_width()
+    wide = width is None or width >= _WIDE
+    before = view.timeline[0].at
+    for step in view.timeline:
+        text = safe(step.text)
+        for sentence in (safe(each) for each in told if len(each) > _SHORT):
+            lead, found, rest = text.partition(sentence)
+            if found:
+                text = _shorter(lead, rest, found)
+        at = moment(step.at) if wide else moment(step.at)[11:-1]
+        print(paragraph(text, first=f"  {at}  {'+' + length(step.at - before):>7}  "))
+        before = step.at

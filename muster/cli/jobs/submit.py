@@ -1,0 +1,262 @@
+"""`muster submit`: check a job here, hand it over, and perhaps stay to watch it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+import click
+
+from muster.cli.client_options import connect, connection_options, detaching
+from muster.cli.errors import DetachedError
+from muster.cli.input.job_input import Job, Typed, looks_like_a_file, meant_for_a_shell, read_job
+from muster.cli.input.param_types import IDEMPOTENCY_KEY
+from muster.cli.jobs.wait import code_though_unread, wait_for_all
+from muster.cli.output.format import note, safe
+from muster.cli.output.json_output import print_json
+from muster.client import ApiError, Client, ClientError
+from muster.http.views import JobSummary
+from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
+from muster.spec.serialize import to_mapping
+
+# Answers that are about the job, and not about the coordinator or the way to it.
+_REFUSED: Final = frozenset({400, 413, 422})
+
+
+# Options of ours that a program has seldom: `--config` and `--name` many have.
+_OURS: Final = frozenset(
+    {
+        "--dry-run",
+        "--follow",
+        "--from-sbatch",
+        "--idempotency-key",
+        "--nccl-debug",
+        "--nodes",
+        "--nproc-per-node",
+        "--pool",
+        "--priority",
+        "--set",
+        "--time-limit",
+        "--wait",
+    }
+)
+
+
+class _Submit(click.Command):
+    """Refuses options of ours behind a command without `--`: they would be the command's, and a
+    `--dry-run` among them would start it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)
+        rest = super().parse_args(ctx, args)
+        command: tuple[str, ...] = ctx.params.get("command") or ()
+        behind = len(typed) - len(command)
+        if not ctx.resilient_parsing and typed[behind - 1 : behind] != ["--"]:
+            for word in command:
+                if (name := word.partition("=")[0]) in _OURS:
+                    first = safe(command[0])
+                    raise click.UsageError(
+                        f"{name} is behind the command, which would get it: write it before "
+                        f"{first}, or, if that is meant, -- before {first}",
+                        ctx,
+                    )
+        return rest
+
+
+@click.command("submit", cls=_Submit, context_settings={"allow_interspersed_args": False})
+@click.option("-f", "--file", metavar="FILE", help="The job file; - reads standard input.")
+@click.option(
+    "--from-sbatch",
+    "sbatch",
+    metavar="FILE",
+    help="A batch script of Slurm instead; what is not taken over is named.",
+)
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a key of the job.")
+@click.option(
+    "-e", "--env", "env", multiple=True, metavar="K[=V]", help="Set a variable, or pass on yours."
+)
+@click.option("--name", metavar="NAME", help="Name of the job.")
+@click.option(
+    "--nodes",
+    metavar="N",
+    envvar="MUSTER_SUBMIT_NODES",
+    show_envvar=True,
+    help="Number of nodes.",
+)
+@click.option(
+    "--nproc-per-node",
+    metavar="N",
+    envvar="MUSTER_SUBMIT_NPROC_PER_NODE",
+    show_envvar=True,
+    help="Number of ranks on each node.",
+)
+@click.option(
+    "--time-limit",
+    metavar="TIME",
+    envvar="MUSTER_SUBMIT_TIME_LIMIT",
+    show_envvar=True,
+    help="Stop it after this long (24h, 90m).",
+)
+@click.option(
+    "--priority",
+    metavar="0-100",
+    envvar="MUSTER_SUBMIT_PRIORITY",
+    show_envvar=True,
+    help="Higher starts first.",
+)
+@click.option(
+    "--pool",
+    metavar="POOL",
+    envvar="MUSTER_SUBMIT_POOL",
+    show_envvar=True,
+    help="The pool of nodes.",
+)
+@click.option(
+    "--nccl-debug",
+    is_flag=True,
+    help="Raise NCCL_DEBUG to INFO: which network NCCL chose, and why.",
+)
+@click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit with its code.")
+@click.option("--follow", is_flag=True, help="As --wait, and print its logs.")
+@click.option(
+    "--idempotency-key",
+    "key",
+    type=IDEMPOTENCY_KEY,
+    metavar="KEY",
+    help="Submitting again under the same key gives the same job.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only check it, print it with its defaults, and say whether it fits the nodes.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="JSON instead of the id: the job; with --wait, as it has ended.",
+)
+@connection_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(
+    *,
+    file: str | None,
+    sbatch: str | None,
+    sets: tuple[str, ...],
+    env: tuple[str, ...],
+    nccl_debug: bool,
+    waits: bool,
+    follow: bool,
+    key: str | None,
+    dry_run: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+    **options: str | None,
+) -> int:
+    """Submit a job; its id, alone, is printed on standard output.
+
+    \b
+    muster submit -f job.yaml --set nodes=4
+    muster submit --nodes 2 -- python train.py --lr 1e-5
+    muster submit --from-sbatch job.sh --dry-run
+    id=$(muster submit -f job.yaml)
+    """
+    _check_usage(file, sbatch, command)
+    if as_json and follow:
+        raise click.UsageError("--follow prints the logs on stdout, where --json wants to be alone")
+    given = {name: text for name, text in options.items() if text is not None}
+    job = read_job(Typed(file, command, sets, env, given, sbatch, nccl_debug), os.environ)
+    for said in job.notes:
+        note(safe(said))
+    if dry_run:
+        return _check_only(job, as_json=as_json)
+    client = connect()
+    summary = _hand_over(client, job, key)
+    # First: it is submitted, whatever becomes of what is printed.
+    note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
+    with suppress(BrokenPipeError):
+        if not as_json:
+            print(summary.id, flush=True)
+        elif not waits:
+            print_json(summary)
+    code = _stay(client, summary, waits=waits, follow=follow)
+    if as_json and waits:
+        with suppress(BrokenPipeError):
+            print_json(client.job(summary.id))
+    return code
+
+
+def _check_usage(file: str | None, sbatch: str | None, command: tuple[str, ...]) -> None:
+    if file is not None and sbatch is not None:
+        raise click.UsageError("-f and --from-sbatch are both the job: give one of them")
+    if (meant := meant_for_a_shell(command)) is not None:
+        raise click.UsageError(
+            f"the command is one word, and no file of that name is here; write it as: -- {meant}"
+        )
+    if file is not None or sbatch is not None:
+        return
+    if not command:
+        raise click.UsageError("there is no job: give -f FILE, or a command after --")
+    if looks_like_a_file(command):
+        raise click.UsageError(f"{command[0]} is a job file: muster submit -f {command[0]}")
+    if command[0].startswith("-") and command[0] != "-m":
+        raise click.UsageError(f"the command begins with an option: {command[0]}")
+
+
+def _check_only(job: Job, *, as_json: bool) -> int:
+    """Print the job as it would be. It is checked here, and by the coordinator if there is one."""
+    try:
+        found = connect().validate(job.mapping)
+    except ClientError as error:
+        if isinstance(error, ApiError) and error.status in _REFUSED:
+            raise
+        _print_job(to_mapping(job.spec), as_json=as_json)
+        note(f"checked here only, not against the nodes: {safe(str(error))}")
+        return 0
+    _print_job(found.spec, as_json=as_json)
+    if found.pool_defaults:
+        keys = ", ".join(map(safe, found.pool_defaults))
+        note(f"of pool {safe(str(found.spec.get('pool', '')))}, by its defaults: {keys}")
+    for warning in found.warnings:
+        note(safe(warning))
+    if not found.fits:
+        note(f"it does not fit the nodes that are known: {safe(found.unfit or 'no word why')}")
+        return EXIT_NEVER_STARTED
+    note("it fits the nodes that are known")
+    return 0
+
+
+def _hand_over(client: Client, job: Job, key: str | None) -> JobSummary:
+    try:
+        return client.submit(job.mapping, key or os.urandom(16).hex())
+    except KeyboardInterrupt:
+        raise DetachedError(
+            "interrupted; the job may have been submitted: muster ps -n 5"
+        ) from None
+
+
+def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> int:
+    if follow:
+        from muster.cli.jobs.logs import show_logs
+        from muster.client import LogQuery
+
+        # From the first byte: nothing of it has been seen yet.
+        query = LogQuery(follow=True, rank=0)
+        code = code_though_unread(client, summary.id, lambda: show_logs(client, summary.id, query))
+        return EXIT_CLIENT if code is None else code
+    if waits:
+        with detaching(summary.id):
+            return wait_for_all(client, [summary.id])
+    return 0
+
+
+def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print_json(mapping)
+        return
+    from muster.cli.output.job_yaml import job_text
+
+    print(job_text(mapping, sys.stdout.encoding), end="")

@@ -1,0 +1,136 @@
+"""`muster wait`: the end of jobs, as an exit code."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import click
+
+from muster.cli.client_options import connect, connection_options, detaching
+from muster.cli.errors import DetachedError, RefusedError
+from muster.cli.input.job_ref import JOB, find_job
+from muster.cli.input.param_types import DURATION
+from muster.cli.output.format import note, safe, span
+from muster.cli.output.json_output import json_option, print_json
+from muster.client import Client
+from muster.http.views import JobList, JobSummary
+from muster.protocol.outcome import EXIT_CLIENT
+from muster.protocol.states import ENDED_STATES
+
+
+@click.command("wait")
+@click.argument("jobs", metavar="JOB...", nargs=-1, required=True, type=JOB)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=DURATION,
+    metavar="TIME",
+    help="Give up after this long (1h, 90m) with exit code 125; the jobs go on.",
+)
+@click.option("--any", "first", is_flag=True, help="Until the first of them ends, with its code.")
+@json_option
+@connection_options
+def command(*, jobs: tuple[str, ...], timeout_s: float | None, first: bool, as_json: bool) -> int:
+    """Wait until all jobs have ended.
+
+    Exits with the first code that is not 0, in the order in which the jobs are named.
+    """
+    client = connect()
+    numbers = [find_job(client, job) for job in jobs]
+    for number in numbers[1:]:
+        client.job(number)  # one that is not there is told now, and not once the others have ended
+    with detaching(*numbers, doing="wait"):
+        if first and len(numbers) > 1:
+            ended = [_told(_first_ended(client, numbers, timeout_s))]
+        else:
+            ended = list(_each_ended(client, numbers, timeout_s))
+    if as_json:
+        with suppress(BrokenPipeError):  # the code is told all the same
+            print_json(JobList(tuple(ended)))
+    return first_code(ended)
+
+
+def wait_for_all(client: Client, jobs: list[int]) -> int:
+    """Wait for all and tell of each; the first code that is not 0."""
+    return first_code(list(_each_ended(client, jobs, None)))
+
+
+def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Iterator[JobSummary]:
+    """The jobs as they have ended, in their order. Raises RefusedError when the time is over."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    for job in jobs:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        summary = client.wait(job, left)
+        if summary.state not in ENDED_STATES:
+            raise _timed_out([job], timeout_s)
+        yield _told(summary)
+
+
+def first_code(ended: list[JobSummary]) -> int:
+    """The first code that is not 0."""
+    return next((code for code in map(exit_code, ended) if code), 0)
+
+
+def _told(summary: JobSummary) -> JobSummary:
+    note(ending(summary))
+    return summary
+
+
+def ending(summary: JobSummary) -> str:
+    """How a job ended, in a sentence."""
+    reason = f": {safe(summary.reason.text)}" if summary.reason.text else ""
+    code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
+    return f"job {summary.id} {summary.state.value}{reason}{code}"
+
+
+def exit_code(summary: JobSummary) -> int:
+    """The code for the shell. An ended job has one; without it the answer cannot be trusted."""
+    return EXIT_CLIENT if summary.exit_code is None else summary.exit_code
+
+
+def code_though_unread(client: Client, job: int, show: Callable[[], int | None]) -> int | None:
+    """What `show` returns, which prints what the job writes. Where nobody reads that any more, the
+    code of the job all the same; raises DetachedError if it goes on.
+    """
+    try:
+        return show()
+    except BrokenPipeError:
+        view = client.job(job)
+    if view.state in ENDED_STATES:
+        return exit_code(view)
+    raise DetachedError(
+        f"nobody reads this any more; job {job} goes on: muster attach {job} | muster cancel {job}"
+    )
+
+
+def _timed_out(jobs: list[int], timeout_s: float | None) -> RefusedError:
+    which = f"job {jobs[0]} has" if len(jobs) == 1 else f"none of the {len(jobs)} jobs has"
+    return RefusedError(f"{which} not ended after {span(timeout_s or 0)}; nothing was stopped")
+
+
+def _first_ended(client: Client, jobs: list[int], timeout_s: float | None) -> JobSummary:
+    """Long polls side by side, one thread each: threads end with the process."""
+    ended = [(view.ended_at, view) for view in map(client.job, jobs) if view.ended_at is not None]
+    if ended:
+        return min(ended, key=lambda pair: pair[0])[1]
+    answers: queue.SimpleQueue[JobSummary | Exception] = queue.SimpleQueue()
+
+    def ask(job: int) -> None:
+        try:
+            answers.put(client.wait(job, timeout_s))
+        except Exception as error:  # noqa: BLE001 - handed to the main thread
+            answers.put(error)
+
+    for job in jobs:
+        threading.Thread(target=ask, args=(job,), name=f"wait {job}", daemon=True).start()
+    for _ in jobs:
+        answer = answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.state in ENDED_STATES:
+            return answer
+    raise _timed_out(jobs, timeout_s)

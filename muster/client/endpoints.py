@@ -1,0 +1,329 @@
+"""The coordinator's API as values: what each call asks, and how its answer is read. No I/O.
+
+`Client` and `AsyncClient` both carry these out. What takes more than one call is a generator that
+yields calls and is sent their answers, and returns the result.
+
+What may be done twice without harm (reads, cancels, changes, submits with a key) is simply done
+again for `patience_s`, when it meets a coordinator in the middle of a restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from muster.client.errors import NoSuchJobError, NoSuchNodeError
+from muster.http.job_actions import (
+    CancelAnswer,
+    CancelRequest,
+    ChangeAnswer,
+    RerunRequest,
+    SignalAnswer,
+    SignalRequest,
+)
+from muster.http.node_actions import DrainRequest, NodeAnswer, ResumeRequest
+from muster.http.views import (
+    EnvironmentView,
+    EventList,
+    Explanation,
+    JobList,
+    JobSummary,
+    JobView,
+    NodeList,
+    NodeView,
+    Validation,
+    VersionView,
+)
+from muster.protocol.states import ENDED_STATES, JobState
+
+if TYPE_CHECKING:
+    # With what these are made of they take longer to import than all other answers.
+    from muster.http.fabric import FabricView
+    from muster.http.job_evidence import Evidence
+    from muster.http.node_probe import CheckRequest, NodeProbe
+    from muster.protocol.hangs import StacksView
+
+_T = TypeVar("_T")
+
+Query: TypeAlias = Mapping[str, str | int | float | None]
+Steps: TypeAlias = Generator["Call[Any]", Any, _T]
+
+# How long a call keeps trying, in seconds. A question is asked by someone who waits for the
+# answer; a submit outlasts a restart; who waits for a job outlasts an upgrade of the machine.
+ASK_S: Final = 3.0
+CHANGE_S: Final = 30.0
+WATCH_S: Final = 900.0
+# How long one answer may take, and how long the coordinator may hold back that of a long poll.
+READ_TIMEOUT_S: Final = 30.0
+LONG_POLL_S: Final = 30.0
+
+LAST: Final = frozenset({"last", "-"})
+_PAGE_MAX: Final = 1000
+_ID_DIGITS_MAX: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[_T]):
+    """One request, and `kind`, the type of a good answer. `patience_s` None: never made again."""
+
+    kind: type[_T]
+    method: str
+    path: str
+    query: Query = field(default_factory=dict)
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float | None = ASK_S
+    timeout_s: float = READ_TIMEOUT_S
+
+
+def submit(job: Mapping[str, Any], key: str) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        "/v1/jobs",
+        body=msgspec.json.encode(job),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
+
+
+def validate(job: Mapping[str, Any]) -> Call[Validation]:
+    return Call(Validation, "POST", "/v1/jobs:validate", body=msgspec.json.encode(job))
+
+
+def job(number: int) -> Call[JobView]:
+    return Call(JobView, "GET", f"/v1/jobs/{number}")
+
+
+def jobs(
+    states: Sequence[JobState],
+    user: str | None,
+    pool: str | None,
+    name: str | None,
+    limit: int | None,
+    cursor: str | None,
+) -> Call[JobList]:
+    query = {
+        "state": ",".join(state.value for state in states) or None,
+        "user": user,
+        "pool": pool,
+        "name": name,
+        "limit": limit,
+        "cursor": cursor,
+    }
+    return Call(JobList, "GET", "/v1/jobs", query)
+
+
+def cancel(number: int, reason: str, grace_s: float | None, *, force: bool) -> Call[CancelAnswer]:
+    body = msgspec.json.encode(CancelRequest(reason, grace_s, force))
+    path = f"/v1/jobs/{number}/cancel"
+    return Call(CancelAnswer, "POST", path, body=body, patience_s=CHANGE_S)
+
+
+def change(number: int, wanted: Mapping[str, Any]) -> Call[ChangeAnswer]:
+    body = msgspec.json.encode(wanted)
+    return Call(ChangeAnswer, "PATCH", f"/v1/jobs/{number}", body=body, patience_s=CHANGE_S)
+
+
+def fabric(number: int) -> Call[FabricView]:
+    from muster.http.fabric import FabricView
+
+    return Call(FabricView, "GET", f"/v1/jobs/{number}/fabric")
+
+
+def stacks(number: int) -> Call[StacksView]:
+    from muster.protocol.hangs import StacksView
+
+    return Call(StacksView, "POST", f"/v1/jobs/{number}/stacks", patience_s=CHANGE_S)
+
+
+def evidence(number: int) -> Call[Evidence]:
+    from muster.http.job_evidence import Evidence
+
+    return Call(Evidence, "GET", f"/v1/jobs/{number}/evidence")
+
+
+def environment(number: int) -> Call[EnvironmentView]:
+    return Call(EnvironmentView, "GET", f"/v1/jobs/{number}/env")
+
+
+def explain(number: int, nodes: int | None, drained: Sequence[str]) -> Call[Explanation]:
+    query = {"nodes": nodes, "drained": ",".join(drained) or None}
+    return Call(Explanation, "GET", f"/v1/jobs/{number}/explain", query)
+
+
+def signal(number: int, name: str, rank: int | None, node: str | None) -> Call[SignalAnswer]:
+    body = msgspec.json.encode(SignalRequest(name, rank, node))
+    # Once: where the answer is lost, the ranks may have it.
+    return Call(SignalAnswer, "POST", f"/v1/jobs/{number}/signal", body=body, patience_s=None)
+
+
+def rerun(number: int, key: str, sets: Sequence[str], exclude: Sequence[str]) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        f"/v1/jobs/{number}/rerun",
+        body=msgspec.json.encode(RerunRequest(tuple(sets), tuple(exclude))),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
+
+
+def events(number: int, after: int | str) -> Call[EventList]:
+    return Call(EventList, "GET", f"/v1/jobs/{number}/events", {"after": after})
+
+
+def nodes(cursor: str | None) -> Call[NodeList]:
+    return Call(NodeList, "GET", "/v1/nodes", {"cursor": cursor})
+
+
+def probe(name: str) -> Call[NodeProbe]:
+    from muster.http.node_probe import NodeProbe
+
+    return Call(NodeProbe, "GET", _node_path(name, "probe"))
+
+
+def check(name: str, wanted: CheckRequest, key: str) -> Call[JobSummary]:
+    return Call(
+        JobSummary,
+        "POST",
+        _node_path(name, "check"),
+        body=msgspec.json.encode(wanted),
+        headers={"Idempotency-Key": key},
+        patience_s=CHANGE_S,
+    )
+
+
+def drain(name: str, wanted: DrainRequest) -> Call[NodeAnswer]:
+    body = msgspec.json.encode(wanted)
+    return Call(NodeAnswer, "POST", _node_path(name, "drain"), body=body, patience_s=CHANGE_S)
+
+
+def resume(name: str, *, check: bool) -> Call[NodeAnswer]:
+    body = msgspec.json.encode(ResumeRequest(check))
+    return Call(NodeAnswer, "POST", _node_path(name, "resume"), body=body, patience_s=CHANGE_S)
+
+
+def remove(name: str) -> Call[NodeAnswer]:
+    return Call(NodeAnswer, "POST", _node_path(name, "remove"), body=b"{}", patience_s=CHANGE_S)
+
+
+def _node_path(name: str, verb: str) -> str:
+    from urllib.parse import quote
+
+    return f"/v1/nodes/{quote(name, safe='')}/{verb}"
+
+
+def version() -> Call[VersionView]:
+    return Call(VersionView, "GET", "/v1/version")
+
+
+def wait(number: int, timeout_s: float | None) -> Steps[JobSummary]:
+    """Long polls until the job has ended, or the time is over."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = LONG_POLL_S if deadline is None else deadline - time.monotonic()
+        poll_s = round(min(max(left, 0.0), LONG_POLL_S), 3)
+        summary: JobSummary = yield Call(
+            JobSummary,
+            "GET",
+            f"/v1/jobs/{number}/wait",
+            {"timeout_s": poll_s},
+            patience_s=WATCH_S,
+            timeout_s=poll_s + READ_TIMEOUT_S,
+        )
+        # Not by what was asked for: a coordinator that stops answers at once.
+        over = deadline is not None and time.monotonic() >= deadline
+        if summary.state in ENDED_STATES or over:
+            return summary
+
+
+def all_jobs(
+    states: Sequence[JobState] = (),
+    user: str | None = None,
+    pool: str | None = None,
+    name: str | None = None,
+    limit: int | None = None,
+) -> Steps[JobList]:
+    """As many pages as `limit` jobs take, or all; `cursor` is there where there are more.
+
+    A page may have fewer jobs than were asked for, even none, and not be the last.
+    """
+    found: list[JobSummary] = []
+    cursor: str | None = None
+    while True:
+        left = _PAGE_MAX if limit is None else min(limit - len(found), _PAGE_MAX)
+        page: JobList = yield jobs(states, user, pool, name, left, cursor)
+        found += page.jobs
+        cursor = page.cursor
+        if cursor is None or len(found) == limit:
+            return JobList(tuple(found), cursor)
+
+
+def all_nodes() -> Steps[NodeList]:
+    """As many pages as it takes."""
+    found: list[NodeView] = []
+    cursor: str | None = None
+    while True:
+        page: NodeList = yield nodes(cursor)
+        found += page.nodes
+        cursor = page.cursor
+        if cursor is None:
+            return NodeList(tuple(found))
+
+
+def find_job(text: str) -> Steps[int]:
+    """The id that `text` stands for: an id, a name, or `last`. Raises NoSuchJobError.
+
+    Names and `last` are looked up among the caller's own jobs only, so that nobody cancels
+    another's job by its name.
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS_MAX:
+        return int(text)
+    who: VersionView = yield version()
+    user = who.user or None
+    name = None if text in LAST else text
+    found = yield from all_jobs(user=user, name=name, limit=1)
+    if found.jobs:
+        return found.jobs[0].id
+    if text in LAST:
+        raise NoSuchJobError("you have submitted no job yet", "muster submit -- python train.py")
+    recent: JobList = yield jobs((), user, None, None, _PAGE_MAX, None)
+    names = list(dict.fromkeys(known.name for known in recent.jobs))
+    raise NoSuchJobError(
+        f"none of your jobs is named {text!r}",
+        _did_you_mean(text, names) or "`muster ps -a` lists jobs and their ids",
+    )
+
+
+def node(name: str) -> Steps[NodeView]:
+    """The node of that name. Raises NoSuchNodeError."""
+    found = yield from all_nodes()
+    for known in found.nodes:
+        if known.name == name:
+            return known
+    names = [known.name for known in found.nodes]
+    raise NoSuchNodeError(
+        f"there is no node {name!r}",
+        _did_you_mean(name, names)
+        or ("`muster nodes` lists them" if names else "no node has joined yet"),
+    )
+
+
+def _did_you_mean(text: str, known: Sequence[str]) -> str:
+    """Of those whose numbers are those of `text`: gpu-1 may mean gpu-01, but gpu-99 not gpu-91."""
+    import difflib
+
+    alike = [name for name in known if _numbers(name) == _numbers(text)]
+    near = difflib.get_close_matches(text, alike, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _numbers(text: str) -> list[str]:
+    import re
+
+    return [digits.lstrip("0") for digits in re.findall("[0-9]+", text)]

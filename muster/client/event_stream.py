@@ -1,0 +1,60 @@
+"""Events as they come: none is missing, none comes twice."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from muster.client.endpoints import Query
+from muster.client.errors import BadAnswerError
+from muster.client.resumable_stream import Feed
+from muster.http.views import EventsEnd, EventView
+
+_view: Final = msgspec.json.Decoder(EventView)
+_end: Final = msgspec.json.Decoder(EventsEnd)
+
+
+class EventFeed(Feed[EventView]):
+    """Where a reader of events is. `over`: the job has ended, and all of its events came."""
+
+    what = "stream of events"
+
+    def __init__(self, after: int | str = 0) -> None:
+        """Begin behind the event `after`: its sequence number or its id."""
+        super().__init__()
+        self._after: int | str = after
+        self._kind = ""
+
+    def place(self) -> object:
+        return self._after
+
+    def query(self) -> Query:
+        """To `/v1/events` or `/v1/jobs/{id}/events`."""
+        self._kind = ""
+        return {"follow": 1, "after": self._after}
+
+    def take(self, line: bytes) -> EventView | None:
+        name, _, value = line.rstrip(b"\r").partition(b": ")
+        match name:
+            case b"event":
+                self._kind = value.decode("ascii", "replace")
+            case b"data":
+                return self._data(value)
+            case _:
+                pass  # a heartbeat, an id that the data have too, the end of an event
+        return None
+
+    def _data(self, text: bytes) -> EventView | None:
+        try:
+            if self._kind == "end":
+                end = _end.decode(text)
+                self.over, self.reason = end.final, end.reason
+                return None
+            view = _view.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadAnswerError(
+                f"an event cannot be read: {error}", "compare `muster version` on both sides"
+            ) from error
+        self._after = view.id or view.seq
+        return view

@@ -1,0 +1,116 @@
+"""A stream of lines as one unbroken sequence, over as many connections as it takes.
+
+A `Feed` does no I/O: it says what the next connection asks for and what its lines mean. `Client`
+and `AsyncClient` both read through one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from muster.client.endpoints import Query
+from muster.client.errors import BadAnswerError, ClientError, UnreachableError
+
+_T = TypeVar("_T")
+
+Open: TypeAlias = Callable[[Query], Iterator[bytes]]
+Persist: TypeAlias = Callable[[Callable[[], Iterator[bytes]]], Iterator[bytes]]
+
+_PAUSE_S: Final = 0.05
+_PAUSE_MAX_S: Final = 3.0
+# Connections in a row that open and then bring nothing: that is no restart any more.
+_BARREN_MAX: Final = 20
+
+
+class Feed(ABC, Generic[_T]):
+    """Where a reader is. `over`: all that was asked for has come."""
+
+    what = "stream"  # as people call it
+
+    def __init__(self) -> None:
+        self.over = False
+        self.reason = ""  # of the server, for ending a connection
+        self._before: object = None
+        self._barren = 0
+
+    def parameters(self) -> Query:
+        """The query of the next connection."""
+        self._before, self.reason = self.place(), ""
+        return self.query()
+
+    @abstractmethod
+    def place(self) -> object:
+        """What changes when something has come."""
+
+    @abstractmethod
+    def query(self) -> Query:
+        """What to ask for now, at the place that is reached."""
+
+    @abstractmethod
+    def take(self, line: bytes) -> _T | None:
+        """What a line means to the reader; None where nothing. Raises BadAnswerError."""
+
+    def pause_s(self) -> float:
+        """How long to wait before the next connection, now that one has ended.
+
+        Raises BadAnswerError when too many have brought nothing.
+        """
+        self._barren = self._barren + 1 if self.place() == self._before else 0
+        if self._barren > _BARREN_MAX:
+            raise BadAnswerError(
+                f"the coordinator ends the {self.what} again and again: "
+                f"{self.reason or 'no word why'}",
+                "its own log says why",
+            )
+        if not self._barren:
+            return 0.0
+        limit = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(self._barren, 10))
+        return random.uniform(0, limit)  # noqa: S311 - spreads readers, keeps no secret
+
+    def nothing(self) -> UnreachableError:
+        """A connection was made, and ended without a line."""
+        return UnreachableError("", f"the coordinator closed the {self.what}", "try again")
+
+
+def read_feed(
+    feed: Feed[_T],
+    open_stream: Open,
+    persist: Persist,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[_T]:
+    """What `feed` makes of its lines. `persist` repeats what fails in passing.
+
+    Raises ClientError once the coordinator stays away or answers nonsense.
+    """
+    while True:
+        parameters = feed.parameters()
+        lines = persist(lambda asked=parameters: _opened(feed, open_stream, asked))  # type: ignore[misc]
+        try:
+            for line in lines:
+                found = feed.take(line)
+                if found is not None:
+                    yield found
+                if feed.over:
+                    return
+        except ClientError as error:
+            if not error.passing:
+                raise
+        sleep(feed.pause_s())
+
+
+def _opened(feed: Feed[_T], open_stream: Open, parameters: Query) -> Iterator[bytes]:
+    """Connect now, so that a failure to connect is met by whoever repeats it, not by the reader."""
+    lines = open_stream(parameters)
+    first = next(lines, None)
+    if first is None:
+        raise feed.nothing()
+    return _chain(first, lines)
+
+
+def _chain(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest

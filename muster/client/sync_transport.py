@@ -1,0 +1,113 @@
+"""One HTTP request, or one stream of lines, over the standard library's client.
+
+A command makes one or two calls and is over, so every call has a connection of its own: nothing
+is shared between threads, and no kept connection can turn out to be dead. docs/decisions/0004 says
+why this is not aiohttp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from muster.client.endpoints import READ_TIMEOUT_S, Call, Query
+from muster.client.errors import ClientError
+from muster.client.http_common import (
+    BODY_BYTES_MAX,
+    CONNECT_TIMEOUT_S,
+    PROBLEM_BYTES_MAX,
+    Exchange,
+    Lines,
+    keep_alive,
+    target,
+)
+
+_READ_BYTES: Final = 256 << 10
+
+
+class Transport:
+    """Speaks to one coordinator. Safe to use from several threads."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def request(self, call: Call[Any]) -> bytes:
+        """The body of a good answer. Raises ApiError, UnreachableError, BadAnswerError."""
+        with self._answer(
+            call.method, target(call.path, call.query), call.body, call.headers, call.timeout_s
+        ) as answer:
+            data = self._read(answer, BODY_BYTES_MAX + 1)
+        if len(data) > BODY_BYTES_MAX:
+            raise self.exchange.too_large()
+        return data
+
+    def lines(
+        self, path: str, query: Query, headers: Mapping[str, str] | None = None
+    ) -> Iterator[bytes]:
+        """The lines of an answer as they come, without their end.
+
+        A line that a cut connection left unfinished is not yielded. Raises as `request`.
+        """
+        lines = Lines(self.exchange.url)
+        with self._answer("GET", target(path, query), None, headers or {}, None) as answer:
+            while data := answer.read1(_READ_BYTES):
+                yield from lines.take(data)
+
+    @contextlib.contextmanager
+    def _answer(
+        self,
+        method: str,
+        address: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> Iterator[http.client.HTTPResponse]:
+        exchange = self.exchange
+        connection = self._connection()
+        sent = exchange.headers(body, headers) | {"Connection": "close"}
+        try:
+            connection.connect()
+            sock = connection.sock
+            keep_alive(sock)
+            sock.settimeout(READ_TIMEOUT_S)
+            connection.request(method, address, body, sent)
+            if timeout_s is not None and timeout_s > READ_TIMEOUT_S:
+                sock.settimeout(timeout_s)
+            answer = connection.getresponse()
+            if timeout_s is None:
+                sock.settimeout(None)  # a stream begins at once, and may be silent then
+            exchange.note(answer.headers["Date"], answer.headers["Server"])
+            if not 200 <= answer.status < 300:
+                text = self._read(answer, PROBLEM_BYTES_MAX)
+                raise exchange.refused(answer.status, answer.reason, text)
+            yield answer
+        except ClientError:
+            raise
+        except (http.client.RemoteDisconnected, http.client.IncompleteRead) as error:
+            raise exchange.closed() from error
+        except http.client.HTTPException as error:
+            raise exchange.not_http() from error
+        except OSError as error:
+            raise exchange.explain(error) from error
+        finally:
+            connection.close()
+
+    def _read(self, answer: http.client.HTTPResponse, most: int) -> bytes:
+        """At most so many bytes of the body. Raises UnreachableError where it was cut before, which
+        the standard library does not tell of a body whose length was said.
+        """
+        data = answer.read(most)
+        if answer.length and len(data) < most:
+            raise self.exchange.closed()
+        return data
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts, tls = self.exchange.parts, self.exchange.tls
+        host = parts.hostname or ""
+        if tls is not None:
+            return http.client.HTTPSConnection(
+                host, parts.port, timeout=CONNECT_TIMEOUT_S, context=tls
+            )
+        return http.client.HTTPConnection(host, parts.port, timeout=CONNECT_TIMEOUT_S)

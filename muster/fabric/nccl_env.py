@@ -1,0 +1,164 @@
+"""The environment of a node's jobs, from the ports that they use.
+
+Only what NCCL, gloo and UCX cannot find for themselves is set. Timeouts, algorithms, queue pairs
+and the rest are left alone: their defaults follow NCCL's versions, and a value that helped one
+cluster once harms the next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from muster.fabric.gids import Family, fit_indexes, is_sparse, strays
+from muster.fabric.hca_selection import Choice
+from muster.fabric.model import ETHERNET, Hca
+from muster.fabric.natural_sort import natural
+from muster.fabric.nccl_version import DYNAMIC, ROBUST, Version
+from muster.fabric.operator_rules import told_range
+
+_UCX_AUTO: Final = (1, 5)
+_UCX_SIXTH: Final = (1, 20)
+
+
+class Port(msgspec.Struct, frozen=True):
+    """A port that jobs use, as far as the environment depends on it.
+
+    Of a RoCE port: `index` is the GID that NCCL is to use, None where it is unknown; `fit` are all
+    that would do; `ranged`: NCCL takes `index` only if it is told the network of the addresses, or
+    the index where no network is named; `sparse`: its table has holes.
+    """
+
+    name: str
+    port: int
+    roce: bool = False
+    index: int | None = None
+    fit: frozenset[int] = frozenset()
+    ranged: bool = False
+    sparse: bool = False
+
+    @property
+    def key(self) -> str:
+        """As NCCL and UCX write it: mlx5_0:1."""
+        return f"{self.name}:{self.port}"
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """`values` for the jobs. `index` is the one forced on all HCAs, if one is. `apart`: this NCCL
+    needs one index for all HCAs, and none is known that fits; a sentence that says so."""
+
+    values: dict[str, str]
+    index: int | None = None
+    apart: str | None = None
+
+
+def environment(
+    choice: Choice,
+    sockets: Sequence[str],
+    version: Version | None = None,
+    ucx: Version | None = None,
+) -> Environment:
+    """What to set on a node that is by itself."""
+    ports = [_port(hca, choice) for hca in choice.used]
+    return of_ports(ports, sockets, version, choice.family, told_range(choice.within), ucx)
+
+
+def of_ports(
+    ports: Sequence[Port],
+    sockets: Sequence[str],
+    version: Version | None = None,
+    family: Family = "AF_INET",
+    within: str = "",
+    ucx: Version | None = None,
+) -> Environment:
+    """What to set. `sockets`: the interfaces for everything that is not RDMA, the best one alone
+    will do. `within` is the network of the addresses, where the operator names one. An unknown
+    version is taken for a new one. `ucx` is the version of UCX, which has a rule of its own."""
+    values: dict[str, str] = {}
+    used = sorted(ports, key=lambda port: (natural(port.name), port.port))
+    index, apart = None, None
+    if used:
+        keys = ",".join(port.key for port in used)
+        # `=`: without it mlx5_1 means mlx5_10 as well.
+        values["NCCL_IB_HCA"] = f"={keys}"
+        index, apart = _index(used, version, within)
+        if index is not None:
+            values["NCCL_IB_GID_INDEX"] = str(index)
+        elif version is None or version >= DYNAMIC:
+            # What leads NCCL to the right addresses, where it would take others by itself.
+            if family == "AF_INET6":
+                values["NCCL_IB_ADDR_FAMILY"] = family
+            if within and any(port.ranged for port in used):
+                values["NCCL_IB_ADDR_RANGE"] = within
+        values["UCX_NET_DEVICES"] = keys
+        entry = _ucx_index(used, family, ucx)
+        if entry is not None:
+            values["UCX_IB_GID_INDEX"] = str(entry)
+    if sockets:
+        values["NCCL_SOCKET_IFNAME"] = f"={','.join(sockets)}"
+        values["GLOO_SOCKET_IFNAME"] = ",".join(sockets)
+    return Environment(values, index, apart)
+
+
+def _port(hca: Hca, choice: Choice) -> Port:
+    if hca.link_layer != ETHERNET:
+        return Port(hca.name, hca.port)
+    index = hca.gid_index
+    own = frozenset() if index is None else frozenset({index})
+    return Port(
+        hca.name,
+        hca.port,
+        roce=True,
+        index=index,
+        fit=fit_indexes(hca.gids, choice.family, choice.within) | own,
+        ranged=strays(hca.gids, hca.gid_slots, choice.family, index),
+        sparse=is_sparse(hca.gids),
+    )
+
+
+def _ucx_index(used: Sequence[Port], family: Family, version: Version | None) -> int | None:
+    """One number for all HCAs, where UCX does not find it: entry 0 before 1.5, and before 1.20 an
+    address of the own segment before a routable one of IPv6. Where none fits all, UCX chooses."""
+    if version is None or version >= (_UCX_SIXTH if family == "AF_INET6" else _UCX_AUTO):
+        return None
+    known = [port for port in used if port.roce and port.index is not None]
+    if not known:
+        return None
+    wanted = Counter(port.index for port in known)
+    common = frozenset.intersection(*(port.fit for port in known))
+    return next((index for index, _ in wanted.most_common() if index in common), None)
+
+
+def _index(
+    used: Sequence[Port], version: Version | None, within: str
+) -> tuple[int | None, str | None]:
+    """One number for all HCAs, where NCCL does not find it: before 2.21 never, before 2.26 not in a
+    table with holes, and later not where it would take another and no network leads it."""
+    roce = [port for port in used if port.roce]
+    known = [port for port in roce if port.index is not None]
+    if not roce:
+        return None, None
+    name = "NCCL" if version is None else f"NCCL {version[0]}.{version[1]}"
+    if version is None or version >= DYNAMIC:
+        holes = version is not None and version < ROBUST and any(port.sparse for port in known)
+        led = not within and any(port.ranged for port in known)
+        if not holes and not led:
+            return None, None
+    elif not known:
+        names = ", ".join(port.key for port in roce)
+        return None, (
+            f"{name} takes GID index 0 if it is told no other, and which one is right for {names} "
+            "is unknown"
+        )
+    wanted = Counter(port.index for port in known)
+    common = frozenset.intersection(*(port.fit for port in known))
+    for index, _ in wanted.most_common():
+        if index in common:
+            return index, None
+    if common:
+        return min(common), None
+    told = ", ".join(f"{port.key} needs {port.index}" for port in known)
+    return None, f"{name} takes one GID index for all HCAs, but {told}"

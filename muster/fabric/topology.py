@@ -1,0 +1,174 @@
+"""How near a GPU and an HCA are to each other, from their paths through the PCI tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from muster.fabric.model import Affinity, AffinityClass, Gpu
+
+Path = tuple[str, ...]
+"""From the host bridge (pci0000:17) down to the function itself (0000:1a:00.0)."""
+
+_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+_NAMED: Final = re.compile(
+    r"(?:ib|roce|rdma|iw|opa|usnic)(?:P([0-9]{1,10}))?p([0-9]{1,3})s([0-9]{1,2})(?:f([0-9]))?"
+)
+NEAR: Final = (AffinityClass.PIX, AffinityClass.PXB)
+_ORDER: Final = {kind: place for place, kind in enumerate(AffinityClass)}
+_CLASS: Final = 100
+
+
+def path_of(text: str) -> Path:
+    """The part of a path in sysfs that is the PCI tree; () if there is none."""
+    found: list[str] = []
+    for part in text.split("/"):
+        if _ROOT.fullmatch(part):
+            found = [part]
+        elif found and _FUNCTION.fullmatch(part):
+            found.append(part)
+    return tuple(found) if len(found) > 1 else ()
+
+
+def is_function(text: str) -> bool:
+    """Whether this is a PCI address with its domain, 0000:1a:00.0."""
+    return _FUNCTION.fullmatch(text) is not None
+
+
+def function_of_name(name: str) -> str:
+    """The PCI function after which udev named a device, ibp12s0 or rocep193s0f1: its numbers are
+    decimal. "" where it was named otherwise."""
+    found = _NAMED.fullmatch(name)
+    if not found:
+        return ""
+    domain, bus, slot, function = (int(part or 0) for part in found.groups())
+    if domain > 0xFFFFFFFF or bus > 0xFF or slot > 0x1F or function > 7:
+        return ""
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
+
+
+def card_of(function: str) -> str:
+    """The slot of a function: several of one card share it."""
+    return function.rpartition(".")[0]
+
+
+def distance(
+    gpu: Path, hca: Path, gpu_numa: int | None, hca_numa: int | None
+) -> tuple[AffinityClass, int | None]:
+    """The class of the way between two functions, and the bridges on it."""
+    if not gpu or not hca:
+        return AffinityClass.UNKNOWN, None
+    common = 0
+    for one, other in zip(gpu, hca, strict=False):
+        if one != other:
+            break
+        common += 1
+    above_gpu = max(len(gpu) - common - 1, 0)
+    above_hca = max(len(hca) - common - 1, 0)
+    hops = above_gpu + above_hca
+    if common == 0:
+        if gpu_numa is None or hca_numa is None or gpu_numa < 0 or hca_numa < 0:
+            return AffinityClass.UNKNOWN, None
+        return (AffinityClass.NODE if gpu_numa == hca_numa else AffinityClass.SYS), hops
+    if common == 1:
+        return AffinityClass.PHB, hops
+    if above_gpu <= 1 and above_hca <= 1:
+        return AffinityClass.PIX, hops
+    return AffinityClass.PXB, hops
+
+
+def pairs(gpus: Sequence[Gpu], hcas: Iterable[tuple[str, Path, int | None]]) -> list[Affinity]:
+    """Each GPU with each HCA (name, path, NUMA node), the nearest of a GPU first."""
+    found = []
+    others = list(hcas)
+    for gpu in gpus:
+        of_gpu = []
+        for name, path, numa in others:
+            kind, hops = distance(gpu.pci_path, path, gpu.numa_node, numa)
+            of_gpu.append(
+                Affinity(gpu=gpu.pci, gpu_index=gpu.index, hca=name, distance=kind, hops=hops)
+            )
+        of_gpu.sort(key=rank)
+        found += of_gpu
+    return found
+
+
+def rank(pair: Affinity) -> tuple[int, int]:
+    """The lower, the nearer."""
+    return _ORDER[pair.distance], pair.hops or 0
+
+
+def way(pair: Affinity) -> int:
+    """`rank` as one number: 100 for each class, and the hops; -1 where nothing is known."""
+    if pair.distance is AffinityClass.UNKNOWN:
+        return -1
+    return _CLASS * _ORDER[pair.distance] + min(pair.hops or 0, _CLASS - 1)
+
+
+def nearest(ways: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """The columns that are nearest to at least one row, in their order.
+
+    A row for each GPU of a task, a column for each HCA that it may use: `way` between the two. Of
+    a GPU with several that are equally near all are meant; beyond its host bridge bridges are no
+    measure, and all of a class are. A GPU of which nothing is known says nothing; where none does,
+    all columns are meant.
+    """
+    rows = [tuple(row) for row in ways]
+    found: set[int] = set()
+    for row in rows:
+        known = [_near(cost) for cost in row if cost >= 0]
+        if known:
+            best = min(known)
+            found |= {at for at, cost in enumerate(row) if cost >= 0 and _near(cost) == best}
+    if found:
+        return tuple(sorted(found))
+    return tuple(range(max((len(row) for row in rows), default=0)))
+
+
+def _near(cost: int) -> int:
+    return cost if cost < _CLASS * len(NEAR) else cost - cost % _CLASS
+
+
+def is_flat(
+    gpus: Sequence[Gpu], hcas: Sequence[tuple[Path, int | None]], *, virtual: bool | None = None
+) -> bool:
+    """Whether the tree is one that a virtual machine was given: everything directly below the host
+    bridge, or with one of its own, and no more than one NUMA node. Nothing in it says what is near
+    to what. `virtual`: whether a hypervisor is below, None where that is unknown.
+    """
+    if virtual is False:
+        return False
+    paths = {gpu.pci_path for gpu in gpus}, {path for path, _ in hcas}
+    if len(paths[0]) * len(paths[1]) < 2 or any(not path for side in paths for path in side):
+        return False
+    numas = {gpu.numa_node for gpu in gpus} | {numa for _, numa in hcas}
+    known = {numa for numa in numas if numa is not None and numa >= 0}
+    if known and len(numas) > 1:
+        return False
+    node = next(iter(known), None)
+    found = {distance(one, other, node, node) for one in paths[0] for other in paths[1]}
+    if len(found) != 1:
+        return False
+    kind = next(iter(found))[0]
+    if not known:
+        return kind is AffinityClass.PHB
+    if virtual is None:
+        # A workstation may have one of each on its only host bridge.
+        return kind is AffinityClass.PHB and min(map(len, paths)) > 1
+    return kind in (AffinityClass.PHB, AffinityClass.NODE)
+
+
+def unknown(found: Iterable[Affinity]) -> list[Affinity]:
+    """The same pairs, with nothing said of them."""
+    return [
+        Affinity(
+            gpu=pair.gpu,
+            gpu_index=pair.gpu_index,
+            hca=pair.hca,
+            distance=AffinityClass.UNKNOWN,
+            hops=None,
+        )
+        for pair in found
+    ]

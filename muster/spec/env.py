@@ -1,0 +1,123 @@
+"""The `env` of a job: which variables a user may set, and where a bare name comes from.
+
+Values are never repeated in a message, because people keep tokens there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from muster.spec.errors import Problems, RefusedError, printable
+from muster.spec.yaml.loader import join, scalar_text
+from muster.spec.yaml.mapping_reader import Found
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Linux takes no single string of the environment or of argv beyond 128 KiB, its NUL included.
+MAX_STRING_BYTES: Final = 128 * 1024 - 1
+
+_OF_TORCHRUN: Final = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+    }
+)
+_OURS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"})
+
+
+def read_env(found: Found, caller: Mapping[str, str], problems: Problems) -> dict[str, str]:
+    """`env` in map or list form. A bare name (`KEY` in a list, `KEY:` in a map) is looked up in
+    `caller`, the environment of whoever submits.
+    """
+    made: dict[str, str] = {}
+    for path, name, value in _entries(found, problems):
+        try:
+            check_name(name)
+            if name in made:
+                raise RefusedError(f"`{name}` is given twice", "keep one")
+            made[name] = _value(name, value, caller)
+        except RefusedError as refused:
+            problems.refuse(path, None, refused)
+    return made
+
+
+def _entries(found: Found, problems: Problems) -> Iterator[tuple[str, str, object]]:
+    """Path, name and value (None for a bare name) of each entry."""
+    if isinstance(found.value, dict):
+        for name, value in found.value.items():
+            yield join(found.path, printable(str(name))), str(name), value
+        return
+    if not isinstance(found.value, list | tuple):
+        problems.add(
+            found.path,
+            None,
+            "must be a map or a list",
+            "write `env: {KEY: value}` or `- KEY=value`",
+        )
+        return
+    for index, item in enumerate(found.value):
+        path = f"{found.path}[{index}]"
+        if not isinstance(item, str):
+            problems.add(path, None, "must be text", "write `- KEY=value`, or `- KEY` for yours")
+            continue
+        name, equals, value = item.partition("=")
+        yield path, name, value if equals else None
+
+
+def check_name(name: str) -> None:
+    """`RefusedError` if a job may not set this variable."""
+    if not _NAME.fullmatch(name):
+        raise RefusedError(
+            f"`{printable(name)}` is not a name of a variable",
+            "letters, digits and `_`, not beginning with a digit",
+        )
+    if name in _OF_TORCHRUN:
+        raise RefusedError(
+            f"`{name}` is a rank's own, set for each by torchrun or by Muster",
+            "leave it out; MUSTER_NODE_RANK and MUSTER_NUM_NODES say which node it is",
+        )
+    if name in _OURS or name.startswith(("MUSTER_", "PET_")):
+        raise RefusedError(
+            f"`{name}` is set by Muster for each node", "leave it out; the job finds it set"
+        )
+
+
+def _value(name: str, value: object, caller: Mapping[str, str]) -> str:
+    if value is None:
+        if name not in caller:
+            raise RefusedError(
+                f"`{name}` is to be taken from your environment, and is not set there",
+                f"export {name} before you submit, or write `{name}: value` "
+                f'(`{name}: ""` for an empty one)',
+            )
+        text = caller[name]
+    else:
+        text = scalar_text(value)
+    if "\0" in text:
+        raise RefusedError(f"the value of `{name}` contains a NUL character", "remove it")
+    # Bytes that are not UTF-8 reach Python's environment as lone surrogates, and JSON has none.
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise RefusedError(f"the value of `{name}` is not UTF-8", "set it to UTF-8 text") from None
+    if len(name) + 1 + len(encoded) > MAX_STRING_BYTES:
+        raise RefusedError(
+            f"the value of `{name}` is longer than the {MAX_STRING_BYTES // 1024 + 1} KiB that "
+            "Linux takes",
+            "pass it in a file",
+        )
+    return text

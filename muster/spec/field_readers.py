@@ -1,0 +1,338 @@
+"""Single values of a job.
+
+Each reader takes text as typed and returns the value, or raises `RefusedError`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.hangs import Hang
+from muster.spec import units
+from muster.spec.command import sanitised_name
+from muster.spec.errors import RefusedError, printable
+from muster.spec.model import (
+    SAME,
+    SCHEMA_VERSION,
+    IdleAction,
+    Launcher,
+    NumaBinding,
+    Preflight,
+    Rdma,
+    Rendezvous,
+    Warn,
+)
+from muster.spec.suggestions import nearest
+from muster.spec.yaml.mapping_reader import seconds, whole_number
+
+MAX_NODES: Final = 4096  # MUSTER_NODE_NAMES has them all, and Linux takes no longer variable
+DAY: Final = 86400.0
+SPREAD: Final = rf"{SAME}[A-Za-z0-9_]([A-Za-z0-9_./-]{{0,61}}[A-Za-z0-9_])?"
+_MAX_PATH_CHARS: Final = 4096
+_MAX_URL_CHARS: Final = 2000
+_MAX_CPUS: Final = 65536
+_MAX_LABEL_CHARS: Final = 256
+_WARN_BEFORE_S: Final = 60.0  # as in Slurm
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_NODE_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_SPREAD: Final = re.compile(SPREAD)
+_WEBHOOK: Final = re.compile(r"[A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%-]+")
+_DOTS: Final = re.compile(r"(^|/)(\.|%2e){1,2}(/|%2f|$)|%2f|%5c")
+_COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
+_RANGE: Final = re.compile(r"([0-9]*)\s*(\.\.\.?|-|:)\s*([0-9]*)")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+_RDMA_MEANT: Final = {
+    **dict.fromkeys(("true", "yes", "on", "require", "must", "best"), "required"),
+    **dict.fromkeys(("auto", "default", "optional", "prefer"), "preferred"),
+    **dict.fromkeys(("false", "no", "none", "never", "disabled", "tcp"), "off"),
+}
+
+ANY_OOM: Final = "OOM"
+_OOM: Final = (
+    FailureKind.OOM_KILLED,
+    FailureKind.CUDA_OUT_OF_MEMORY,
+    FailureKind.HOST_OUT_OF_MEMORY,
+)
+
+
+def failures(text: str) -> tuple[FailureKind, ...]:
+    """A class of failures as `muster show` calls it, or OOM for every kind of memory used up."""
+    name = text.strip()
+    if name == ANY_OOM:
+        return _OOM
+    known = [kind.value for kind in FailureKind]
+    if name not in known:
+        meant = nearest(name, [ANY_OOM, *known])
+        hint = (
+            f"did you mean `{meant}`?" if meant else f"write one of {ANY_OOM}, {', '.join(known)}"
+        )
+        raise RefusedError("is no class of failures", hint)
+    return (FailureKind(name),)
+
+
+def cpus(text: str) -> int:
+    """The least number of CPUs, as `16`, `16..` or `16+`."""
+    return whole_number(1, _MAX_CPUS)(_at_least(text))
+
+
+def memory(text: str) -> int:
+    """The least memory in bytes, as `200GB`, `200GB..` or `200GB+`."""
+    found = units.size(_at_least(text))
+    if found == 0:
+        raise RefusedError("is nothing", "leave the key out: then any memory will do")
+    return found
+
+
+def _at_least(text: str) -> str:
+    """Others write the open end of a range; here a number is the least that is wanted."""
+    typed = text.strip()
+    return typed.removesuffix("+") if typed.endswith("+") else typed.removesuffix("..")
+
+
+def label(text: str) -> str:
+    """The value of a node's label, as its agent's configuration has it."""
+    if not text.isprintable() or len(text) > _MAX_LABEL_CHARS:
+        raise RefusedError(
+            "is no label that a node can have",
+            f"use printable text of at most {_MAX_LABEL_CHARS} characters",
+        )
+    return text
+
+
+def spread(text: str) -> str:
+    """How near to each other the nodes of a gang are: `same-switch`, or any other label's name."""
+    typed = text.strip()
+    if not _SPREAD.fullmatch(typed):
+        raise RefusedError(
+            "says no label that the nodes of a gang share",
+            "write `same-switch`: nodes whose agents' configurations have the same `switch` in "
+            "`labels`; any other label will do",
+        )
+    return typed
+
+
+def webhook(text: str) -> str:
+    """The address of a webhook. Which of them may be told is the coordinator's to say: so it has to
+    be one that no two programs read in different ways."""
+    typed = text.strip()
+    try:
+        parts = urlsplit(typed)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    hint = "write it as https://hooks.example.com/path"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise RefusedError("is no address of a webhook", hint)
+    if not _WEBHOOK.fullmatch(typed) or len(typed) > _MAX_URL_CHARS:
+        said = f"is more than {_MAX_URL_CHARS} characters, or has others than an address has"
+        raise RefusedError(said, hint)
+    if parts.username is not None or parts.fragment or "#" in typed:
+        raise RefusedError("has a user or a fragment in it", hint)
+    if _DOTS.search(parts.path.lower()):
+        raise RefusedError("has `.` or `..` in its path", hint)
+    return typed
+
+
+def preflight(text: str) -> Preflight:
+    """What is looked at before a start; there is one of them."""
+    if text.strip() != Preflight.QUICK.value:
+        raise RefusedError("is no preflight of this release", "write `preflight: quick`")
+    return Preflight.QUICK
+
+
+def schema_version(text: str) -> int:
+    """The version of the format, which is 1."""
+    if text.strip() != str(SCHEMA_VERSION):
+        raise RefusedError(
+            "is not a version that this release reads", f"write `schema_version: {SCHEMA_VERSION}`"
+        )
+    return SCHEMA_VERSION
+
+
+def launcher(text: str) -> Launcher | None:
+    """What starts the ranks."""
+    name = text.strip()
+    known = [launcher.value for launcher in Launcher]
+    if name not in known:
+        meant = nearest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {' or '.join(known)}"
+        raise RefusedError("is not a launcher", hint)
+    return Launcher(name)
+
+
+def nodes(text: str) -> tuple[int, int | None]:
+    """How many nodes, all or none: a number, or the bounds of `2..4` (None: not elastic)."""
+    count = whole_number(1, MAX_NODES)
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
+        return count(text), None
+    low, dots, high = match.groups()
+    if dots != ".." or not low or not high:
+        least, most = sorted(min(max(int(n[:9]), 1), MAX_NODES) for n in (low or "1", high or "4"))
+        raise RefusedError("is no range of nodes", f"write both bounds: `{least}..{most}`")
+    least, most = count(low), count(high)
+    if least > most:
+        raise RefusedError("ends before it begins", f"write `{most}..{least}`")
+    return least, most if most > least else None
+
+
+def rendezvous(text: str) -> Rendezvous:
+    """How torchruns meet."""
+    known = [known.value for known in Rendezvous]
+    if text.strip() not in known:
+        raise RefusedError("is no rendezvous of ours", f"write {' or '.join(known)}")
+    return Rendezvous(text.strip())
+
+
+def numa_binding(text: str) -> NumaBinding:
+    """To which CPUs ranks are bound, in torchrun's words."""
+    name = text.strip()
+    known = [known.value for known in NumaBinding]
+    if name not in known:
+        meant = nearest(name.replace("_", "-").lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is no NUMA binding of torchrun's", hint)
+    return NumaBinding(name)
+
+
+def rdma(text: str) -> Rdma:
+    """Whether RDMA is to carry the traffic between nodes."""
+    name = text.strip()
+    known = [known.value for known in Rdma]
+    if name not in known:
+        meant = _RDMA_MEANT.get(name.lower()) or nearest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither required, preferred nor off", hint)
+    return Rdma(name)
+
+
+LEAST_LEASE_S: Final = 15.0
+MOST_LEASE_S: Final = 30 * DAY
+
+
+def hang(text: str) -> Hang:
+    """What is done when the job hangs."""
+    name = text.strip()
+    known = [known.value for known in Hang]
+    if name not in known:
+        meant = nearest(name.lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither notify, dump nor restart", hint)
+    return Hang(name)
+
+
+LEAST_IDLE_S: Final = 60.0
+
+
+def idle_action(text: str) -> IdleAction:
+    """What is done when the job's GPUs are idle."""
+    name = text.strip()
+    known = [known.value for known in IdleAction]
+    if name not in known:
+        meant = nearest(name.lower(), known)
+        hint = f"did you mean `{meant}`?" if meant else f"write {', '.join(known)}"
+        raise RefusedError("is neither notify nor stop", hint)
+    return IdleAction(name)
+
+
+def time_limit(text: str) -> float | None:
+    """Seconds, at least one."""
+    if text.strip().lower() in ("off", "none", "unlimited", "infinite", "infinity"):
+        raise RefusedError("is not a duration", "leave the key out: then there is no limit")
+    return seconds(1.0, 3650 * DAY)(text)
+
+
+def job_name(text: str) -> str:
+    """`[a-z][a-z0-9-]{0,62}`, and not a word of the command line."""
+    if not _NAME.fullmatch(text):
+        raise RefusedError(
+            "is not a name: a letter, then up to 62 of a-z, 0-9 and `-`",
+            f"write `{sanitised_name(text)}`",
+        )
+    if text == "last":
+        raise RefusedError("`last` means the latest job on the command line", "choose another name")
+    return text
+
+
+def pool(text: str) -> str:
+    """The name of a pool, spelled as a job's name."""
+    if not _NAME.fullmatch(text):
+        raise RefusedError(
+            "is not a name of a pool: a letter, then up to 62 of a-z, 0-9 and `-`",
+            "write the name as the cluster's configuration has it",
+        )
+    return text
+
+
+def python(text: str, workdir: str | None) -> str:
+    """An absolute path, or the name of a command; `workdir` is for the hint only."""
+    if text.startswith("/"):
+        return absolute_path(text)
+    if _COMMAND_NAME.fullmatch(text):
+        return text
+    base = workdir or "/path/on/the/nodes"
+    raise RefusedError(
+        "is neither an absolute path nor the name of a command",
+        f"write `{base}/{printable(text.removeprefix('./').removeprefix('~/'))}`",
+    )
+
+
+def absolute_path(text: str) -> str:
+    """A path as typed, if it may be one."""
+    if _CONTROL.search(text) or len(text) > _MAX_PATH_CHARS:
+        raise RefusedError(
+            "is not a path", "no line breaks or control characters, at most 4096 long"
+        )
+    return text
+
+
+def node_name(text: str) -> str:
+    """The name of a node: dotted labels, as DNS has them."""
+    if "[" in text:
+        raise RefusedError("is a range of names", "write every node by itself")
+    if len(text) > 253 or not all(_NODE_LABEL.fullmatch(label) for label in text.split(".")):
+        raise RefusedError("is not the name of a node", "write it as `muster nodes` shows it")
+    return text
+
+
+def boolean(text: str) -> bool:
+    """`true` or `false`, in these words."""
+    if text not in ("true", "false"):
+        raise RefusedError("is neither true nor false", "write `true` or `false`")
+    return text == "true"
+
+
+def stop_signal(text: str) -> str:
+    """The canonical name of a signal that a process can catch or die of."""
+    name = units.signal_name(text)
+    if name in ("SIGKILL", "SIGSTOP", "SIGCONT", "SIGCHLD", "SIGURG", "SIGWINCH"):
+        raise RefusedError(
+            f"{name} cannot ask a process to end", "write `SIGTERM`, `SIGINT` or `SIGUSR1`"
+        )
+    return name
+
+
+def warn(text: str) -> Warn | None:
+    """A signal, and how long before the time limit: `USR1@5m`. As in Slurm a bare number is
+    seconds, and without any it is a minute."""
+    name, at, before = text.strip().partition("@")
+    if name.upper().startswith(("B:", "R:", "RB:")):
+        meant = text.partition(":")[2].strip()
+        warn(meant)  # refuses what is wrong with it besides
+        raise RefusedError(
+            f"`{printable(name.split(':')[0])}:` is Slurm's",
+            f"write `{printable(meant)}`: the ranks get it, and nobody else",
+        )
+    signal = units.signal_name(name)
+    if signal in ("SIGKILL", "SIGSTOP"):
+        raise RefusedError(f"{signal} cannot be caught", "write `USR1@5m`")
+    if not at:
+        return Warn(signal, _WARN_BEFORE_S)
+    seconds_typed = f"{before.strip()}s" if before.strip().isdecimal() else before
+    return Warn(signal, seconds(1.0, 3650 * DAY)(seconds_typed))

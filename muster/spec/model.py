@@ -1,0 +1,294 @@
+"""What a job is once it has been checked: frozen records that the rest of Muster trusts.
+
+`parse` makes them from what a user typed, and nothing else should build one from raw input. They
+are msgspec structs, so that they travel in messages and in the journal as they are; fields that
+an older reader does not know are ignored there, as everywhere on the wire.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.hangs import Hang
+
+SCHEMA_VERSION = 1
+
+DEFAULT_POOL = "default"
+DEFAULT_PRIORITY = 50
+MAX_PRIORITY = 100
+SAME = "same-"
+
+
+class Launcher(Enum):
+    """What starts the rank processes on a node."""
+
+    TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
+    PROCESSES = "processes"
+    NONE = "none"
+
+    @property
+    def torchruns(self) -> bool:
+        """Whether it is a torchrun on every node that starts the ranks. `accelerate` adds the
+        environment that `accelerate launch` makes, `deepspeed` what DeepSpeed's own launcher gives
+        each rank."""
+        return self in (Launcher.TORCHRUN, Launcher.ACCELERATE, Launcher.DEEPSPEED)
+
+
+class Rendezvous(Enum):
+    """How the torchruns of a gang find each other, and whether their number may change."""
+
+    STATIC = "static"
+    C10D = "c10d"
+
+
+class Rdma(Enum):
+    """Whether a job's traffic between nodes is to go by RDMA: or it does not start; where it can;
+    or by TCP, knowingly."""
+
+    REQUIRED = "required"
+    PREFERRED = "preferred"
+    OFF = "off"
+
+
+class Preflight(Enum):
+    """What is looked at on each node before a start, beyond what always is."""
+
+    QUICK = "quick"
+
+
+class NumaBinding(Enum):
+    """To which CPUs torchrun binds a rank: those of its GPU's NUMA node, of that one's socket, a
+    share of the node's of its own, or one group of cores with a common cache."""
+
+    NODE = "node"
+    SOCKET = "socket"
+    EXCLUSIVE = "exclusive"
+    CORE_COMPLEX = "core-complex"
+
+
+class Argv(msgspec.Struct, frozen=True, tag="argv"):
+    """Words for one program, verbatim: no shell sees them.
+
+    Under torchrun they are the training script (or `-m module`) and its arguments; the
+    interpreter and torchrun's own options are added at launch, as is the interpreter of a Python
+    script under `processes`.
+    """
+
+    argv: tuple[str, ...]
+
+
+class Shell(msgspec.Struct, frozen=True, tag="shell"):
+    """A script for `bash -euo pipefail -c`."""
+
+    script: str
+
+
+Command: TypeAlias = Argv | Shell
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a job needs of each node.
+
+    `gpu` is the count per node; None is the whole node, whatever it has. `gpu_model` is a model
+    name as typed (`H100`), None for any. `cpu` and `memory_bytes` are the least that the node has
+    as a whole, None where it does not matter; of a node that jobs share they are taken.
+    """
+
+    gpu: int | None = None
+    gpu_model: str | None = None
+    cpu: int | None = None
+    memory_bytes: int | None = None
+    numa_binding: NumaBinding | None = None
+
+
+class Warn(msgspec.Struct, frozen=True):
+    """A signal to the ranks `before_s` before the time limit; nothing is ended by it."""
+
+    signal: str
+    before_s: float
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """How a job is asked to end: the signal's canonical name, then SIGKILL after `grace_s`."""
+
+    signal: str = "SIGTERM"
+    grace_s: float = 30.0
+    warn: Warn | None = None
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """How often a job is tried again.
+
+    `infra` and `user` are separate budgets: faults of the cluster, and failures of the program.
+    `on_exit_codes` restricts the user budget to these codes; empty is every code but 0 and
+    `NO_RETRY_EXIT`. What failed of one of `never_on` is not tried again on it.
+    `backoff_s` is the pause before the next attempt, in seconds.
+    """
+
+    infra: int = 3
+    user: int = 0
+    on_exit_codes: tuple[int, ...] = ()
+    never_on: tuple[FailureKind, ...] = ()
+    backoff_s: float = 30.0
+
+
+class IdleAction(Enum):
+    """What is done about a job whose GPUs are idle. `STOP`: it is told of first, then cancelled."""
+
+    NOTIFY = "notify"
+    STOP = "stop"
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """When a job is idle: all its GPUs are used less than `gpu_util_below` percent of the time, for
+    `for_s` without a break."""
+
+    gpu_util_below: int = 5
+    for_s: float = 3600.0
+    action: IdleAction = IdleAction.NOTIFY
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Node names a job may run on (empty: any) and must not run on, and labels that nodes have.
+    `spread`: how near to each other the nodes of a gang are, `same-` and the name of a label; None:
+    anywhere.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    spread: str | None = None
+
+    @property
+    def shared_label(self) -> str | None:
+        """The label of which all nodes of a gang have the same value."""
+        return None if self.spread is None else self.spread.removeprefix(SAME)
+
+
+class Role(msgspec.Struct, frozen=True):
+    """Where the launcher or the workers differ from the job; None and empty: they do not.
+
+    `env` is added to the job's, and wins.
+    """
+
+    run: Command | None = None
+    nproc_per_node: int | None = None
+    env: dict[str, str] = {}
+
+
+class Roles(msgspec.Struct, frozen=True):
+    """The node with rank 0, and all others."""
+
+    launcher: Role = Role()
+    worker: Role = Role()
+
+    def of(self, node_rank: int) -> Role:
+        return self.launcher if node_rank == 0 else self.worker
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The job a user asked for, checked, with every default filled in.
+
+    A job with `max_nodes` starts with any number of nodes from `nodes` up to it, and may lose and
+    gain some while it runs. `nproc_on` is ranks by the name of a node, and goes before the role's,
+    which goes before `nproc_per_node`. `workdir` is an absolute path of a folder that exists on the
+    nodes. `python` is an interpreter, virtual environment or conda prefix; None leaves it to the
+    agent. `setup` runs once per node and attempt. `nccl_debug`: NCCL is to say what it chooses and
+    why. `notify` are the webhooks that are told how it goes. `preflight`:
+    nodes on which it finds something are refused before the start. `lease_s` is how long a node
+    that is cut off from the coordinator may go on with the job; None leaves it to the cluster.
+    `checkpoint_dir` is an absolute path of a folder on the nodes: files that change there are the
+    job's progress. `idle`: None where nobody minds whether its GPUs are used. Times are seconds.
+    """
+
+    name: str
+    run: Command
+    nodes: int = 1
+    max_nodes: int | None = None
+    rendezvous: Rendezvous = Rendezvous.STATIC
+    resources: Resources = Resources()
+    nproc_per_node: int | None = None
+    nproc_on: dict[str, int] = {}
+    roles: Roles = Roles()
+    workdir: str | None = None
+    python: str | None = None
+    setup: Command | None = None
+    launcher: Launcher = Launcher.TORCHRUN
+    env: dict[str, str] = {}
+    time_limit_s: float | None = None
+    lease_s: float | None = None
+    checkpoint_dir: str | None = None
+    stop: Stop = Stop()
+    retry: Retry = Retry()
+    priority: int = DEFAULT_PRIORITY
+    pool: str = DEFAULT_POOL
+    placement: Placement = Placement()
+    rdma: Rdma = Rdma.PREFERRED
+    nccl_debug: bool = False
+    hang: Hang = Hang.NOTIFY
+    notify: tuple[str, ...] = ()
+    preflight: Preflight | None = None
+    idle: Idle | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def elastic(self) -> bool:
+        return self.max_nodes is not None
+
+    @property
+    def most_nodes(self) -> int:
+        return self.nodes if self.max_nodes is None else self.max_nodes
+
+
+class Seat(NamedTuple):
+    """A node as part of a gang: its rank there, its name and its GPUs."""
+
+    rank: int
+    node: str
+    gpus: int
+
+
+def nproc_wanted(spec: JobSpec, node_rank: int, node: str) -> int | None:
+    """The training processes that the job asks for on a node; None where it leaves that open."""
+    for asked in (spec.nproc_on.get(node), spec.roles.of(node_rank).nproc_per_node):
+        if asked is not None:
+            return asked
+    return spec.nproc_per_node
+
+
+def nproc_on_node(spec: JobSpec, seat: Seat) -> int:
+    """How many training processes belong on one node, whoever starts them: what was asked for,
+    else `resources.gpu`, else the GPUs of the node; never under 1.
+
+    Under `launcher: none` this is what PET_NPROC_PER_NODE says, for a torchrun of the user's own.
+    """
+    asked = nproc_wanted(spec, seat.rank, seat.node)
+    return max(gpus_on_node(spec, seat.gpus), 1) if asked is None else asked
+
+
+def ranks_on_node(spec: JobSpec, seat: Seat) -> int:
+    """How many rank processes we count on one node: `nproc_on_node`, but 1 under `launcher: none`,
+    where the command is all that we start and see.
+    """
+    return 1 if spec.launcher is Launcher.NONE else nproc_on_node(spec, seat)
+
+
+def run_on_node(spec: JobSpec, node_rank: int) -> Command:
+    """What the node runs: its role's command where that has one."""
+    return spec.roles.of(node_rank).run or spec.run
+
+
+def env_on_node(spec: JobSpec, node_rank: int) -> dict[str, str]:
+    """The user's variables there."""
+    return {**spec.env, **spec.roles.of(node_rank).env}
+
+
+def gpus_on_node(spec: JobSpec, node_gpus: int) -> int:
+    """How many GPUs of a node with `node_gpus` the job takes: the count asked for, else all."""
+    return node_gpus if spec.resources.gpu is None else spec.resources.gpu

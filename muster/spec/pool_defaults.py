@@ -1,0 +1,83 @@
+"""What a pool fills in where a job says nothing: below the job file and its options, above what is
+built in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from muster.spec.errors import Problem, SpecError
+from muster.spec.model import DEFAULT_POOL, JobSpec
+from muster.spec.overrides import as_map, put, spellings
+from muster.spec.parse import parse_mapping
+from muster.spec.yaml.loader import Document
+
+Tree = Mapping[str, object]
+PoolDefaults = Mapping[str, Tree]
+
+# What makes a job the one that it is.
+_OF_A_JOB: Final = ("run", "roles", "name", "pool", "schema_version")
+
+
+class Filled(NamedTuple):
+    """A document to parse, and the keys that its pool has filled in."""
+
+    document: Document
+    keys: tuple[str, ...]
+
+
+def check_defaults(pool: str, tree: Tree) -> JobSpec:
+    """Refuse defaults that no job could have; a job with them. Raises SpecError."""
+    wrong = [key for key in _OF_A_JOB if key in tree]
+    if wrong:
+        why = "is each job's own, and cannot be a default"
+        raise SpecError([Problem(key, None, why, "take it out") for key in wrong])
+    return parse_mapping({"run": "x.py", "pool": pool, **tree})
+
+
+def fill_in(document: Document, defaults: PoolDefaults) -> Filled:
+    """The document with what its pool has for keys that it does not have, in any spelling. One that
+    is no map is left to be refused as it is."""
+    if not defaults or not isinstance(document.tree, dict):
+        return Filled(document, ())
+    found = defaults.get(str(document.tree.get("pool", DEFAULT_POOL)))
+    if not found:
+        return Filled(document, ())
+    tree = {str(key): value for key, value in document.tree.items()}
+    keys = []
+    for path, value in _leaves(found):
+        if _given(tree, path):
+            continue
+        # A section that is no map is the job's mistake, and told as such when it is read.
+        if put(tree, path, value) is None:
+            keys.append(path)
+    return Filled(replace(document, tree=tree), tuple(keys))
+
+
+def _leaves(tree: Tree, above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        path = f"{above}{key}"
+        inner = as_map(path, value)
+        if inner:
+            yield from _leaves(inner, f"{path}.")
+        else:
+            yield path, value
+
+
+def _given(tree: Tree, path: str) -> bool:
+    return any(_has(tree, spelling) for spelling in spellings(path))
+
+
+def _has(tree: Tree, path: str) -> bool:
+    *sections, key = path.split(".", 1) if path.startswith("env.") else path.split(".")
+    at: Tree = tree
+    for section in sections:
+        if section not in at:
+            return False
+        inner = as_map(section, at[section])
+        if inner is None:
+            return True  # it is something else altogether
+        at = inner
+    return key in at

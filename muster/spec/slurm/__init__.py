@@ -1,0 +1,1 @@
+"""Slurm batch scripts as jobs, for `muster submit --from-sbatch`."""

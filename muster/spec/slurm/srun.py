@@ -1,0 +1,141 @@
+"""The line of a batch script that starts the training, taken apart: `srun torchrun ... train.py`,
+`srun python train.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from muster.spec.command import python_words, torchrun_words
+from muster.spec.errors import printable
+from muster.spec.slurm.shell_words import base_name
+
+# Options that stand alone; every other one takes a value.
+_SWITCHES: Final = frozenset(
+    {
+        "-l",
+        "--label",
+        "-u",
+        "--unbuffered",
+        "-K",
+        "--kill-on-bad-exit",
+        "-k",
+        "--no-kill",
+        "-E",
+        "--preserve-env",
+        "-O",
+        "--overcommit",
+        "-s",
+        "--oversubscribe",
+        "-X",
+        "--disable-status",
+        "-Q",
+        "--quiet",
+        "-v",
+        "--verbose",
+        "--exclusive",
+        "--overlap",
+        "--exact",
+        "--contiguous",
+        "--pty",
+        "--spread-job",
+        "--use-min-nodes",
+    }
+)
+_TASKS_PER_NODE: Final = "--ntasks-per-node"
+# Options that decide where and how often something runs. What the others decide (labels, buffers,
+# the MPI, how ranks are bound) is Muster's to do.
+_MATTERS: Final = frozenset(
+    {
+        "-n",
+        "--ntasks",
+        "-N",
+        "--nodes",
+        "-G",
+        "--gpus",
+        "--gpus-per-node",
+        "--gpus-per-task",
+        "--gres",
+        "-w",
+        "--nodelist",
+        "-x",
+        "--exclude",
+        "-D",
+        "--chdir",
+        "-t",
+        "--time",
+        "--export",
+        "-c",
+        "--cpus-per-task",
+    }
+) | {_TASKS_PER_NODE}
+# What torchrun is told of the gang, which Muster tells it.
+_OF_THE_GANG: Final = re.compile(r"--(nnodes|node-rank|local-addr|rdzv-.*|master-.*)")
+_RANKS_PER_NODE: Final = "--nproc-per-node"
+_ONE_PER_GPU: Final = ("gpu", "auto")
+
+
+class Start(NamedTuple):
+    """What a rank runs, who starts it, how many on a node (empty: not said), and what to tell the
+    user of words that are not taken over."""
+
+    rest: list[str]
+    launcher: str
+    nproc: str
+    notes: tuple[str, ...]
+
+
+class _Srun(NamedTuple):
+    rest: list[str]
+    tasks: str
+    left: list[str]
+
+
+def read_start(words: list[str], tasks: str) -> Start | None:
+    """None for a line that starts something else. `tasks` on a node are what the headers say."""
+    srun = _taken_apart(words)
+    if not srun.rest:
+        return None
+    notes = [_left("srun", srun.left)] if srun.left else []
+    found = torchrun_words(srun.rest)
+    if found is not None:
+        options = dict(found.options)
+        nproc = options.pop(_RANKS_PER_NODE, "")
+        left = [f"{name}={value}" for name, value in options.items() if _is_left(name)]
+        if nproc and not nproc.isdecimal():
+            left += [] if nproc in _ONE_PER_GPU else [f"{_RANKS_PER_NODE}={nproc}"]
+            nproc = ""
+        notes += [_left("torchrun", left)] if left else []
+        return Start(found.rest, "torchrun", nproc, tuple(notes))
+    rest = python_words(srun.rest) if srun.rest is not words else None
+    return None if rest is None else Start(rest, "processes", srun.tasks or tasks, tuple(notes))
+
+
+def _taken_apart(words: list[str]) -> _Srun:
+    if base_name(words[0]) != "srun":
+        return _Srun(words, "", [])
+    tasks, left, at = "", [], 1
+    while at < len(words) and words[at].startswith("-"):
+        word = words[at]
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            name, equals, value = word[:2], word[2:], word[2:].removeprefix("=")
+        alone = bool(equals) or name in _SWITCHES
+        given = words[at : at + (1 if alone else 2)]
+        at += len(given)
+        value = value if alone else "".join(given[1:])
+        if name == _TASKS_PER_NODE and value.isdecimal():
+            tasks = value
+        elif name in _MATTERS:
+            left += given
+    return _Srun(words[at:], tasks, left)
+
+
+def _is_left(option: str) -> bool:
+    return _OF_THE_GANG.fullmatch(option) is None
+
+
+def _left(program: str, words: Sequence[str]) -> str:
+    return f"of {program}, this is not taken over: {printable(' '.join(words))}"

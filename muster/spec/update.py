@@ -1,0 +1,81 @@
+"""What may be changed of a job that was submitted, and what is wrong with other wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from muster.spec.errors import Kind, Problem, SpecError, printable
+from muster.spec.model import JobSpec
+from muster.spec.parse import parse_mapping
+from muster.spec.schema import job_keys
+from muster.spec.serialize import to_mapping
+from muster.spec.suggestions import nearest, suggestion
+
+CHANGEABLE: Final = ("priority", "time_limit", "name")
+_ALIASES: Final = {"max_duration": "time_limit", "time": "time_limit"}
+
+
+class Amendment(NamedTuple):
+    """What is UNSET stays as it is; a time limit of None is none."""
+
+    priority: int | UnsetType = UNSET
+    time_limit_s: float | UnsetType | None = UNSET
+    name: str | UnsetType = UNSET
+
+
+def amend(spec: JobSpec, given: Mapping[str, object], job: int) -> Amendment:
+    """Read what is to be changed of job `job`: values as in a job file, None for no time limit.
+
+    Raises SpecError with every problem.
+    """
+    wanted: dict[str, object] = {}
+    problems: list[Problem] = []
+    for typed, value in given.items():
+        key = _ALIASES.get(typed, typed)
+        if key not in CHANGEABLE:
+            problems.append(_not_changeable(key, job))
+        elif key in wanted:
+            said = f"is another name of `{key}`, which is given too"
+            problems.append(Problem(typed, None, said, f"keep `{key}`"))
+        elif value is None and key != "time_limit":
+            problems.append(Problem(key, None, "is empty", "give a value"))
+        else:
+            wanted[key] = value
+    if problems:
+        raise SpecError(problems)
+    tree = to_mapping(spec)
+    for key, value in wanted.items():
+        if value is None:
+            tree.pop(key, None)
+        else:
+            tree[key] = value
+    changed = parse_mapping(tree)
+    return Amendment(
+        changed.priority if "priority" in wanted else UNSET,
+        changed.time_limit_s if "time_limit" in wanted else UNSET,
+        changed.name if "name" in wanted else UNSET,
+    )
+
+
+def _not_changeable(key: str, job: int) -> Problem:
+    shown = printable(key)
+    known = job_keys()
+    if key.partition(".")[0] in known:
+        return Problem(
+            shown,
+            None,
+            "cannot be changed once a job is submitted",
+            f"run it anew: muster rerun {job} --set {shown}=VALUE, then muster cancel {job}",
+        )
+    meant = nearest(key, CHANGEABLE) or suggestion("", key, known)
+    hint = f"did you mean `{meant}`? " if meant else ""
+    return Problem(
+        shown,
+        None,
+        "is no key of a job",
+        f"{hint}these can be changed: {', '.join(CHANGEABLE)}",
+        Kind.UNKNOWN,
+    )

@@ -1,0 +1,42 @@
+"""What a submit would make of a job, told before there is one."""
+
+from muster.http.views import Validation
+from muster.protocol.text import count
+from muster.spec.model import JobSpec
+from muster.spec.serialize import to_mapping
+from orchestrator.api.redaction import is_secret, without_secrets_inside
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import State
+from orchestrator.core.scheduling.placement import never_fits, unfit
+
+
+def validation(state: State, spec: JobSpec, filled: tuple[str, ...]) -> Validation:
+    """Judged by the nodes as they are known now; nothing is kept of it."""
+    impossible = never_fits(state, spec)
+    return Validation(
+        spec=without_secrets_inside(to_mapping(spec)),
+        warnings=tuple(_warnings(state, spec, fits=impossible is None)),
+        fits=impossible is None,
+        unfit=impossible,
+        pool_defaults=filled,
+    )
+
+
+def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
+    names = {*spec.env, *spec.roles.launcher.env, *spec.roles.worker.env}
+    told = [
+        f"env.{name} seems to be a secret: the coordinator keeps it as it is, and only hides it "
+        "where jobs are shown; let the program read it from a file that only its user can"
+        for name in sorted(names)
+        if is_secret(name)
+    ]
+    here = sum(
+        node.link is LinkState.CONNECTED and unfit(spec, node) is None
+        for node in state.nodes.values()
+    )
+    if fits and here < spec.nodes:
+        told.append(
+            f"it would wait: {count(here, 'node')} of the {spec.nodes} that it needs "
+            f"{'is' if here == 1 else 'are'} connected now"
+        )
+    return told

@@ -1,0 +1,112 @@
+"""Who may call what: every route says it, and what does not say it is closed."""
+
+import enum
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from aiohttp import web
+
+from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.rate_limit import RateLimit
+from orchestrator.api.http.route_doc import About
+from orchestrator.api.http.routes import DESCRIPTIONS
+from orchestrator.api.http.tokens import TokenStore
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+TOKEN: Final = web.RequestKey("token", TokenRecord)
+
+
+class Access(enum.Enum):
+    """OPEN: without a token. ADMIN, JOIN: with a token of that class and no other."""
+
+    OPEN = "open"
+    ADMIN = "admin"
+    JOIN = "join"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    path: str
+    handler: Handler
+    access: Access
+
+    @property
+    def about(self) -> About:
+        """Raises KeyError where nobody has described it."""
+        return DESCRIPTIONS[self.method, self.path]
+
+
+class AccessTable:
+    """The access of each registered (method, path pattern)."""
+
+    def __init__(self, routes: list[Route], tokens: TokenStore, *, refusals_per_s: float) -> None:
+        self._routes = {(route.method, route.path): route for route in routes}
+        self._tokens = tokens
+        self._refusals = RateLimit(refusals_per_s)
+
+    def route(self, request: web.Request) -> Route | None:
+        """None where there is no such path, or not with this method."""
+        resource = request.match_info.route.resource
+        return None if resource is None else self._routes.get((request.method, resource.canonical))
+
+    def check(self, request: web.Request) -> None:
+        """Let the request pass, with its token at `TOKEN`. Raises ApiError (401, 403, 429).
+
+        A path that does not exist is closed like any other: who may not ask does not learn what
+        there is.
+        """
+        route = self.route(request)
+        needed = Access.ADMIN if route is None else route.access
+        if needed is Access.OPEN:
+            return
+        record = self._tokens.find(bearer(request))
+        if record is None:
+            wait_s = self._refusals.take(request.remote, request.loop.time())
+            if wait_s:
+                raise ApiError(
+                    429,
+                    "too_many_refusals",
+                    f"too many requests without a good token from {request.remote}",
+                    "see that the token is right before you ask again",
+                    headers={"Retry-After": str(math.ceil(wait_s))},
+                )
+            raise _unauthorized(
+                "the token is missing, wrong or revoked",
+                "send the header `Authorization: Bearer muster_...`",
+            )
+        why = self._tokens.why_not(record)
+        if why:
+            raise _unauthorized(why, "ask whoever runs the coordinator for a new one")
+        match needed:
+            case Access.ADMIN:
+                class_ = TokenClass.ADMIN
+            case Access.JOIN:
+                class_ = TokenClass.JOIN
+            case _:
+                assert_never(needed)
+        if record.class_ is not class_:
+            raise ApiError(
+                403,
+                "forbidden",
+                f"a token of class {record.class_.value} does not open this",
+                f"use a token of class {class_.value}",
+            )
+        request[TOKEN] = record
+
+
+def _unauthorized(detail: str, hint: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, "unauthorized", detail, hint, headers=headers)
+
+
+def bearer(request: web.Request) -> str:
+    """The token that a request brought, empty where it brought none or several."""
+    headers = request.headers.getall("Authorization", [])
+    if len(headers) != 1:
+        return ""
+    scheme, _, token = headers[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

@@ -1,0 +1,267 @@
+"""Connections before anybody knows who is there: few, short, and none of them waits for ever.
+
+aiohttp reads a request's head as slowly as it comes. Here a head has HEAD_S from the connection, or
+from its first byte on a kept connection, and an answer WRITE_S to be taken. Who has not shown a
+good token yet is pending; of those, when there are too many, the oldest goes: whoever means it has
+shown his token long before. Where descriptors are few, streams of users are refused, and the
+connection of a user is closed with its answer; what would take the very last ones is dropped.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.http.problems import (
+    ApiError,
+    internal_error,
+    new_request_id,
+    problem_bytes,
+    problem_response,
+    unreadable,
+)
+from orchestrator.shell.fd_limits import HINT, is_last, is_short, shortage
+
+HEAD_S: Final = 5.0
+WRITE_S: Final = 60.0
+LINGER_S: Final = 1.0
+KEEPALIVE_S: Final = 75.0
+HEADERS_MAX: Final = 64
+LINE_BYTES_MAX: Final = 8190
+_TELL_EVERY_S: Final = 60.0
+_log = structlog.get_logger("muster.http")
+
+
+class Connections:
+    """All connections of users and agents, and how many there may be."""
+
+    def __init__(
+        self, *, pending_per_address_max: int, per_token_max: int, head_s: float = HEAD_S
+    ) -> None:
+        self.head_s = head_s
+        self._pending_max = pending_per_address_max
+        self._per_token_max = per_token_max
+        self._pending: dict[str, dict[GuardedConnection, None]] = {}  # by address, oldest first
+        self._by_token: dict[str, dict[GuardedConnection, None]] = {}
+        self._told_short_at = float("-inf")
+
+    def came(self, connection: "GuardedConnection") -> None:
+        pending = self._pending.setdefault(connection.address, {})
+        pending[connection] = None
+        if len(pending) > self._pending_max:
+            oldest = next(iter(pending))
+            _log.debug("connection_shed", address=connection.address, pending=len(pending))
+            oldest.drop()
+        if connection.short:
+            self._tell_short()
+        if is_last(connection.number):
+            connection.drop()
+
+    def _tell_short(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._told_short_at >= _TELL_EVERY_S:
+            self._told_short_at = now
+            _log.error("descriptors_short", why=shortage(), hint=HINT)
+
+    def identified(self, connection: "GuardedConnection", token: TokenRecord) -> bool:
+        """Its owner is known now; False where that one has too many connections already. Agents
+        share a token, and are counted where they connect."""
+        if connection.token == token.id:
+            return True
+        self.gone(connection)
+        held = self._by_token.get(token.id, {})
+        if token.class_ is not TokenClass.JOIN and len(held) >= self._per_token_max:
+            return False
+        self._by_token.setdefault(token.id, {})[connection] = None
+        connection.token = token.id
+        return True
+
+    def gone(self, connection: "GuardedConnection") -> None:
+        _discard(self._pending, connection.address, connection)
+        _discard(self._by_token, connection.token, connection)
+
+
+def _discard(
+    groups: "dict[str, dict[GuardedConnection, None]]", name: str, connection: "GuardedConnection"
+) -> None:
+    group = groups.get(name)
+    if group is not None and connection in group:
+        del group[connection]
+        if not group:
+            del groups[name]
+
+
+def no_descriptors() -> ApiError:
+    return ApiError(
+        503,
+        "no_descriptors",
+        shortage() or "the coordinator was short of file descriptors a moment ago",
+        HINT,
+        headers={"Retry-After": "5", "Connection": "close"},
+    )
+
+
+class GuardedConnection(web.RequestHandler):
+    """One connection of a client. The middleware says when a request begins and ends."""
+
+    __slots__ = (
+        "_busy",
+        "_connections",
+        "_deadline",
+        "_heard",
+        "_lingers",
+        "_served",
+        "address",
+        "number",
+        "patient",
+        "short",
+        "token",
+    )
+
+    def __init__(self, connections: Connections, manager: web.Server) -> None:
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=KEEPALIVE_S,
+            access_log=None,  # type: ignore[arg-type]
+            max_headers=HEADERS_MAX,
+            max_line_size=LINE_BYTES_MAX,
+            max_field_size=LINE_BYTES_MAX,
+            auto_decompress=False,
+        )
+        self._connections = connections
+        self._deadline: asyncio.TimerHandle | None = None
+        self._busy = False
+        self._served = False
+        self._heard = False
+        self._lingers = False
+        self.patient = False  # a stream: its reader may take what time it likes
+        self.address = ""
+        self.token = ""
+        self.number = -1
+        self.short = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) else ""
+        sock = transport.get_extra_info("socket")
+        self.number = -1 if sock is None else sock.fileno()
+        self.short = is_short(self.number)
+        self._arm(self._connections.head_s, self._head_is_late)
+        self._connections.came(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._disarm()
+        self._connections.gone(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
+        self._heard = self._heard or bool(data)
+        if data and not self._busy and self._deadline is None:
+            self._arm(self._connections.head_s, self._head_is_late)
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if not self.patient:
+            self._arm(WRITE_S, self._answer_is_not_taken)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._disarm()
+
+    def request_began(self) -> None:
+        self._busy = self._served = True
+        self.patient = False
+        self._disarm()
+
+    def request_ended(self) -> None:
+        self._busy = False
+
+    def identified(self, token: TokenRecord) -> None:
+        """Raises ApiError (429) where its owner has too many connections."""
+        if not self._connections.identified(self, token):
+            raise ApiError(
+                429,
+                "too_many_connections",
+                "this token has as many connections as one may have",
+                "close some, or use one connection for several requests",
+                headers={"Retry-After": "5", "Connection": "close"},
+            )
+
+    def refuse_stream(self) -> None:
+        """Raises ApiError (503) where descriptors are too few for something that lasts."""
+        if self.short:
+            raise no_descriptors()
+
+    def drop(self) -> None:
+        """End it now, without a word."""
+        self._disarm()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - it repeats what was sent
+    ) -> web.StreamResponse:
+        """What aiohttp's own reader refuses, which no middleware sees."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun already")
+        if status >= 500:
+            _log.error("request_failed", remote=self.address, exc_info=exc)
+        problem = unreadable(exc) if status < 500 else internal_error()
+        _log.info("request_unreadable", remote=self.address, status=problem.status)
+        response = problem_response(problem, new_request_id())
+        response.force_close()
+        return response
+
+    def _arm(self, after_s: float, then: Any) -> None:
+        self._disarm()
+        self._deadline = asyncio.get_running_loop().call_later(after_s, then)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _head_is_late(self) -> None:
+        self._deadline = None
+        if self._busy or self.writing_paused or self._messages:
+            # Or it is whole since this very turn of the loop.
+            return
+        if self._waiter is None:
+            # aiohttp has a whole request in hand, and has not called the middleware yet.
+            self._arm(self._connections.head_s, self._head_is_late)
+            return
+        _log.debug("head_late", remote=self.address)
+        if self._heard and not self._served and isinstance(self.transport, asyncio.Transport):
+            self.transport.write(
+                problem_bytes(
+                    ApiError(
+                        408,
+                        "request_timeout",
+                        f"the request's head was not complete after {self._connections.head_s:g} s",
+                        "send it in one piece",
+                    )
+                )
+            )
+            if self.transport.can_write_eof():
+                # To whoever is still sending a close is a reset, which takes the answer with it.
+                self.transport.write_eof()
+                self._lingers = True
+                self._arm(LINGER_S, self.drop)
+                return
+        self.force_close()
+
+    def _answer_is_not_taken(self) -> None:
+        self._deadline = None
+        _log.info("answer_not_taken", remote=self.address, seconds=WRITE_S)
+        self.drop()

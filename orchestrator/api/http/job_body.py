@@ -1,0 +1,89 @@
+"""A job in the body of a request, as JSON or YAML."""
+
+import asyncio
+from typing import Final, NamedTuple
+
+from aiohttp import web
+
+from muster.http.views import FieldProblem
+from muster.spec.errors import Kind, SpecError
+from muster.spec.model import JobSpec
+from muster.spec.parse import parse_document
+from muster.spec.pool_defaults import fill_in
+from muster.spec.yaml.loader import Document, read_json, read_yaml
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.request_parsing import read_body
+from orchestrator.api.http.submit_policy import SubmitRules
+
+# Above this a body is parsed beside the loop: PyYAML reads about 100 KB a second.
+_INLINE_BYTES: Final = 4096
+JSON_TYPES: Final = ("application/json",)
+YAML_TYPES: Final = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+
+
+class Read(NamedTuple):
+    """A job, the keys of it that its pool's defaults have filled in, and what was `asked`, which is
+    the same whatever these are."""
+
+    spec: JobSpec
+    filled: tuple[str, ...]
+    asked: object
+
+
+async def spec_body(request: web.Request, rules: SubmitRules) -> Read:
+    """The job, checked whole. Raises ApiError (400, 408, 415; 422 names every wrong field)."""
+    if request.content_type in JSON_TYPES:
+        read = read_json
+    elif request.content_type in YAML_TYPES:
+        read = read_yaml
+    else:
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"a job cannot be read from {request.content_type}",
+            "send `Content-Type: application/json` or `Content-Type: application/yaml`",
+        )
+    raw = await read_body(request)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(
+            400, "bad_encoding", f"the body is not UTF-8 text (byte {error.start})"
+        ) from error
+
+    def parse() -> Read:
+        asked = read(text)
+        document, filled = fill_in(asked, rules.defaults)
+        spec = parse_document(document)
+        return Read(spec, filled, _alone(asked) if filled else spec)
+
+    try:
+        made = parse() if len(text) <= _INLINE_BYTES else await asyncio.to_thread(parse)
+    except SpecError as error:
+        raise spec_problem(error) from error
+    rules.check(made.spec)
+    return made
+
+
+def _alone(document: Document) -> object:
+    """The job without its pool's defaults; as it was written where it is none without them."""
+    try:
+        return parse_document(document)
+    except SpecError:
+        return document.tree
+
+
+def spec_problem(error: SpecError) -> ApiError:
+    """What is wrong with a job, field by field."""
+    fields = [
+        FieldProblem(
+            p.field,
+            p.value or "",
+            p.message if p.line is None else f"line {p.line}: {p.message}",
+            p.hint,
+        )
+        for p in error.problems
+    ]
+    if any(problem.kind is Kind.SYNTAX for problem in error.problems):
+        return ApiError(400, "bad_syntax", str(error), problems=fields)
+    return ApiError(422, "bad_job", str(error), problems=fields)

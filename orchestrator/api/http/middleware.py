@@ -1,0 +1,172 @@
+"""What surrounds every request: its id, its limits, its right, its failure, its line in the log."""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from muster.daemon.errors import DaemonError
+from muster.protocol.tokens import TokenClass
+from orchestrator.api.http.access import TOKEN, AccessTable, Handler
+from orchestrator.api.http.connection_limits import GuardedConnection
+from orchestrator.api.http.cross_origin import Origins
+from orchestrator.api.http.problems import (
+    ApiError,
+    common_headers,
+    from_aiohttp,
+    internal_error,
+    problem_response,
+    request_id_of,
+)
+from orchestrator.api.http.request_parsing import parse_query
+from orchestrator.api.http.route_doc import ABOUT, QUERY, STREAM
+from orchestrator.shell.coordinator import CoordinatorStoppedError
+
+URL_CHARS_MAX: Final = 4096
+PARAMETERS_MAX: Final = 64
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
+_log = structlog.get_logger("muster.http")
+
+Observer = Callable[[web.Request, int, float], None]
+"""Told of each request that has ended: its status, and how long it took in seconds."""
+
+
+def surround(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[_REQUEST_ID] = request_id_of(request)
+        connection = request.protocol if isinstance(request.protocol, GuardedConnection) else None
+        if connection is not None:
+            connection.request_began()
+        started = request.loop.time()
+        status = 0
+        try:
+            response = await _answer(request, handler, access, origins, connection)
+            status = response.status
+        finally:
+            if connection is not None:
+                connection.request_ended()
+            took_s = request.loop.time() - started
+            observer(request, status, took_s)
+            _log_request(request, status, took_s)
+        return response
+
+    return middleware
+
+
+async def expectation(request: web.Request) -> None:
+    """`Expect: 100-continue` is not answered by the router: who may not ask is to hear that first,
+    and so is who would send too much (RFC 9110, 10.1.1). `_go_on` says the word."""
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """A signal of the application: what every answer has."""
+    response.headers.update(common_headers(request.get(_REQUEST_ID, "")))
+    if isinstance(request.protocol, GuardedConnection):
+        request.protocol.patient = not isinstance(response, web.Response)
+        if request.protocol.short and not _of_agent(request):
+            response.headers["Connection"] = "close"
+            response.force_close()
+
+
+async def _answer(
+    request: web.Request,
+    handler: Handler,
+    access: AccessTable,
+    origins: Origins,
+    connection: GuardedConnection | None,
+) -> web.StreamResponse:
+    try:
+        _check_size(request)
+        origins.check(request)
+        access.check(request)
+        if connection is not None and TOKEN in request:
+            connection.identified(request[TOKEN])
+        route = access.route(request)
+        if route is not None:
+            request[ABOUT] = route.about
+            request[QUERY] = parse_query(request, route.about.query)
+            if connection is not None and _lasts(request):
+                connection.refuse_stream()
+        await _go_on(request)
+        return await handler(request)
+    except ApiError as error:
+        problem = error
+    except web.HTTPException as error:
+        problem = from_aiohttp(error, request)
+    except CoordinatorStoppedError as error:
+        problem = ApiError(503, "stopping", str(error), "try again in a moment")
+    except DaemonError as error:
+        _log.error("request_not_answered", request_id=request[_REQUEST_ID], why=str(error))
+        hint = "an operator must look: muster coordinator --check"
+        problem = ApiError(503, "journal_unreadable", str(error), hint)
+    except ConnectionError:
+        raise  # nobody is there to answer
+    except Exception:  # noqa: BLE001 - the boundary: one bad request must not end the process
+        _log.exception("request_failed", request_id=request[_REQUEST_ID], path=request.path)
+        problem = internal_error()
+    if request.writer.output_size > 0:
+        # A second answer would be read as more of the first; one that is cut short is asked again.
+        raise ConnectionError("an answer has begun already")
+    return problem_response(problem, request[_REQUEST_ID])
+
+
+def _of_agent(request: web.Request) -> bool:
+    return TOKEN in request and request[TOKEN].class_ is TokenClass.JOIN
+
+
+def _lasts(request: web.Request) -> bool:
+    """Whether a user asks for a stream that goes on until something ends."""
+    if not request[ABOUT].items:
+        return False
+    follow = getattr(request[QUERY], "follow", False)
+    return follow or STREAM in request.headers.get("Accept", "")
+
+
+async def _go_on(request: web.Request) -> None:
+    """Ask for the body of a client that waits to be asked. Raises HTTPRequestEntityTooLarge."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return
+    length, most = request.content_length or 0, request.client_max_size
+    if length > most:
+        raise web.HTTPRequestEntityTooLarge(most, length)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer itself has not begun
+
+
+def _check_size(request: web.Request) -> None:
+    if len(request.raw_path) > URL_CHARS_MAX:
+        raise ApiError(
+            414, "url_too_long", f"the URL is longer than {URL_CHARS_MAX} characters", "shorten it"
+        )
+    if request.rel_url.raw_query_string.count("&") >= PARAMETERS_MAX:
+        raise ApiError(
+            400, "too_many_parameters", f"the URL has more than {PARAMETERS_MAX} parameters"
+        )
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ApiError(
+            415,
+            "unsupported_encoding",
+            "a body that is compressed is not taken",
+            "send it as it is, without Content-Encoding",
+        )
+
+
+def _log_request(request: web.Request, status: int, took_s: float) -> None:
+    token = request.get(TOKEN)
+    # What changes something is worth a line; questions are many.
+    quiet = request.method in {"GET", "HEAD"} and status < 400
+    (_log.debug if quiet else _log.info)(
+        "request",
+        method=request.method,
+        path=request.path,
+        status=status,
+        ms=round(took_s * 1000, 1),
+        remote=request.remote,
+        user=token.user if token is not None else None,
+        token_id=token.id if token is not None else None,
+        request_id=request[_REQUEST_ID],
+    )

@@ -1,0 +1,222 @@
+"""The API in OpenAPI 3.1, made of the routes and of the very types that requests are read by."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from muster.http.views import Problem
+from muster.spec.schema import job_schema
+from orchestrator.api.http.access import Access, Route
+from orchestrator.api.http.job_body import JSON_TYPES, YAML_TYPES
+from orchestrator.api.http.problems import CONTENT_TYPE
+from orchestrator.api.http.query_params import EVENT_ID
+from orchestrator.api.http.route_doc import JOB, JSON, About
+from orchestrator.core.engine.decide import VERSION
+
+Schema = dict[str, Any]
+
+_REF: Final = "#/components/schemas/{name}"
+_ANY: Final = (400, 408, 414, 421, 429, 431, 500, 503)
+_WITH_TOKEN: Final = (401, 403)
+_WITH_BODY: Final = (413, 415)
+_JOB_ID: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 10**18 - 1}
+_NODE_ID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 253}
+_REQUEST_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
+    "Idempotency-Key": (
+        "Of one job, however often it is sent.",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+    ),
+    "If-Match": ("The ETag of the job as the caller saw it.", {"type": "string"}),
+    "Last-Event-ID": (
+        "Go on behind this event.",
+        {"type": "string", "pattern": EVENT_ID},
+    ),
+}
+_ANSWER_HEADERS: Final[Schema] = {
+    "X-Request-Id": {"schema": {"type": "string"}, "description": "Also in the log."},
+}
+_OWN_ANSWER_HEADERS: Final[Schema] = {
+    "ETag": {
+        "schema": {"type": "string"},
+        "description": "The job's revision, to be sent as If-Match.",
+        "required": True,
+    },
+    "Location": {
+        "schema": {"type": "string"},
+        "description": "The path of the job.",
+        "required": True,
+    },
+}
+
+
+class SchemaApi:
+    """GET /openapi.json."""
+
+    def __init__(self) -> None:
+        self._body = b""
+
+    def describe(self, routes: Sequence[Route]) -> None:
+        """To be called once, with every route that there is."""
+        self._body = msgspec.json.encode(openapi(routes))
+
+    async def show(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._body, content_type=JSON)
+
+
+def openapi(routes: Sequence[Route]) -> Schema:
+    """The whole description."""
+    types = list(dict.fromkeys(_types(routes)))
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    found = dict(zip(types, schemas, strict=True))
+    queries = {route.about.query for route in routes}
+    job = {key: value for key, value in job_schema().items() if key != "$schema"}
+    parameters = {query: _query(components[query.__name__]) for query in queries}
+    paths: dict[str, Schema] = {}
+    for route in routes:
+        operation = _operation(route, found, parameters[route.about.query])
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    for query in queries:
+        del components[query.__name__]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Muster",
+            "version": VERSION,
+            "description": "Times are RFC 3339 in UTC with `Z`; durations are seconds.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Job": job},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _types(routes: Iterable[Route]) -> Iterable[Any]:
+    yield Problem
+    for route in routes:
+        about = route.about
+        yield about.query
+        if about.body is not None and about.body is not JOB:
+            yield about.body
+        yield from about.items
+        for media in about.answers.values():
+            yield from (kind for kind in media.values() if kind is not None)
+
+
+def _operation(route: Route, found: Mapping[Any, Schema], query: list[Schema]) -> Schema:
+    about = route.about
+    items = [found[kind] for kind in about.items]
+    made: Schema = {
+        "summary": about.summary,
+        "operationId": _operation_id(route),
+        "parameters": [*_path(route.path), *query, *map(_header, about.headers)],
+        "responses": {
+            **{
+                str(status): _answer(status, media, items, found, about.answer_headers)
+                for status, media in about.answers.items()
+            },
+            **{str(status): _problem(status, found) for status in _problems(route)},
+        },
+        "x-muster-access": route.access.value,
+    }
+    if route.access is Access.OPEN:
+        made["security"] = []
+    if about.body is not None:
+        made["requestBody"] = _body(about, found)
+    return made
+
+
+def _operation_id(route: Route) -> str:
+    words = re.findall(r"[A-Za-z0-9]+", route.path)
+    return "_".join([route.method.lower(), *words])
+
+
+def _problems(route: Route) -> list[int]:
+    about = route.about
+    found = {*_ANY, *about.problems}
+    if route.access is not Access.OPEN:
+        found.update(_WITH_TOKEN)
+    if "{" in route.path:
+        found.add(404)
+    if about.body is not None:
+        found.update(_WITH_BODY)
+    return sorted(found)
+
+
+def _path(path: str) -> list[Schema]:
+    kind = _NODE_ID if "/nodes/" in path else _JOB_ID
+    return [
+        {"name": name, "in": "path", "required": True, "schema": kind}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query(component: Schema) -> list[Schema]:
+    """Each property of a query's struct as a parameter; one that is not given is never null."""
+    made = []
+    for name, given in component.get("properties", {}).items():
+        schema = {key: value for key, value in given.items() if key != "description"}
+        options = [each for each in schema.pop("anyOf", []) if each != {"type": "null"}]
+        if len(options) == 1:
+            schema |= options[0]
+        elif options:
+            schema["anyOf"] = options
+        if schema.get("default", 0) is None:
+            del schema["default"]
+        parameter = {"name": name, "in": "query", "description": given.get("description", "")}
+        if schema.get("type") == "array":
+            schema["minItems"] = 1
+            parameter |= {"style": "form", "explode": False}
+        made.append({**parameter, "schema": schema})
+    return made
+
+
+def _header(name: str) -> Schema:
+    description, schema = _REQUEST_HEADERS[name]
+    return {"name": name, "in": "header", "description": description, "schema": schema}
+
+
+def _body(about: About, found: Mapping[Any, Schema]) -> Schema:
+    if about.body is JOB:
+        schema = {"schema": {"$ref": _REF.format(name="Job")}}
+        return {
+            "required": True,
+            "content": dict.fromkeys((*JSON_TYPES, *YAML_TYPES), schema),
+        }
+    return {"required": False, "content": {JSON: {"schema": found[about.body]}}}
+
+
+def _answer(
+    status: int,
+    media: Mapping[str, Any],
+    items: list[Schema],
+    found: Mapping[Any, Schema],
+    own_headers: tuple[str, ...],
+) -> Schema:
+    content: dict[str, Schema] = {}
+    for name, kind in media.items():
+        if kind is not None:
+            content[name] = {"schema": found[kind]}
+        elif name == JSON:
+            content[name] = {"schema": {"type": "object"}}
+        else:
+            content[name] = {"schema": {"type": "string"}}
+            if items:
+                content[name]["x-item-schemas"] = items
+    headers = _ANSWER_HEADERS | {name: _OWN_ANSWER_HEADERS[name] for name in own_headers}
+    made: Schema = {"description": HTTPStatus(status).phrase, "headers": headers}
+    return {**made, "content": content} if content else made
+
+
+def _problem(status: int, found: Mapping[Any, Schema]) -> Schema:
+    return {
+        "description": HTTPStatus(status).phrase,
+        "headers": _ANSWER_HEADERS,
+        "content": {CONTENT_TYPE: {"schema": found[Problem]}},
+    }

@@ -1,0 +1,64 @@
+"""Answers that last: each is cut when the token that it was given for is good no longer."""
+
+import asyncio
+from typing import Final, Never
+
+import structlog
+from aiohttp import web
+
+from muster.protocol.tokens import TokenClass, TokenRecord
+from orchestrator.api.http.access import TOKEN, Handler
+from orchestrator.api.http.tokens import TokenStore
+
+_LOOK_EVERY_S: Final = 1.0
+
+_log = structlog.get_logger("muster.tokens")
+
+
+class OpenRequests:
+    """Who is being answered: a stream is cut when its token is good no longer.
+
+    The connection of an agent outlives the expiry of its token, as cutting it would in the end cut
+    its jobs; it opens no other one, and it ends when the token is revoked.
+    """
+
+    def __init__(self, tokens: TokenStore) -> None:
+        self._tokens = tokens
+        self._open: dict[int, tuple[web.Request, TokenRecord]] = {}
+        self._told: set[str] = set()
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Belongs inside of what checks the access."""
+        record = request.get(TOKEN)
+        if record is not None:
+            self._open[id(request)] = (request, record)
+        try:
+            return await handler(request)
+        finally:
+            self._open.pop(id(request), None)
+
+    async def watch(self) -> Never:
+        """Look at all of them every second: time passes, and nobody says so."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for request, record in list(self._open.values()):
+                why = self._tokens.why_not(record)
+                if why:
+                    self._end(request, record, why)
+
+    def _end(self, request: web.Request, record: TokenRecord, why: str) -> None:
+        if record.class_ is TokenClass.JOIN and self._tokens.knows(record):
+            if record.id not in self._told:
+                self._told.add(record.id)
+                _log.warning(
+                    "join_token_expired",
+                    token_id=record.id,
+                    why=f"{why}; agents that use it stay connected, and are not let in again: give "
+                    "each a new token_file",
+                )
+            return
+        self._open.pop(id(request), None)
+        _log.warning("stream_cut", path=request.path, remote=request.remote, why=why)
+        if request.transport is not None:
+            request.transport.close()

@@ -1,0 +1,30 @@
+"""What this coordinator's configuration says of every job that is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muster.http.views import FieldProblem
+from muster.spec.model import JobSpec
+from muster.spec.pool_defaults import PoolDefaults
+from orchestrator.api.http.problems import ApiError
+from orchestrator.webhooks.allowlist import Place, refused
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitRules:
+    """`defaults` of each pool, and the `webhooks` that jobs may name."""
+
+    defaults: PoolDefaults = field(default_factory=dict)
+    webhooks: tuple[Place, ...] = ()
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises ApiError (422)."""
+        problems = [
+            FieldProblem(f"notify[{at}]", url, why, "ask whoever runs the coordinator to allow it")
+            for at, url in enumerate(spec.notify)
+            if (why := refused(url, self.webhooks)) is not None
+        ]
+        if problems:
+            detail = "; ".join(f"{p.field}: {p.value} {p.message}" for p in problems)
+            raise ApiError(422, "bad_job", detail, problems=problems)

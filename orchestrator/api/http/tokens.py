@@ -1,0 +1,149 @@
+"""The tokens file: who may ask, read at start and again when it changes."""
+
+import hmac
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from muster.daemon.clock import Clock
+from muster.daemon.config_loader import read_yaml
+from muster.daemon.durable_files import FileVersion, file_version
+from muster.daemon.errors import ConfigError
+from muster.protocol.tokens import BadToken, Token, TokenRecord, TokensFile, digest, parse
+
+_LOOK_EVERY_S: Final = 1.0
+_UNKNOWN: Final = digest("")
+
+_log = structlog.get_logger("muster.tokens")
+
+
+class TokenStore:
+    """The tokens that are good now. A changed file is read again within a second of its change,
+    and at once where a token is asked for that is not known: it may have been made just now.
+
+    A changed file that cannot be read is logged and the tokens before it stay good: a typing
+    mistake must not cut off every agent.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        """Read the file. Raises ConfigError."""
+        self._path = path
+        self._clock = clock
+        self._looked_at = clock.now().mono
+        self._version = _version(path)
+        self._tokens = _read(path)
+        self._complaint = ""
+
+    def find(self, text: str) -> TokenRecord | None:
+        """Whose token `text` is, or None where it is nobody's. Ask `why_not` whether it is good."""
+        try:
+            token = parse(text)
+        except BadToken:
+            return None
+        self._look()
+        found = self._good(token)
+        if found is None:
+            self._look(now=True)
+            found = self._good(token)
+        return found
+
+    def knows(self, record: TokenRecord) -> bool:
+        """Whether the token is in the file, be it good or not."""
+        known = self._tokens.get(record.id)
+        return known is not None and known.sha256 == record.sha256
+
+    def why_not(self, record: TokenRecord) -> str:
+        """A sentence where a token that was good is not any more, "" where it is."""
+        self._look()
+        known = self._tokens.get(record.id)
+        if known is None or not self.knows(record) or known.class_ is not record.class_:
+            return "the token has been revoked"
+        # The one place where the wall clock decides: the file is written by people.
+        if 0.0 < _expiry(known) <= self._clock.now().wall:
+            return f"the token {known.id} has expired ({known.expires})"
+        return ""
+
+    def _good(self, token: Token) -> TokenRecord | None:
+        record = self._tokens.get(token.id)
+        # Compared also where there is no such id, so that an id cannot be found out by timing.
+        same = hmac.compare_digest(
+            digest(token.secret), record.sha256 if record is not None else _UNKNOWN
+        )
+        if record is None or not same or record.class_ is not token.class_:
+            return None
+        return record
+
+    def _look(self, *, now: bool = False) -> None:
+        moment = self._clock.now().mono
+        # A file that could not be read is not tried again for each token that is not in it.
+        hurry = now and not self._complaint
+        if not hurry and moment - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = moment
+        complaint = ""
+        try:
+            version = _version(self._path)
+            if version != self._version:
+                # The version last: what hindered it may pass without another change of the file.
+                self._tokens = _read(self._path)
+                self._version = version
+                _log.info("tokens_read", count=len(self._tokens))
+        except ConfigError as error:
+            complaint = str(error)
+        if complaint and complaint != self._complaint:
+            _log.error("tokens_unreadable", why=complaint)
+        self._complaint = complaint
+
+
+def _version(path: Path) -> FileVersion:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: there is no tokens file, and no way to run without one; "
+            "make one with: muster init"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if found.st_mode & 0o077:
+        raise ConfigError(
+            f"{path}: others may read it (mode {found.st_mode & 0o777:04o}); chmod 600 {path}"
+        )
+    return file_version(found)
+
+
+def _read(path: Path) -> dict[str, TokenRecord]:
+    tree = read_yaml(path, TokensFile)
+    try:
+        records = msgspec.convert(tree, TokensFile).tokens
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: not a tokens file ({error})") from error
+    tokens: dict[str, TokenRecord] = {}
+    for record in records:
+        if record.id in tokens:
+            raise ConfigError(f"{path}: two tokens have the id {record.id}")
+        if len(record.sha256) != len(_UNKNOWN) or not record.sha256.isascii():
+            raise ConfigError(f"{path}: token {record.id}: sha256 is not 64 hex digits")
+        try:
+            _expiry(record)
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}: token {record.id}: expires: {record.expires!r} is no moment with its "
+                "time zone, such as 2027-01-31T12:00:00Z"
+            ) from error
+        tokens[record.id] = record
+    return tokens
+
+
+def _expiry(record: TokenRecord) -> float:
+    """UTC seconds, 0 for never. Raises ValueError."""
+    if not record.expires:
+        return 0.0
+    moment = datetime.fromisoformat(record.expires)
+    if moment.tzinfo is None:
+        raise ValueError("no time zone")
+    return moment.timestamp()

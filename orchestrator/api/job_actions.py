@@ -1,0 +1,182 @@
+"""What users do to a job after its submit: hold it, change it, signal it, run it again."""
+
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET
+
+from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
+from muster.protocol.ids import NodeName
+from muster.spec.errors import RefusedError, SpecError
+from muster.spec.overrides import apply_overrides
+from muster.spec.parse import parse_mapping
+from muster.spec.serialize import to_mapping
+from muster.spec.units import signal_name
+from muster.spec.update import Amendment, amend
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.job_body import spec_problem
+from orchestrator.api.http.preconditions import (
+    idempotency_key,
+    job_etag,
+    request_digest,
+    wanted_revisions,
+)
+from orchestrator.api.http.problems import ApiError, bad_field
+from orchestrator.api.http.query_params import ExplainQuery
+from orchestrator.api.http.request_parsing import job_id, read_query, shown, struct_body
+from orchestrator.api.http.responses import reply
+from orchestrator.api.jobs import (
+    JobsApi,
+    declined,
+    find_job,
+    summary_of,
+)
+from orchestrator.core.facts.effects import Changed, Declined, Signalled, Stacks
+from orchestrator.core.facts.inputs import ChangeReceived, SignalReceived, StacksReceived
+from orchestrator.core.model.status import job_state
+from orchestrator.core.scheduling.what_if import WAITING, supposed, supposition
+from orchestrator.core.views.explain import explain
+from orchestrator.shell.coordinator import Coordinator
+
+REASON_CHARS_MAX: Final = 1000
+RANK_MAX: Final = 10**7
+_SHOWN_CHARS: Final = 80
+NOTHING: Final = "give one of priority, time_limit, name, hold"
+
+
+class JobVerbsApi:
+    """The routes below /v1/jobs/{id} that change a job or look into it."""
+
+    def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
+        self._coordinator = coordinator
+        self._jobs = jobs
+
+    async def change(self, request: web.Request) -> web.Response:
+        """`{"priority": 80, "time_limit": "2h", "hold": true, "reason": "..."}`, any of them."""
+        name = job_id(request)
+        asked: dict[str, Any] = await struct_body(request, dict[str, Any])
+        hold, reason = asked.pop("hold", UNSET), asked.pop("reason", "")
+        if hold is not UNSET and not isinstance(hold, bool):
+            raise bad_field("hold", "is neither true nor false")
+        if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
+            raise bad_field("reason", f"is no text of at most {REASON_CHARS_MAX} characters")
+        if not asked and hold is UNSET:
+            raise ApiError(400, "bad_body", "there is nothing to change", NOTHING)
+        state, job = await find_job(self._coordinator, name)
+        revisions = wanted_revisions(request, state)
+        try:
+            wanted = amend(job.spec, asked, name) if asked else Amendment()
+        except SpecError as error:
+            raise spec_problem(error) from error
+        user = request[TOKEN].user
+        result = await self._coordinator.request(
+            lambda rid: ChangeReceived(
+                rid, name, user, *wanted, hold=hold, reason=reason, revisions=revisions
+            )
+        )
+        match result:
+            case Changed(job=changed, anything=anything):
+                summary = await summary_of(self._coordinator, changed)
+                state, job = await find_job(self._coordinator, changed)
+                etag = {"ETag": job_etag(state, job)}
+                return reply(ChangeAnswer(summary, anything), headers=etag)
+            case Declined():
+                raise declined(result)
+            case _:
+                raise AssertionError(f"a change was answered with {result}")
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Why the job waits, runs where it does, or ended."""
+        name = job_id(request)
+        query = read_query(request, ExplainQuery)
+        state, job = await find_job(self._coordinator, name)
+        now, limits = self._coordinator.now(), self._coordinator.limits
+        drained = [NodeName(node) for node in query.drained or ()]
+        supposing = supposition(query.nodes, drained)
+        if not supposing:
+            return reply(explain(state, job, now, limits))
+        for node in drained:
+            if node not in state.nodes:
+                raise bad_field("drained", f"{shown(node)} is no node; see: muster nodes")
+        if job.phase not in WAITING:
+            raise ApiError(
+                409,
+                "not_waiting",
+                f"job {name} is {job_state(job).value}: only of a job that waits it can be told",
+                f"what became of it: muster explain {name}",
+            )
+        told = explain(*supposed(state, job, now, query.nodes, drained), now, limits)
+        text = "it would start now" if told.starts_now else told.text
+        return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
+
+    async def signal(self, request: web.Request) -> web.Response:
+        """To the ranks on all nodes; ends nothing by itself."""
+        name = job_id(request)
+        asked = await struct_body(request, SignalRequest)
+        try:
+            signal = signal_name(str(asked.signal))
+        except RefusedError as error:
+            given = str(asked.signal)[:_SHOWN_CHARS]
+            raise bad_field("signal", f"{error.message}; {error.hint}", given) from error
+        if asked.rank is not None and not 0 <= asked.rank <= RANK_MAX:
+            raise bad_field("rank", "is not the number of a rank")
+        user = request[TOKEN].user
+        result = await self._coordinator.request(
+            lambda rid: SignalReceived(rid, name, user, signal, asked.node, asked.rank)
+        )
+        match result:
+            case Signalled(job=job, nodes=nodes, away=away):
+                summary = await summary_of(self._coordinator, job)
+                return reply(SignalAnswer(summary, signal, nodes, away), 202)
+            case Declined():
+                raise declined(result)
+            case _:
+                raise AssertionError(f"a signal was answered with {result}")
+
+    async def stacks(self, request: web.Request) -> web.Response:
+        """Where the ranks stand now, as their nodes tell."""
+        name = job_id(request)
+        result = await self._coordinator.request(lambda rid: StacksReceived(rid, name))
+        match result:
+            case Stacks(view=view):
+                return reply(view)
+            case Declined():
+                raise declined(result)
+            case _:
+                raise AssertionError(f"a look was answered with {result}")
+
+    async def rerun(self, request: web.Request) -> web.Response:
+        """A new job with the specification as it was submitted, and what is to be changed of it."""
+        self._jobs.check_rate(request)
+        name = job_id(request)
+        key = idempotency_key(request)
+        asked = await struct_body(request, RerunRequest)
+        state, job = await find_job(self._coordinator, name)
+        try:
+            tree = apply_overrides(to_mapping(job.as_submitted), asked.set)
+            spec = parse_mapping(without_nodes(tree, asked.exclude))
+        except SpecError as error:
+            raise spec_problem(error) from error
+        for node in asked.exclude:
+            if node not in state.nodes:
+                raise bad_field("exclude", f"{node!r} is no node; see: muster nodes")
+        digest = request_digest(spec, f"again {name}")
+        return await self._jobs.take(request, key, spec, digest, name)
+
+
+def without_nodes(tree: dict[str, object], nodes: tuple[str, ...]) -> dict[str, object]:
+    """A job's mapping, also without these nodes."""
+    placement = tree.get("placement")
+    if not nodes or not isinstance(placement, dict | None):
+        return tree
+    chosen = dict(placement or {})
+    named, excluded = chosen.get("include"), chosen.get("exclude")
+    rest = [node for node in named if node not in nodes] if isinstance(named, list) else []
+    if rest:
+        # Of nodes that were named, the others are left. None at all would mean any.
+        chosen["include"] = rest
+    else:
+        before = excluded if isinstance(excluded, list) else []
+        chosen["exclude"] = list(dict.fromkeys([*before, *nodes]))
+    return {**tree, "placement": chosen}

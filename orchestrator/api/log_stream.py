@@ -1,0 +1,266 @@
+"""One reader of one job's logs, at its own pace: bytes come from files, never from a queue."""
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from muster.http.views import LogRecord, LogTrailer
+from muster.protocol.timestamp import timestamp
+from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Job
+from orchestrator.core.model.status import job_state
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.logs.reader import (
+    Live,
+    Piece,
+    Place,
+    Source,
+    history,
+    last_lines,
+    live,
+    take,
+)
+from orchestrator.shell.logs.store import LogStore, log_key
+from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamKey
+
+# How long after its job has ended, or since the last byte came, the next may take to come.
+DELIVERY_S: Final = 5.0
+_LOOK_EVERY_S: Final = 10.0  # whether the reader is still there
+# A batch is in memory up to three times while its reader takes it, and there may be many readers.
+_BATCH_BYTES: Final = 64 * 1024
+
+_log = structlog.get_logger("muster.logs")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which streams are wanted, None is all of them; `since` (UTC seconds) and `offset` say from
+    where on.
+    """
+
+    rank: int | None
+    node: str | None
+    kinds: frozenset[str] | None
+    attempt: int | None
+    since: float = 0.0
+    offset: int = 0
+
+    def takes(self, key: StreamKey, node: str) -> bool:
+        return (
+            (self.rank is None or key.rank == self.rank)
+            and (self.node is None or node == self.node)
+            and (self.kinds is None or key.kind in self.kinds)
+            and (self.attempt is None or key.attempt == self.attempt)
+        )
+
+
+class LogReader:
+    """Writes what `selection` chooses to a response, as records or (`as_text`) as bare bytes."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: LogStore,
+        job: Job,
+        selection: Selection,
+        *,
+        as_text: bool,
+    ) -> None:
+        self._coordinator = coordinator
+        self._store = store
+        self._job = job  # it changes until it has ended
+        self._name = job.id
+        self._selection = selection
+        self._as_text = as_text
+        self._last: Place | None = None
+        self._told: set[tuple[StreamKey, Late]] = set()
+
+    def several(self) -> bool:
+        """Whether more than one stream is chosen. Raises LogStoreError."""
+        return len(list(islice(self._sources(), 2))) > 1
+
+    async def stream(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        place: Place | None,
+        tail: int | None,
+        *,
+        follow: bool,
+    ) -> LogTrailer | None:
+        """Write records until there are no more; None where the reader has gone.
+
+        Without `follow` that is what there is now, and for a job that has ended all of it.
+        """
+        self._last = place
+        try:
+            after = await self._history(response, place, tail)
+            while True:
+                await self._store.load(self._name)
+                changes = self._coordinator.changes
+                seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
+                # Looked at before reading: what makes it final was stored before.
+                state_name, exit_code, ended_at, missing = self._ending()
+                after = await self._live(response, after)
+                await self._tell_of_late(response, after)
+                # A storm may take a while to arrive: what counts is when the last of it did.
+                grew_at = self._store.job(self._name).grew_at
+                waited = self._coordinator.now().wall - max(ended_at or 0.0, grew_at)
+                final = ended_at is not None and (not missing or waited >= DELIVERY_S)
+                # Of a job that has ended the last bytes may be on their way to us.
+                complete = final if follow or ended_at is not None else True
+                if complete or changes.closed:
+                    restarting = follow and changes.closed and not final
+                    place = self._last or after
+                    return LogTrailer(
+                        end=final,
+                        state=state_name,
+                        exit_code=exit_code,
+                        reason=f"server restarting, resume at cursor {place}"
+                        if restarting
+                        else _undelivered(missing, final),
+                        cursor=str(place),
+                    )
+                left_s = _LOOK_EVERY_S if ended_at is None else max(0.0, DELIVERY_S - waited)
+                await changes.wait(seen, left_s)
+                if request.transport is None or request.transport.is_closing():
+                    return None
+        except ConnectionError:
+            return None
+        except LogStoreError as error:
+            return self._unreadable(error)
+
+    def _unreadable(self, error: LogStoreError) -> LogTrailer:
+        removed = self._store.removed(self._name)
+        if removed is not None:
+            return LogTrailer(end=True, reason=removed.text(self._name))
+        _log.error("log_read_failed", job=self._name, why=str(error))
+        cursor = None if self._last is None else str(self._last)
+        return LogTrailer(end=False, reason="the logs cannot be read", cursor=cursor)
+
+    async def _history(
+        self, response: web.StreamResponse, place: Place | None, tail: int | None
+    ) -> Live:
+        if isinstance(place, Live):
+            return place
+        boundary = self._store.job(self._name).next_seq if place is None else place.boundary
+        start = place
+        if tail == 0 and place is None:
+            return Live(boundary, 0)
+        if tail is not None and place is None:
+            start = await asyncio.to_thread(last_lines, self._sources(), boundary, tail)
+        await self._send(response, history(self._sources(), boundary, start))
+        return Live(boundary, 0)
+
+    async def _live(self, response: web.StreamResponse, after: Live) -> Live:
+        until = self._store.job(self._name).next_seq
+        if after.seq >= until:
+            return after
+        await self._send(response, live(self._sources(), after, until))
+        return Live(until, 0)
+
+    async def _send(self, response: web.StreamResponse, pieces: Iterator[Piece]) -> None:
+        while True:
+            payload, last = await asyncio.to_thread(self._next, pieces)
+            if last is None:
+                return
+            if len(payload) >= _BATCH_BYTES:
+                await self._coordinator.give_way()
+            await response.write(payload)
+            self._last = last
+
+    def _next(self, pieces: Iterator[Piece]) -> tuple[bytes, Place | None]:
+        taken = take(pieces, _BATCH_BYTES)
+        if not taken:
+            return b"", None
+        if self._as_text:
+            return b"".join(piece.data for piece in taken), taken[-1].place
+        lines = [msgspec.json.encode(self._record(piece)) for piece in taken]
+        return b"\n".join([*lines, b""]), taken[-1].place
+
+    async def _tell_of_late(self, response: web.StreamResponse, after: Live) -> None:
+        """A record without bytes for each stream whose next bytes could not be stored so far."""
+        if self._as_text:
+            return
+        for key, late in list(self._store.job(self._name).late.items()):
+            node = self._node(key)
+            if (key, late) in self._told or not self._selection.takes(key, node):
+                continue
+            self._told.add((key, late))
+            record = LogRecord(
+                attempt=key.attempt,
+                node=node,
+                rank=None if key.rank < 0 else key.rank,
+                stream=key.kind,
+                offset=late.offset,
+                len=0,
+                ts=timestamp(late.since),
+                cursor=str(self._last or after),
+                data="",
+                node_rank=key.node_rank,
+                gap=late.why,
+            )
+            await response.write(msgspec.json.encode(record) + b"\n")
+
+    def _record(self, piece: Piece) -> LogRecord:
+        data, data_b64 = None, None
+        try:
+            data = piece.data.decode()
+        except UnicodeDecodeError:
+            data_b64 = base64.b64encode(piece.data).decode()
+        key = piece.key
+        return LogRecord(
+            attempt=key.attempt,
+            node=self._node(key),
+            rank=None if key.rank < 0 else key.rank,
+            stream=key.kind,
+            offset=piece.offset,
+            len=len(piece.data),
+            ts=timestamp(piece.ts),
+            cursor=str(piece.place),
+            data=data,
+            data_b64=data_b64,
+            node_rank=key.node_rank,
+            gap=piece.gap,
+        )
+
+    def _sources(self) -> Iterator[Source]:
+        """The chosen streams. A gang may have very many, so whoever reads them, in a thread, makes
+        them. Raises LogStoreError.
+        """
+        chosen = self._selection
+        streams = list(self._store.job(self._name).streams.items())
+        return (
+            Source(key, stream.path, stream.last_seq, chosen.since, chosen.offset)
+            for key, stream in streams
+            if chosen.takes(key, self._node(key))
+        )
+
+    def _node(self, key: StreamKey) -> str:
+        task = self._job.task(key.attempt, key.node_rank)
+        return "" if task is None else task.node
+
+    def _ending(self) -> tuple[str, int | None, float | None, list[str]]:
+        """State, exit code, when the job ended, and the nodes whose logs are not all here."""
+        job = self._job
+        exit_code = job.cause.exit_code if job.cause is not None else None
+        ended_at = job.ended_at if job.phase is JobPhase.ENDED else None
+        return job_state(job).value, exit_code, ended_at, self._missing(job)
+
+    def _missing(self, job: Job) -> list[str]:
+        stored = self._store.job(self._name).stored
+        return sorted({task.node for task in awaited(job, stored)})
+
+
+def _undelivered(missing: list[str], final: bool) -> str | None:
+    if not final or not missing:
+        return None
+    return f"not all logs were delivered by {', '.join(missing)}"

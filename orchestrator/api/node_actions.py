@@ -1,0 +1,78 @@
+"""What operators do to a node: take it out of service, and back; forget it."""
+
+from aiohttp import web
+
+from muster.http.node_actions import DrainRequest, NodeAnswer, RemoveRequest, ResumeRequest
+from muster.http.views import NodeView
+from muster.protocol.ids import NodeName
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.problems import ApiError, bad_field
+from orchestrator.api.http.request_parsing import struct_body
+from orchestrator.api.http.responses import reply
+from orchestrator.api.nodes import unknown_node
+from orchestrator.core.facts.effects import UNKNOWN_NODE, Declined, Result, Serviced
+from orchestrator.core.facts.inputs import DrainReceived, RemoveReceived, ResumeReceived
+from orchestrator.core.views.display import node_seen
+from orchestrator.shell.coordinator import Coordinator
+
+
+class NodeVerbsApi:
+    """The routes below /v1/nodes/{id} that change a node."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """`{"reason": "bad DIMM", "deadline_s": 7200}`."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        asked = await struct_body(request, DrainRequest)
+        reason = " ".join(asked.reason.split())
+        if not reason:
+            raise bad_field("reason", "is empty: say why, for whoever finds the node drained")
+        if asked.now and asked.after_checkpoint:
+            raise bad_field("now", "and after_checkpoint are two answers to one question: give one")
+        if asked.now and asked.deadline_s is not None:
+            raise bad_field("now", "and deadline_s are two answers to one question: give one")
+        deadline_s = 0.0 if asked.now else asked.deadline_s
+        result = await self._coordinator.request(
+            lambda rid: DrainReceived(rid, name, user, reason, deadline_s, asked.after_checkpoint)
+        )
+        return await self._answer(name, result)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """`{"check": false}` takes the node as it is."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        asked = await struct_body(request, ResumeRequest)
+        result = await self._coordinator.request(
+            lambda rid: ResumeReceived(rid, name, user, asked.check)
+        )
+        return await self._answer(name, result)
+
+    async def remove(self, request: web.Request) -> web.Response:
+        """Forget a node that is gone; answered as it was last known."""
+        name, user = NodeName(request.match_info["id"]), request[TOKEN].user
+        await struct_body(request, RemoveRequest)
+        view = await self._view(name)
+        result = await self._coordinator.request(lambda rid: RemoveReceived(rid, name, user))
+        if isinstance(result, Serviced):
+            return reply(NodeAnswer(view, changed=True))
+        return await self._answer(name, result)
+
+    async def _view(self, name: NodeName) -> NodeView:
+        """Raises ApiError (404)."""
+        state = await self._coordinator.settled()
+        node = state.nodes.get(name)
+        if node is None:
+            raise unknown_node(name)
+        return node_seen(state, node, self._coordinator.now(), self._coordinator.limits)
+
+    async def _answer(self, name: NodeName, result: Result) -> web.Response:
+        match result:
+            case Serviced(anything=anything):
+                return reply(NodeAnswer(await self._view(name), anything))
+            case Declined(code=code) if code == UNKNOWN_NODE:
+                raise unknown_node(name)
+            case Declined():
+                raise ApiError(409, result.code, result.text, result.hint)
+            case _:
+                raise AssertionError(f"a verb of a node was answered with {result}")

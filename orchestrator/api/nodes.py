@@ -1,0 +1,93 @@
+"""Nodes, the coordinator's own version and its health."""
+
+from bisect import bisect_right
+from typing import Final
+
+from aiohttp import web
+
+from muster.fabric.natural_sort import natural
+from muster.http.views import NodeList, VersionView
+from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN
+from muster.protocol.ids import NodeName
+from orchestrator.api.http.access import TOKEN
+from orchestrator.api.http.connection_limits import no_descriptors
+from orchestrator.api.http.pagination import make_cursor, read_cursor
+from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.query_params import NodesQuery
+from orchestrator.api.http.request_parsing import read_query, shown
+from orchestrator.api.http.responses import reply
+from orchestrator.core.engine.decide import VERSION
+from orchestrator.core.facts.effects import UNKNOWN_NODE
+from orchestrator.core.views.display import node_seen
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.fd_limits import shortage
+
+_NODES: Final = "nodes"
+
+
+def unknown_node(name: str) -> ApiError:
+    return ApiError(
+        404,
+        UNKNOWN_NODE,
+        f"there is no node {shown(name)}",
+        "list the nodes: muster nodes (GET /v1/nodes)",
+    )
+
+
+def _place(name: str) -> tuple[object, str]:
+    """In the order that a person expects; n1 and n01 are two nodes."""
+    return natural(name), name
+
+
+class ClusterApi:
+    """/v1/nodes, /v1/version and the two health checks."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        query = read_query(request, NodesQuery)
+        behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
+        state = await self._coordinator.settled()
+        now = self._coordinator.now()
+        names = sorted(state.nodes, key=_place)
+        begin = 0 if behind is None else bisect_right(names, behind, key=_place)
+        page = names[begin : begin + query.limit]
+        more = len(names) > begin + query.limit
+        limits = self._coordinator.limits
+        views = tuple(node_seen(state, state.nodes[name], now, limits) for name in page)
+        return reply(NodeList(views, make_cursor(_NODES, page[-1]) if more else None))
+
+    async def node(self, request: web.Request) -> web.Response:
+        name = NodeName(request.match_info["id"])
+        state = await self._coordinator.settled()
+        node = state.nodes.get(name)
+        if node is None:
+            raise unknown_node(name)
+        return reply(node_seen(state, node, self._coordinator.now(), self._coordinator.limits))
+
+    async def version(self, request: web.Request) -> web.Response:
+        state = await self._coordinator.settled()
+        token = request[TOKEN]
+        return reply(
+            VersionView(
+                version=VERSION,
+                protocol_min=PROTOCOL_MIN,
+                protocol_max=PROTOCOL_MAX,
+                epoch=state.epoch,
+                user=token.user,
+                role=token.class_.value,
+            )
+        )
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """The process answers; nothing is said about it but that."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """The state is there and requests are taken."""
+        if self._coordinator.changes.closed:
+            raise ApiError(503, "stopping", "the coordinator is stopping")
+        if shortage():
+            raise no_descriptors()
+        return web.Response(text="ready\n")

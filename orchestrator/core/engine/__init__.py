@@ -1,0 +1,5 @@
+"""One turn: an input becomes facts, each fact is applied and may cause more, and effects come out.
+
+`orchestrator.shell.coordinator` calls `turn`; replay calls `apply` alone. The engine dispatches to
+the packages of each subject and holds no rule of one.
+"""

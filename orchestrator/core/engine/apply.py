@@ -1,0 +1,361 @@
+"""apply: how each fact changes the state. Total, without choices; used live and in replay alike."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never, get_args
+
+from muster.protocol.ids import NodeName, task_id
+from muster.protocol.states import TaskState
+from muster.spec.units import duration_text
+from orchestrator.core.engine.apply_jobs import apply_change, apply_job, dequeue, forget, job_to
+from orchestrator.core.engine.apply_links import apply_cluster, apply_judgement, apply_link
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.facts import idle as idf
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
+from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Attempt, Cut, Job, Signal, State, Task, make_tasks
+from orchestrator.core.model.task import OVER, TASK_TRANSITIONS, reached
+from orchestrator.core.monitoring.checkpoints import apply_checkpoint
+from orchestrator.core.monitoring.hang_state import apply_hang
+from orchestrator.core.monitoring.idle_gpus import apply_idle
+from orchestrator.core.nodes.service_state import apply_service
+from orchestrator.core.scheduling.gpus import share_of
+from orchestrator.core.webhooks.outbox import apply_notice
+
+CUTS_KEPT: Final = 400
+SIGNALS_KEPT: Final = 16
+"""So many of an attempt are said again to a node whose connection may have lost them."""
+
+_OF_NO_REVISION: Final = frozenset(
+    {f.RunTimed, f.JobForgotten, nf.NoticeFailed, idf.IdleTimed, *get_args(hf.Looking)}
+)
+
+
+def apply(state: State, fact: f.Fact, at: float) -> None:
+    """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
+    match fact:
+        case (
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.TaskCleaned()
+            | f.TaskLost()
+            | f.TaskLeft()
+            | f.TaskCut()
+            | f.TaskBack()
+        ):
+            _apply_task(state, fact, at)
+        case (
+            f.NodeHeard()
+            | f.NodeConnected()
+            | f.NameClaimed()
+            | f.NodeSynced()
+            | f.FailureSuspected()
+            | f.PortsSeen()
+            | f.PeersSeen()
+            | f.DisksSeen()
+            | f.SurvivorsSeen()
+            | f.NodeDisconnected()
+            | f.LeaseExtended()
+            | f.NodeLeaseExpired()
+        ):
+            apply_link(state, fact)
+        case f.EpochStarted() | f.NodeRegistered() | f.SpaceChanged():
+            apply_cluster(state, fact)
+        case (
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+            | sf.HardwareReported()
+        ):
+            apply_service(state.nodes[fact.node], fact, at)
+            if isinstance(fact, sf.HardwareReported) and not fact.noted:
+                for job_id, number in fact.attempts:
+                    # In a replay it may be of a job that the archive has.
+                    attempt = state.attempt(job_id, number)
+                    if attempt is not None:
+                        attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
+        case sf.HardwareNoted(job, number, text):
+            state.jobs[job].attempts[number - 1].changes.add(at, text)
+        case sf.NodeRemoved(node):
+            del state.nodes[node]
+        case (
+            f.JobSubmitted()
+            | f.CancelRequested()
+            | f.RetryScheduled()
+            | f.JobRequeued()
+            | f.JobEnded()
+        ):
+            apply_job(state, fact, at)
+        case nf.NoticeSettled(job_id) if job_id not in state.jobs:
+            # A journal of 0.1 may have it behind its job's way to the archive.
+            return
+        case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
+            apply_notice(state, fact, at)
+        case f.JobHeld() | f.JobReleased() | f.JobChanged():
+            apply_change(state, fact, at)
+        case f.JudgementPut() | f.BrakeSet() | f.BrakeReleased():
+            apply_judgement(state, fact)
+        case f.JobForgotten(number):
+            forget(state, number)
+        case f.RunTimed(job, number, since):
+            attempt = state.jobs[job].attempts[number - 1]
+            if attempt.phase is AttemptPhase.RUNNING:
+                state.running[job] = since
+        case (
+            f.AttemptPlaced()
+            | f.AttemptArranged()
+            | f.AttemptStarted()
+            | f.StopRequested()
+            | f.StopForced()
+            | f.GraceShortened()
+            | f.TaskJoined()
+            | f.AttemptClosed()
+        ):
+            _apply_attempt(state, fact, at)
+        case f.AttemptWarned() | f.SignalRequested():
+            _apply_signal(state, fact, at)
+        case f.TaskCheckpointed():
+            apply_checkpoint(state, fact, at)
+        case f.TrafficMeasured() | f.TrafficJudged():
+            _apply_traffic(state, fact, at)
+        case (
+            hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
+        ):
+            apply_hang(state, fact, at)
+        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            apply_idle(state, fact, at)
+        case _:
+            assert_never(fact)
+    name = getattr(fact, "job", None)
+    if name is not None and type(fact) not in _OF_NO_REVISION:
+        state.jobs[name].revision += 1
+
+
+def _apply_attempt(
+    state: State,
+    fact: f.AttemptPlaced
+    | f.AttemptArranged
+    | f.AttemptStarted
+    | f.StopRequested
+    | f.StopForced
+    | f.GraceShortened
+    | f.TaskJoined
+    | f.AttemptClosed,
+    at: float,
+) -> None:
+    job = state.jobs[fact.job]
+    if isinstance(fact, f.AttemptPlaced):
+        dequeue(state, job)
+        job_to(job, JobPhase.ACTIVE)
+        tasks = make_tasks(job.id, fact.attempt, fact.nodes, fact.gpus)
+        job.attempts.append(Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why))
+        for task in tasks:
+            _take(state, job, task)
+        return
+    attempt = job.attempts[fact.attempt - 1]
+    match fact:
+        case f.AttemptArranged(_, _, master_addr, master_port, endpoints, network, fabric):
+            _attempt_to(attempt, AttemptPhase.ARRANGING)
+            attempt.endpoints, attempt.network = endpoints, network
+            attempt.fabric = fabric
+            attempt.master_addr, attempt.master_port = master_addr, master_port
+            attempt.prepared_at = at
+            attempt.machine_id = state.nodes[attempt.tasks[0].node].inventory.machine_id
+            state.ports.setdefault(attempt.machine_id, set()).add(master_port)
+        case f.AttemptStarted():
+            _attempt_to(attempt, AttemptPhase.RUNNING)
+            attempt.released_at = at
+            if job.spec.elastic:
+                state.elastic.add(job.id)
+        case f.TaskJoined(_, _, rank, node, endpoint, gpus):
+            task = Task(task_id(job.id, attempt.number, rank), job.id, attempt.number, rank, node)
+            task.joined, task.endpoint, task.gpus = True, endpoint, gpus
+            attempt.tasks.append(task)
+            attempt.changes.add(at, f"{node} joins")
+            _take(state, job, task)
+        case f.StopRequested(_, _, cause):
+            _attempt_to(attempt, AttemptPhase.STOPPING)
+            state.elastic.discard(job.id)
+            state.running.pop(job.id, None)
+            state.idle_told.pop(job.id, None)
+            attempt.cause, attempt.stopping_at = cause, at
+            asked = job.cancel[2] if job.cancel is not None else None
+            attempt.grace_s = job.spec.stop.grace_s if asked is None else asked
+            for task in attempt.tasks:
+                state.suspects.pop(task.id, None)
+            state.watches.pop((job.id, attempt.number), None)
+        case f.StopForced():
+            attempt.forced = True
+        case f.GraceShortened(_, _, user, grace_s):
+            attempt.shortened = at, grace_s
+            job.notes.add(at, f"grace cut to {duration_text(grace_s)} by {user}")
+        case f.AttemptClosed():
+            _attempt_to(attempt, AttemptPhase.CLOSED)
+            attempt.closed_at = at
+            for task in attempt.tasks:
+                _free(state, task)
+            state.ports.get(attempt.machine_id, set()).discard(attempt.master_port)
+        case _:
+            assert_never(fact)
+
+
+def _apply_task(
+    state: State,
+    fact: f.TaskPrepared
+    | f.TaskRefused
+    | f.TaskArranged
+    | f.TaskListening
+    | f.TaskStarted
+    | f.TaskExited
+    | f.TaskCleaned
+    | f.TaskLost
+    | f.TaskLeft
+    | f.TaskCut
+    | f.TaskBack,
+    at: float,
+) -> None:
+    job = state.jobs[fact.job]
+    attempt = job.attempts[fact.attempt - 1]
+    task = attempt.tasks[fact.rank]
+    match fact:
+        case f.TaskPrepared(_, _, _, prepared):
+            _task_to(task, TaskState.PREPARED)
+            task.prepared = prepared
+        case f.TaskRefused(_, _, _, refusal):
+            task.refusal = refusal
+        case f.TaskArranged(_, _, _, warnings):
+            _task_to(task, TaskState.ARRANGED)
+            task.warnings = warnings
+        case f.TaskListening():
+            task.listening = True
+        case f.TaskStarted():
+            _task_to(task, TaskState.STARTED)
+            begun = all(reached(t.state, TaskState.STARTED) for t in attempt.tasks)
+            if begun and not task.joined:
+                attempt.started_at = at
+        case f.TaskExited(_, _, _, exit_status, ranks, stopped_by, traffic):
+            _task_to(task, TaskState.EXITED)
+            task.traffic = traffic
+            task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
+        case f.TaskCleaned(_, _, _, no_output):
+            _task_to(task, TaskState.CLEANED)
+            task.no_output = no_output
+        case f.TaskLost():
+            _task_to(task, TaskState.LOST)
+        case f.TaskCut():
+            task.cut_at = at
+            attempt.cuts.append(Cut(at, task.node))
+        case f.TaskBack():
+            since = at if task.cut_at is None else task.cut_at
+            attempt.cuts.append(Cut(at, task.node, max(0.0, at - since)))
+            task.cut_at = None
+        case f.TaskLeft(_, _, _, reason, force):
+            task.left, task.left_force = reason, force
+            here = len(attempt.present)
+            nodes = "1 node goes" if here == 1 else f"{here} nodes go"
+            attempt.changes.add(at, f"{reason}; {nodes} on")
+        case _:
+            assert_never(fact)
+    del attempt.cuts[:-CUTS_KEPT]
+    if task.state in OVER and task.exit is None:
+        task.traffic = None
+    if task.left is not None and task.state in OVER:
+        _free(state, task)
+
+
+def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: float) -> None:
+    match fact:
+        case f.TrafficMeasured(name, report):
+            task = state.task(name)
+            # What was known at the end is on disk, and is all that is told of it afterwards.
+            if task is not None and task.exit is None and task.state not in OVER:
+                task.traffic = report
+        case f.TrafficJudged(job, number, proof):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.proof = proof
+            attempt.changes.add(at, proof.text)
+        case _:
+            assert_never(fact)
+
+
+def _apply_signal(state: State, fact: f.AttemptWarned | f.SignalRequested, at: float) -> None:
+    job = state.jobs[fact.job]
+    attempt = job.attempts[fact.attempt - 1]
+    match fact:
+        case f.AttemptWarned():
+            attempt.warned_at, attempt.warned_limit_s = at, job.spec.time_limit_s
+            warn = job.spec.stop.warn
+            if warn is not None:
+                _signal(attempt, warn.signal, late=True)
+        case f.SignalRequested():
+            _signal(attempt, fact.signal, node=fact.node, rank=fact.rank)
+            job.notes.add(at, f"{fact.text} by {fact.user}")
+        case _:
+            assert_never(fact)
+
+
+def _signal(
+    attempt: Attempt,
+    name: str,
+    *,
+    late: bool = False,
+    node: NodeName | None = None,
+    rank: int | None = None,
+) -> None:
+    number = attempt.signals[-1].number + 1 if attempt.signals else 1
+    attempt.signals.append(Signal(number, name, late, node, rank))
+    del attempt.signals[:-SIGNALS_KEPT]
+
+
+def _take(state: State, job: Job, task: Task) -> None:
+    share = share_of(job.spec, task.gpus)
+    state.nodes[task.node].holders[task.job, task.attempt] = share
+
+
+def _free(state: State, task: Task) -> None:
+    """Nothing of the task can be on its node any more; its attempt may have given it back."""
+    node = state.nodes.get(task.node)  # it may have been removed since it left the gang
+    if node is not None and not _holds_another(state, task):
+        node.holders.pop((task.job, task.attempt), None)
+
+
+def _holds_another(state: State, task: Task) -> bool:
+    """Whether its node has come back to the gang, with another task."""
+    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    return any(
+        other is not task and other.node == task.node and other.state not in OVER
+        for other in attempt.tasks
+    )
+
+
+def _attempt_to(attempt: Attempt, phase: AttemptPhase) -> None:
+    if phase not in ATTEMPT_TRANSITIONS[attempt.phase]:
+        raise InvalidTransition(
+            f"attempt {attempt.job}.{attempt.number}: {attempt.phase.value} to {phase.value}"
+        )
+    attempt.phase = phase
+
+
+def _task_to(task: Task, new: TaskState) -> None:
+    if new not in TASK_TRANSITIONS[task.state]:
+        raise InvalidTransition(f"task {task.id}: {task.state.value} to {new.value}")
+    task.state = new

@@ -1,0 +1,114 @@
+"""How facts about jobs change the state: where each waits, and what users change of it."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import assert_never
+
+from msgspec import UNSET, structs
+
+from muster.protocol.ids import JobId
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
+from orchestrator.core.model.state import Hold, Job, State
+
+
+def forget(state: State, number: JobId) -> None:
+    gone = state.jobs.pop(number)
+    state.telling.discard(number)
+    if gone.key:
+        del state.keys[gone.user, gone.key]
+    state.forgotten += 1
+
+
+def apply_job(
+    state: State,
+    fact: f.JobSubmitted | f.CancelRequested | f.RetryScheduled | f.JobRequeued | f.JobEnded,
+    at: float,
+) -> None:
+    match fact:
+        case f.JobSubmitted(job_id, spec, user, key, digest, rerun_of):
+            job = Job(job_id, spec, user, at, rerun_of=rerun_of, key=key)
+            state.jobs[job_id] = job
+            state.next_job = max(state.next_job, job_id + 1)
+            if key:
+                state.keys[user, key] = (job_id, digest)
+            enqueue(state, job)
+        case f.CancelRequested(job_id, user, reason, grace_s, force):
+            state.jobs[job_id].cancel = (user, reason, grace_s, force)
+        case f.RetryScheduled(job_id, budget, delay_s, avoid):
+            job = state.jobs[job_id]
+            job_to(job, JobPhase.BACKOFF)
+            job.retry_after_s, job.avoid = delay_s, frozenset(avoid)
+            match budget:
+                case "user":
+                    job.user_used += 1
+                case "infra":
+                    job.infra_used += 1
+                case _:
+                    pass
+        case f.JobRequeued(job_id):
+            job = state.jobs[job_id]
+            job_to(job, JobPhase.QUEUED)
+            enqueue(state, job)
+        case f.JobEnded(job_id, cause):
+            job = state.jobs[job_id]
+            _leave_line(state, job)
+            job_to(job, JobPhase.ENDED)
+            job.cause, job.ended_at = cause, at
+        case _:
+            assert_never(fact)
+
+
+def apply_change(state: State, fact: f.JobHeld | f.JobReleased | f.JobChanged, at: float) -> None:
+    job = state.jobs[fact.job]
+    match fact:
+        case f.JobHeld(_, user, reason):
+            _leave_line(state, job)
+            job_to(job, JobPhase.HELD)
+            state.held.add(job.id)
+            job.hold = Hold(user, reason, at)
+            job.notes.add(at, f"held by {user}" + (f": {reason}" if reason else ""))
+        case f.JobReleased(_, user):
+            _leave_line(state, job)
+            job_to(job, JobPhase.QUEUED)
+            enqueue(state, job)
+            job.released = True
+            job.notes.add(at, f"released by {user}")
+        case f.JobChanged(_, user, priority, time_limit_s, name):
+            waits = job.phase is JobPhase.QUEUED
+            if waits:
+                dequeue(state, job)
+            if job.asked is None:
+                job.asked = job.spec
+            given = {"priority": priority, "time_limit_s": time_limit_s, "name": name}
+            told = {field: value for field, value in given.items() if value is not UNSET}
+            job.spec = structs.replace(job.spec, **told)
+            if waits:
+                enqueue(state, job)
+            job.notes.add(at, f"changed by {user}: {fact.text}")
+        case _:
+            assert_never(fact)
+
+
+def enqueue(state: State, job: Job) -> None:
+    insort(state.queues.setdefault(job.spec.pool, []), (-job.spec.priority, job.id))
+
+
+def dequeue(state: State, job: Job) -> None:
+    state.queues[job.spec.pool].remove((-job.spec.priority, job.id))
+
+
+def _leave_line(state: State, job: Job) -> None:
+    """Out of wherever it waits to be placed."""
+    if job.phase is JobPhase.QUEUED:
+        dequeue(state, job)
+    state.held.discard(job.id)
+    job.hold = None
+
+
+def job_to(job: Job, phase: JobPhase) -> None:
+    if phase not in JOB_TRANSITIONS[job.phase]:
+        raise InvalidTransition(f"job {job.id}: {job.phase.value} to {phase.value}")
+    job.phase = phase

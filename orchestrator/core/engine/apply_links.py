@@ -1,0 +1,116 @@
+"""How facts about the cluster and the links to its nodes change the state."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.node import LINK_TRANSITIONS, Brake, LinkState
+from orchestrator.core.model.state import Node, State, Suspect
+from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
+
+
+def apply_cluster(state: State, fact: f.EpochStarted | f.NodeRegistered | f.SpaceChanged) -> None:
+    match fact:
+        case f.SpaceChanged(problem):
+            state.disk_full = problem
+        case f.EpochStarted(epoch, cluster, networks, first_job):
+            state.epoch, state.cluster, state.networks = epoch, cluster, networks
+            state.next_job = max(state.next_job, first_job)
+            state.disk_full = ""
+            state.sessions.clear()
+            state.suspects.clear()
+            state.running.clear()
+            state.idle_told.clear()
+            state.looks.clear()
+            state.watches.clear()
+            state.look_number = 0
+            for node in state.nodes.values():
+                node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
+                node.heard_at = node.lease_until = node.ahead_s = 0.0
+                node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
+                node.disks = ()
+                node.survivors.clear()
+            state.judged_from, state.brake = 0.0, None
+        case f.NodeRegistered(name, agent_id, boot_id, version, inventory):
+            known = state.nodes.get(name)
+            if known is None:
+                state.nodes[name] = Node(name, agent_id, boot_id, version, inventory)
+            else:
+                known.agent_id, known.boot_id = agent_id, boot_id
+                known.version, known.inventory = version, inventory
+        case _:
+            assert_never(fact)
+
+
+def apply_link(state: State, fact: f.OfLink) -> None:
+    node = state.nodes[fact.node]
+    match fact:
+        case f.NodeConnected(name, session, peer, heard_at, lease_until, protocol, ahead_s, life):
+            if node.session is not None:
+                state.sessions.pop(node.session, None)
+            _link_to(node, LinkState.CONNECTED)
+            node.session, node.peer, node.protocol = session, peer, protocol
+            node.heard_at, node.lease_until = heard_at, lease_until
+            if another_life(node, life):
+                node.lives = (*node.lives, heard_at)[-LIVES_KEPT:]
+            node.ahead_s, node.instance = ahead_s, life
+            node.connected_at = heard_at
+            # It tells them again.
+            node.survivors.clear()
+            state.sessions[session] = name
+        case f.PortsSeen(_, ports):
+            node.ports = ports
+        case f.DisksSeen(_, disks):
+            node.disks = disks
+        case f.SurvivorsSeen(_, name, pids):
+            if pids:
+                node.survivors[name] = pids
+            else:
+                node.survivors.pop(name, None)
+        case f.PeersSeen(_, name, silent):
+            task = state.task(name)
+            if task is not None:
+                task.silent = silent
+        case f.NameClaimed(_, peer, claimed_at):
+            node.claimed = (peer, claimed_at)
+        case f.NodeSynced():
+            pass
+        case f.FailureSuspected(_, task, cause, ended_at):
+            state.suspects[task] = Suspect(cause, ended_at)
+        case f.NodeHeard(_, heard_at, lease_until, ahead_s):
+            # A heartbeat may be judged after one that came later, which has been answered.
+            node.heard_at = max(node.heard_at, heard_at)
+            node.lease_until = max(node.lease_until, lease_until)
+            node.ahead_s = ahead_s
+        case f.NodeDisconnected(_, session):
+            state.sessions.pop(session, None)
+            if node.session == session:
+                _link_to(node, LinkState.SUSPECT)
+                node.session = None
+        case f.LeaseExtended(_, lease_until):
+            _link_to(node, LinkState.SUSPECT)
+            node.lease_until = lease_until
+        case f.NodeLeaseExpired():
+            _link_to(node, LinkState.LOST)
+        case _:
+            assert_never(fact)
+
+
+def apply_judgement(state: State, fact: f.OfJudgement) -> None:
+    match fact:
+        case f.JudgementPut(until):
+            state.judged_from = until
+        case f.BrakeSet():
+            state.brake = Brake(fact.at, fact.lasts_s, fact.gone, fact.of)
+        case f.BrakeReleased(until):
+            state.judged_from, state.brake = until, None
+        case _:
+            assert_never(fact)
+
+
+def _link_to(node: Node, link: LinkState) -> None:
+    if link not in LINK_TRANSITIONS[node.link]:
+        raise InvalidTransition(f"node {node.name}: {node.link.value} to {link.value}")
+    node.link = link

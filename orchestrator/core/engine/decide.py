@@ -1,0 +1,376 @@
+"""decide: what a stimulus means. Reads the state, changes nothing.
+
+Everything that follows from a fact whoever caused it stands in `follow`; here is only what the
+outside world says and asks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from msgspec import structs
+from msgspec.structs import replace
+
+from muster.protocol.control_channel import (
+    LEASES_OF_TASKS,
+    PROTOCOL_MAX,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    StacksReport,
+    TaskReport,
+    Welcome,
+    with_devices,
+)
+from muster.protocol.disks import DiskHealth, sound
+from muster.protocol.fabric import NodeRdma
+from muster.protocol.gpus import GpuDevice
+from muster.protocol.gpus import problem as gpu_problem
+from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import Interface, problem
+from muster.protocol.states import TaskState
+from muster.protocol.traffic import PortHealth
+from orchestrator.core.engine.timers import decide_timer, restart_timers
+from orchestrator.core.engine.user_requests import cancel, change, signal
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
+from orchestrator.core.gangs.commands import owed, tasks_on
+from orchestrator.core.gangs.leases import leases_told
+from orchestrator.core.gangs.task_reports import news
+from orchestrator.core.gangs.workdir_hint import told_of_the_folder
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State, Task
+from orchestrator.core.model.task import OVER
+from orchestrator.core.monitoring import stack_dumps, traffic
+from orchestrator.core.monitoring.checkpoints import checkpoint_news
+from orchestrator.core.monitoring.idle_gpus import idle_news
+from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
+from orchestrator.core.nodes.crash_loops import restarted
+from orchestrator.core.nodes.drains import drain, remove, resume
+from orchestrator.core.nodes.hardware import hardware_seen, may_be_hardware
+from orchestrator.core.nodes.unkillable import given_up, survivors_seen, unclean
+from orchestrator.core.scheduling.elastic import goes_on_without, is_news, was_killed
+from orchestrator.core.scheduling.placement import never_fits
+from orchestrator.core.webhooks.outbox import tried
+
+VERSION = "0.1.0"
+_SILENT_MAX = 16
+_DISKS_MAX = 8
+REBOOTED: Final = "it was booted anew"
+
+
+def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
+    match stimulus:
+        case s.ReportReceived(session, report):
+            return _report(state, session, report, now, limits)
+        case s.CoordinatorStarted():
+            return _started(state, stimulus, now, limits)
+        case s.SubmitReceived():
+            return _submit(state, stimulus)
+        case s.CancelReceived():
+            return cancel(state, stimulus)
+        case s.ChangeReceived():
+            return change(state, stimulus, now)
+        case s.SignalReceived():
+            return signal(state, stimulus)
+        case s.StacksReceived():
+            return stack_dumps.ask(state, stimulus, now, limits)
+        case s.DrainReceived():
+            return drain(state, stimulus)
+        case s.ResumeReceived():
+            return resume(state, stimulus, now)
+        case s.RemoveReceived():
+            return remove(state, stimulus)
+        case s.HelloReceived(session, hello, peer, local):
+            foreign = frozenset[str]() if local else limits.own_names
+            return _hello(state, session, hello, peer, foreign, now, limits)
+        case s.SessionEnded(session):
+            name = state.sessions.get(session)
+            return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
+        case s.SpaceSeen(problem):
+            changed = bool(problem) != bool(state.disk_full)
+            return Decision([f.SpaceChanged(problem)] if changed else [])
+        case s.NoticeTried():
+            return tried(state, stimulus)
+        case s.JobsArchived(jobs):
+            return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
+        case s.TimerFired(timer):
+            return decide_timer(state, timer, now, limits)
+        case _:
+            assert_never(stimulus)
+
+
+def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
+    """A new process: nothing is known of the connections, and every lease begins anew."""
+    cluster = state.cluster or started.cluster
+    decision = Decision(
+        [f.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
+    )
+    until = now.mono + limits.lease_s + limits.lease_margin_s
+    for node in state.nodes.values():
+        if node.holders:
+            decision.facts.append(f.LeaseExtended(node.name, until))
+            decision.actions.append(
+                a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
+            )
+    decision.actions += restart_timers(state, now, limits)
+    return decision
+
+
+def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
+    request, spec = stimulus.request, stimulus.spec
+    if stimulus.key:
+        known = state.keys.get((stimulus.user, stimulus.key))
+        if known is not None:
+            answer = submitted_before(stimulus.key, stimulus.digest, *known)
+            return Decision([], [a.Answer(request, answer)])
+        if stimulus.searched is not None and stimulus.searched != state.forgotten:
+            again = "jobs went to the archive meanwhile"
+            hint = "submit again with the same key"
+            return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
+    if state.disk_full:
+        declined = a.Declined(
+            a.DISK_FULL,
+            f"no job is taken now: {state.disk_full}",
+            "make room there and submit again; jobs run on and can be cancelled",
+        )
+        return Decision([], [a.Answer(request, declined)])
+    impossible = never_fits(state, spec)
+    if impossible is not None:
+        declined = a.Declined(
+            "unsatisfiable",
+            f"job {spec.name!r} cannot start on the nodes that are known: {impossible}",
+            "see what there is with: muster nodes",
+        )
+        return Decision([], [a.Answer(request, declined)])
+    job = JobId(state.next_job)
+    fact = f.JobSubmitted(
+        job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
+    )
+    return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
+
+
+def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:
+    """The answer to a submit whose idempotency key is that of `job`; `again` is the digest of what
+    has come with it now, `digest` of what came then."""
+    if digest == again:
+        return a.Submitted(job, created=False)
+    return a.Declined(
+        "idempotency_conflict",
+        f"the idempotency key {key!r} belongs to job {job}, which was submitted with another body",
+        "use a new key for a new job",
+    )
+
+
+def _is_over(state: State, number: JobId) -> bool:
+    job = state.jobs.get(number)
+    return job is not None and job.phase is JobPhase.ENDED
+
+
+def _hello(
+    state: State,
+    session: SessionId,
+    hello: Hello,
+    peer: str,
+    foreign: frozenset[str],
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    refused = refuse(state, hello, peer, VERSION, foreign)
+    if refused is not None:
+        claimed = refused.code in NAME_CODES and not refused.soon
+        facts: list[f.Fact] = [f.NameClaimed(hello.node, peer, now.mono)] if claimed else []
+        return Decision(facts, [a.RefuseSession(session, refused)])
+    node = state.nodes.get(hello.node)
+    decision = Decision()
+    described = (hello.agent_id, hello.boot_id, hello.version, hello.inventory)
+    if node is None or described != (node.agent_id, node.boot_id, node.version, node.inventory):
+        decision.facts.append(f.NodeRegistered(hello.node, *described))
+    if node is not None and node.session is not None:
+        decision.actions.append(a.CloseSession(node.session, "the agent has connected anew"))
+    lease_until = now.mono + limits.lease_s + limits.lease_margin_s
+    protocol = min(hello.protocol_max, PROTOCOL_MAX)
+    ahead_s = clock_ahead_s(hello.wall_s, now)
+    life = hello.instance
+    decision.facts.append(
+        f.NodeConnected(hello.node, session, peer, now.mono, lease_until, protocol, ahead_s, life)
+    )
+    decision.facts += restarted(state, hello.node, life, now.mono, limits)
+    decision.facts += _ports_seen(state, hello.node, hello.ports)
+    # Before the tasks: a rank may have died of it.
+    decision.facts += _disks_seen(state, hello.node, hello.disks)
+    rebooted = node is not None and node.boot_id != hello.boot_id
+    keep: list[Task] = []
+    drained: list[f.Fact] = []
+    # Each once, whatever it says twice.
+    for report in {report.task: report for report in hello.tasks}.values():
+        drained += [
+            *survivors_seen(None, hello.node, report),
+            *unclean(node, hello.node, report),
+        ]
+        task = _task(state, report.task)
+        if task is None or task.node != hello.node or task.state in OVER:
+            continue
+        if rebooted and _may_have_run(task, report):
+            # Nothing outlives a boot, whatever its agent makes of what it finds.
+            decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, REBOOTED))
+            continue
+        keep.append(task)
+        decision.facts += _take_report(state, task, report, now)
+        decision.facts += _rest_of_limit(state, task, report, now)
+        drained += given_up(task, report)
+    reported = {report.task: report.state for report in hello.tasks}
+    for task in tasks_on(state, hello.node):
+        if task.id not in reported and task.state is not TaskState.ASSIGNED:
+            reason = REBOOTED if rebooted else "its agent does not have it any more"
+            decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
+    # After the tasks: who is ended by what he reports himself is not ended for this again.
+    decision.facts += hardware_seen(state, hello.node, hello.hardware)
+    decision.facts += drained
+    decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
+    welcome = Welcome(
+        epoch=state.epoch,
+        session=session,
+        lease_s=limits.lease_s,
+        heartbeat_s=limits.heartbeat_s,
+        version=VERSION,
+        cluster=state.cluster,
+        keep=tuple(task.id for task in keep),
+        protocol=protocol,
+        leases=leases_told(state, keep, limits) if protocol >= LEASES_OF_TASKS else {},
+    )
+    decision.actions.append(a.Send(hello.node, session, welcome))
+    timer = a.Timer(a.TimerKind.NODE, node=hello.node)
+    decision.actions.append(a.SetTimer(timer, now.mono + limits.silence_s))
+    return decision
+
+
+def _may_have_run(task: Task, report: TaskReport) -> bool:
+    """Something of the task may have been running when its node went down, and how that ended is
+    not on the node's disk."""
+    return report.exit is None and report.refusal is None and task.state is not TaskState.ASSIGNED
+
+
+def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
+    """A coordinator that finds a job running knows from its nodes for how long it has."""
+    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
+        # Of one that has ended it is how long that one ran.
+        return []
+    return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
+
+
+def _report(
+    state: State,
+    session: SessionId,
+    report: TaskReport | Heartbeat | StacksReport,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    name = state.sessions.get(session)
+    if name is None:
+        return Decision([], [a.CloseSession(session, "this connection has been replaced")])
+    match report:
+        case Heartbeat(sent_s, interfaces, wall_s, devices, ports, rdma, events, disks):
+            until = now.mono + limits.lease_s + limits.lease_margin_s
+            heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
+            changed = _changed(state, name, interfaces, devices, rdma)
+            changed += _ports_seen(state, name, ports)
+            changed += hardware_seen(state, name, events)
+            changed += _disks_seen(state, name, disks)
+            return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
+        case StacksReport():
+            task = _task(state, report.task)
+            if task is not None and task.node != name:
+                return Decision()
+            return stack_dumps.answered(state, task, report, now)
+        case TaskReport():
+            node = state.nodes[name]
+            drained = [*survivors_seen(node, name, report), *unclean(node, name, report)]
+            task = _task(state, report.task)
+            if task is None or task.node != name or task.state in OVER:
+                commands = owed(state, name, report.task, report.state, limits)
+                return Decision(drained, [a.Send(name, session, command) for command in commands])
+            found = _take_report(state, task, report, now)
+            return Decision([*found, *drained, *given_up(task, report)])
+        case _:
+            assert_never(report)
+
+
+def _ports_seen(state: State, name: NodeName, ports: tuple[PortHealth, ...] | None) -> list[f.Fact]:
+    known = state.nodes[name].ports if name in state.nodes else ()
+    return [] if ports is None or ports == known else [f.PortsSeen(name, ports)]
+
+
+def _disks_seen(state: State, name: NodeName, disks: tuple[DiskHealth, ...] | None) -> list[f.Fact]:
+    known = state.nodes[name].disks if name in state.nodes else ()
+    if disks is None or disks == known:
+        return []
+    return [f.DisksSeen(name, tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk)))]
+
+
+def _changed(
+    state: State,
+    name: NodeName,
+    interfaces: tuple[Interface, ...] | None,
+    devices: tuple[GpuDevice, ...] | None,
+    rdma: NodeRdma | None,
+) -> list[f.Fact]:
+    """A node says when its interfaces, its GPUs or what it has for RDMA have changed."""
+    node = state.nodes[name]
+    inventory = node.inventory
+    if interfaces is not None and not problem(interfaces):
+        inventory = structs.replace(inventory, interfaces=interfaces)
+    if devices is not None and not gpu_problem(devices):
+        inventory = with_devices(inventory, devices)
+    if rdma is not None:
+        inventory = structs.replace(inventory, rdma=rdma)
+    if inventory == node.inventory:
+        return []
+    return [f.NodeRegistered(name, node.agent_id, node.boot_id, node.version, inventory)]
+
+
+def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
+    """The news of a report and, where it means the end of the gang, the request to stop it."""
+    job = state.jobs[task.job]
+    attempt = job.attempts[task.attempt - 1]
+    if report.silent != task.silent:
+        peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
+        return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
+    measured, by_tcp = traffic.news(job, attempt, task, report.traffic)
+    seen = checkpoint_news(attempt, task, report.checkpoint)
+    looked = stack_dumps.activity_news(report, now)
+    idle = idle_news(job, attempt, task, report, now)
+    found = [*measured, *news(task, report), *seen, *looked, *idle]
+    if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
+        return found
+    leased = 0 if job.spec.launcher.torchruns else attempt.master_port
+    cause = from_report(task, report, leased) if task.present else None
+    cause = told_of_the_folder(job.spec, task, cause)
+    if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
+        return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
+    if cause is None or not is_news(job, report, cause):
+        return found
+    if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
+        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
+    waits = is_consequence(cause) or may_be_hardware(cause)
+    if waits and attempt.phase is AttemptPhase.RUNNING:
+        if task.id not in state.suspects:
+            ended_at = now.mono - ended_before_s(cause, report)
+            found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))
+        return found
+    # Before the news: the first cause is on record when the exit arrives.
+    return [f.StopRequested(task.job, task.attempt, cause), *found]
+
+
+def _task(state: State, name: TaskId) -> Task | None:
+    try:
+        return state.task(name)
+    except BadId:
+        return None

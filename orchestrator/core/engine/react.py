@@ -1,0 +1,267 @@
+"""follow: what comes of a fact, whoever caused it. Reads the state after the fact, changes nothing.
+
+What comes of a task's move for its gang is in orchestrator/core/gangs/transitions.py.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.protocol.ids import NodeName, TaskId, parse_task_id
+from muster.protocol.instant import Instant
+from muster.protocol.states import TaskState
+from orchestrator.core.engine.timers import limit_timers, phase_timers, traffic_timer
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.facts import idle as idf
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs.commands import owed, signals, tasks_on, tell, wanted
+from orchestrator.core.gangs.launch import gang_of
+from orchestrator.core.gangs.retry_policy import after_attempt
+from orchestrator.core.gangs.transitions import closed, task_moved
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.blame import guilty_nodes
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.model.task import OVER
+from orchestrator.core.monitoring import stack_dumps
+from orchestrator.core.monitoring.idle_gpus import follow_idle, look_soon
+from orchestrator.core.nodes.drains import follow_service, leaves_after_checkpoint
+from orchestrator.core.nodes.hardware import follow_hardware
+from orchestrator.core.nodes.liveness import released, silent_timer, timers_of_the_silent
+from orchestrator.core.nodes.peer_reports import accused, witnessed, word_timer
+from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
+from orchestrator.core.scheduling.placement import can_do_without
+from orchestrator.core.webhooks.outbox import due
+
+
+def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
+    match fact:
+        case (
+            f.TaskPrepared()
+            | f.TaskRefused()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskCleaned()
+            | f.TaskLost()
+            | f.TaskLeft()
+        ):
+            return task_moved(state, fact, now, limits)
+        case f.TaskExited():
+            moved = task_moved(state, fact, now, limits)
+            # The others may have been silent before.
+            job = state.jobs[fact.job]
+            left = stack_dumps.consider(state, job, job.attempts[fact.attempt - 1], now, limits)
+            return Decision([*moved.facts, *left.facts], [*moved.actions, *left.actions])
+        case (
+            f.NodeHeard()
+            | f.EpochStarted()
+            | f.NodeRegistered()
+            | f.TaskCut()
+            | f.TaskBack()
+            | f.NameClaimed()
+            | f.PortsSeen()
+            | f.DisksSeen()
+            | f.SurvivorsSeen()
+            | f.TrafficMeasured()
+            | f.LeaseExtended()
+            | f.JudgementPut()
+            | f.BrakeSet()
+            | f.SpaceChanged()
+            | f.JobSubmitted()
+            | f.JobHeld()
+            | f.JobReleased()
+            | f.CancelRequested()
+            | f.JobRequeued()
+            | f.JobForgotten()
+            | hf.LookJoined()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangOver()
+            | nf.NoticeDue()
+            | nf.NoticeSettled()
+            | nf.NoticeFailed()
+            | sf.HardwareNoted()
+        ):
+            return Decision()
+        case f.JobEnded(job_id):
+            return Decision(due(state.jobs[job_id], nf.Told.ENDED))
+        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
+            return stack_dumps.follow_look(state, fact, now, limits)
+        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            return follow_idle(state, fact, now)
+        case f.TrafficJudged():
+            job, attempt = _of(state, fact)
+            return Decision([], traffic_timer(job, attempt, now, limits))
+        case sf.HardwareReported():
+            return follow_hardware(state, fact)
+        case sf.NodeBlamed(name):
+            return Decision(quarantined(state, state.nodes[name], limits))
+        case (
+            sf.NodeDrained()
+            | sf.DrainTimed()
+            | sf.NodeResumed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+        ):
+            return follow_service(state, fact, now)
+        case f.NodeSynced(name, held):
+            decision = _synced(state, name, held, limits)
+            back = [task for task in tasks_on(state, name) if task.cut_at is not None]
+            decision.facts += [f.TaskBack(task.job, task.attempt, task.rank) for task in back]
+            return decision
+        case f.FailureSuspected(_, task):
+            return _suspected(state, task, now, limits)
+        case f.JobChanged():
+            # A limit that has moved takes its timers along.
+            return Decision([], limit_timers(state, state.jobs[fact.job], now))
+        case f.RunTimed(job_id, number):
+            job = state.jobs[job_id]
+            soon = look_soon(job, job.attempts[number - 1], now)
+            return Decision([], [*limit_timers(state, job, now), *soon])
+        case f.AttemptWarned() | f.SignalRequested():
+            return _signalled(state, fact)
+        case f.NodeDisconnected(name, _):
+            away = state.nodes[name].link is LinkState.SUSPECT
+            cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
+            told: list[f.Fact] = [f.TaskCut(t.job, t.attempt, t.rank) for t in cut]
+            told += witnessed(state, name, now, limits)
+            return Decision(told, silent_timer(state, state.nodes[name], now, limits))
+        case f.PeersSeen(_, task, _):
+            return Decision(accused(state, task, now, limits))
+        case f.NodeConnected(name):
+            return Decision(released(state, now, limits), word_timer(state, name))
+        case f.NodeLeaseExpired() | sf.NodeRemoved():
+            # Nobody waits for it any more: it may have been the last of those that were away.
+            return Decision(released(state, now, limits))
+        case f.TaskCheckpointed():
+            return Decision(leaves_after_checkpoint(state, fact))
+        case f.BrakeReleased():
+            return Decision([], timers_of_the_silent(state))
+        case f.RetryScheduled(job_id, _, delay_s, _):
+            timer = a.Timer(a.TimerKind.RETRY, job=job_id)
+            told = due(state.jobs[job_id], nf.Told.RETRYING)
+            return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
+        case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
+            # Nobody else has to be ready: its plan and its start are one commit and one message.
+            return Decision([f.AttemptStarted(fact.job, fact.attempt)])
+        case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
+            return _phase_begun(state, fact, now, limits)
+        case f.StopRequested() | f.StopForced() | f.GraceShortened():
+            return _stopping(state, fact, limits)
+        case f.TaskJoined(job_id, number, rank):
+            job = state.jobs[job_id]
+            attempt = job.attempts[number - 1]
+            return Decision([], tell(state, job, attempt, attempt.tasks[rank], None, limits))
+        case f.AttemptClosed(job_id, number):
+            return Decision(_after(state, state.jobs[job_id], number, limits))
+        case _:
+            assert_never(fact)
+
+
+def _synced(
+    state: State,
+    name: NodeName,
+    held: tuple[tuple[TaskId, TaskState], ...],
+    limits: Limits,
+) -> Decision:
+    """Commands may have been lost with the old connection: say again all that is wanted."""
+    session = state.nodes[name].session
+    if session is None:
+        return Decision()
+    commands = [c for task, on_node in held for c in owed(state, name, task, on_node, limits)]
+    known = {task for task, _ in held}
+    for task in tasks_on(state, name):
+        if task.id not in known:
+            job = state.jobs[task.job]
+            commands += wanted(job, job.attempts[task.attempt - 1], task, None, limits)
+    return Decision([], [a.Send(name, session, command) for command in commands])
+
+
+def _phase_begun(
+    state: State,
+    fact: f.AttemptPlaced | f.AttemptArranged | f.AttemptStarted,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    job, attempt = _of(state, fact)
+    ready = ready_elsewhere(state, job, limits) if isinstance(fact, f.AttemptStarted) else []
+    decision = Decision(ready, phase_timers(attempt, now, limits))
+    gang = gang_of(job, attempt) if attempt.phase is AttemptPhase.ARRANGING else None
+    for task in attempt.tasks:
+        on_node = None if task.state is TaskState.ASSIGNED else task.state
+        decision.actions += tell(state, job, attempt, task, on_node, limits, gang)
+    return decision
+
+
+def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
+    attempt = job.attempts[number - 1]
+    guilty = guilty_nodes(attempt, attempt.cause) if attempt.cause is not None else frozenset()
+    spare = can_do_without(state, job.spec, job.avoid | guilty)
+    return [
+        after_attempt(job, attempt, spare=spare),
+        *judged(state, job, attempt, limits, spare=spare),
+    ]
+
+
+def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:
+    """Hear the others for a moment: one of them may have failed first."""
+    job, number, _ = parse_task_id(task)
+    attempt = state.jobs[job].attempts[number - 1]
+    if sum(t.id in state.suspects for t in attempt.present) > 1:
+        return Decision()
+    timer = a.Timer(a.TimerKind.BLAME, job=job, attempt=number)
+    return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])
+
+
+def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decision:
+    """Those that cannot hear it now are told when they are back."""
+    _, attempt = _of(state, fact)
+    decision = Decision()
+    for task in attempt.tasks:
+        if task.state is not TaskState.STARTED or not task.present:
+            continue
+        session = state.nodes[task.node].session
+        if session is not None:
+            decision.actions += [
+                a.Send(task.node, session, command)
+                for command in signals(task, attempt.signals[-1:])
+            ]
+    return decision
+
+
+def _stopping(
+    state: State, fact: f.StopRequested | f.StopForced | f.GraceShortened, limits: Limits
+) -> Decision:
+    job, attempt = _of(state, fact)
+    decision = Decision()
+    for task in attempt.tasks:
+        if task.state not in OVER:
+            decision.actions += tell(state, job, attempt, task, task.state, limits)
+    # A gang of which nothing is left, because all of it was lost, has nobody to wait for.
+    decision.facts += closed(attempt)
+    return decision
+
+
+def _of(state: State, fact: _AttemptFact) -> tuple[Job, Attempt]:
+    job = state.jobs[fact.job]
+    return job, job.attempts[fact.attempt - 1]
+
+
+_AttemptFact = (
+    f.AttemptPlaced
+    | f.AttemptArranged
+    | f.AttemptStarted
+    | f.AttemptWarned
+    | f.SignalRequested
+    | f.StopRequested
+    | f.StopForced
+    | f.GraceShortened
+    | f.TrafficJudged
+)

@@ -1,0 +1,255 @@
+"""What it means that a time has passed. A timer that came too late is recognised by the state."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from muster.protocol.text import named
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.failures.causes import from_record, is_consequence
+from orchestrator.core.gangs.refusals import refusal_cause
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Attempt, Job, State, Task
+from orchestrator.core.model.task import reached
+from orchestrator.core.monitoring import idle_gpus, stack_dumps
+from orchestrator.core.monitoring.traffic import not_used, proof_of
+from orchestrator.core.nodes.drains import drain_timer, drain_timer_fired
+from orchestrator.core.nodes.liveness import node_timer_fired
+from orchestrator.core.nodes.peer_reports import silent_one, word_timer_fired
+
+ROUNDING_S: Final = 0.01
+"""A timer that is so early is not early."""
+
+
+def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
+    match timer.kind:
+        case a.TimerKind.NODE:
+            return node_timer_fired(state, timer.node, now, limits)
+        case a.TimerKind.WORD:
+            return word_timer_fired(state, timer.node, now, limits)
+        case a.TimerKind.DRAIN:
+            return drain_timer_fired(state, timer)
+        case a.TimerKind.RETRY:
+            job = state.jobs.get(timer.job)
+            if job is None or job.phase is not JobPhase.BACKOFF:
+                return Decision()
+            return Decision([f.JobRequeued(job.id)])
+        case (
+            a.TimerKind.PREPARE
+            | a.TimerKind.REFUSED
+            | a.TimerKind.ARRANGE
+            | a.TimerKind.START
+            | a.TimerKind.BLAME
+            | a.TimerKind.TRAFFIC
+            | a.TimerKind.LIMIT
+        ):
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None:
+                return Decision()
+            cause = _overdue(state, timer.kind, attempt, now, limits)
+            if cause is None:
+                return Decision()
+            return Decision([f.StopRequested(attempt.job, attempt.number, cause)])
+        case a.TimerKind.HANG | a.TimerKind.LOOK:
+            return stack_dumps.timer_fired(state, timer, now, limits)
+        case a.TimerKind.IDLE:
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None:
+                return Decision()
+            return idle_gpus.consider(state, state.jobs[timer.job], attempt, now)
+        case a.TimerKind.WARN:
+            attempt = state.attempt(timer.job, timer.attempt)
+            if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
+                return Decision()
+            warn_s = _warns_after_s(state.jobs[timer.job], attempt)
+            if warn_s is None or not _due(state, timer.job, warn_s, now):
+                return Decision()
+            return Decision([f.AttemptWarned(attempt.job, attempt.number)])
+        case _:
+            assert_never(timer.kind)
+
+
+def limit_timers(state: State, job: Job, now: Instant) -> list[a.Action]:
+    """The time limit of a gang that runs, and the warning before it."""
+    limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
+    if attempt is None or limit_s is None or since is None:
+        return []
+
+    def at(kind: a.TimerKind, seconds: float) -> a.Action:
+        timer = a.Timer(kind, job=job.id, attempt=attempt.number)
+        return a.SetTimer(timer, max(now.mono, since + seconds))
+
+    found = [at(a.TimerKind.LIMIT, limit_s)]
+    warn_s = _warns_after_s(job, attempt)
+    if warn_s is not None:
+        # First of the two, should both be due: a coordinator that was away warns before it stops.
+        found.insert(0, at(a.TimerKind.WARN, warn_s))
+    return found
+
+
+def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
+    """When the ranks are to be warned of the time limit, in seconds of their run; None where they
+    are not, or have been. One that was put off has a warning of its own."""
+    limit_s, warn, warned_s = job.spec.time_limit_s, job.spec.stop.warn, attempt.warned_limit_s
+    if limit_s is None or warn is None:
+        return None
+    if attempt.warned_at is not None and (warned_s is None or limit_s <= warned_s):
+        return None
+    return limit_s - warn.before_s
+
+
+def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
+    """Whether the job has run so long. A timer that was moved may have fired before."""
+    since = state.running.get(job)
+    return since is None or now.mono >= since + seconds - ROUNDING_S
+
+
+def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
+    """The timers of a new process. Times on which nothing of ours was running begin anew."""
+    found: list[a.Action] = []
+    for node in state.nodes.values():
+        found += drain_timer(node, now)
+    for job in state.jobs.values():
+        if job.phase is JobPhase.BACKOFF:
+            timer = a.Timer(a.TimerKind.RETRY, job=job.id)
+            found.append(a.SetTimer(timer, now.mono + job.retry_after_s))
+        attempt = job.current
+        if attempt is not None:
+            found += phase_timers(attempt, now, limits)
+            if _is_refused(attempt):
+                timer = a.Timer(a.TimerKind.REFUSED, job=job.id, attempt=attempt.number)
+                found.append(a.SetTimer(timer, now.mono + limits.refusal_wait_s))
+            if _has_failed(attempt):
+                timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
+                found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
+            found += traffic_timer(job, attempt, now, limits)
+    return found
+
+
+def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+    """Of a gang whose traffic is known to go where it must not."""
+    running = attempt.phase is AttemptPhase.RUNNING
+    if not running or attempt.proof is None or not_used(job, attempt.proof) is None:
+        return []
+    timer = a.Timer(a.TimerKind.TRAFFIC, job=job.id, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + limits.traffic_wait_s)]
+
+
+def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+    """The deadline of the phase that an attempt is in; a run's time limit is set by `follow`."""
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            kind, seconds = a.TimerKind.PREPARE, limits.prepare_timeout_s
+        case AttemptPhase.ARRANGING:
+            kind, seconds = a.TimerKind.ARRANGE, limits.arrange_timeout_s
+        case AttemptPhase.RUNNING:
+            kind, seconds = a.TimerKind.START, limits.start_timeout_s
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            return []
+        case _:
+            assert_never(attempt.phase)
+    timer = a.Timer(kind, job=attempt.job, attempt=attempt.number)
+    return [a.SetTimer(timer, now.mono + seconds)]
+
+
+def _overdue(
+    state: State, kind: a.TimerKind, attempt: Attempt, now: Instant, limits: Limits
+) -> Cause | None:
+    match kind:
+        case a.TimerKind.PREPARE:
+            if attempt.phase is not AttemptPhase.PREPARING:
+                return None
+            late = _short_of(attempt, TaskState.PREPARED)
+            return _timed_out(
+                CauseCode.PREPARE_TIMEOUT, late, f"not ready after {limits.prepare_timeout_s:g} s"
+            )
+        case a.TimerKind.ARRANGE:
+            if attempt.phase is not AttemptPhase.ARRANGING:
+                return None
+            late = _short_of(attempt, TaskState.ARRANGED)
+            return _timed_out(
+                CauseCode.ARRANGE_FAILED,
+                late,
+                f"did not take the gang's plan within {limits.arrange_timeout_s:g} s",
+            )
+        case a.TimerKind.START:
+            if attempt.phase is not AttemptPhase.RUNNING or attempt.started_at is not None:
+                return None
+            late = _short_of(attempt, TaskState.STARTED)
+            return _timed_out(
+                CauseCode.START_TIMEOUT, late, f"not started after {limits.start_timeout_s:g} s"
+            )
+        case a.TimerKind.REFUSED:
+            if attempt.phase not in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
+                return None
+            return refusal_cause(attempt)
+        case a.TimerKind.BLAME:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return _blamed(state, attempt, now, limits)
+        case a.TimerKind.TRAFFIC:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            return not_used(state.jobs[attempt.job], proof_of(attempt))
+        case a.TimerKind.LIMIT:
+            if attempt.phase is not AttemptPhase.RUNNING:
+                return None
+            limit = state.jobs[attempt.job].spec.time_limit_s
+            if limit is None or not _due(state, attempt.job, limit, now):
+                return None
+            text = f"the time limit of {limit:g} s is over"
+            return Cause(CauseCode.TIME_LIMIT, Outcome.TIME_LIMIT, text)
+        case (
+            a.TimerKind.NODE
+            | a.TimerKind.WORD
+            | a.TimerKind.RETRY
+            | a.TimerKind.WARN
+            | a.TimerKind.DRAIN
+            | a.TimerKind.HANG
+            | a.TimerKind.LOOK
+            | a.TimerKind.IDLE
+        ):
+            raise AssertionError(f"{kind} is no timer of an attempt")
+        case _:
+            assert_never(kind)
+
+
+def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cause | None:
+    """Nobody has said better: the first of those that failed as if another one had."""
+    suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
+    if suspects:
+        first = min(suspects, key=lambda suspect: suspect.ended_at).cause
+        if is_consequence(first):
+            return silent_one(state, attempt, first, now, limits)
+        return first
+    # Those of an earlier process of ours; what it had on disk no node says again.
+    causes = (from_record(task) for task in attempt.present)
+    return next((cause for cause in causes if cause is not None), None)
+
+
+def _is_refused(attempt: Attempt) -> bool:
+    starting = attempt.phase in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING)
+    return starting and any(t.refusal is not None for t in attempt.tasks)
+
+
+def _has_failed(attempt: Attempt) -> bool:
+    running = attempt.phase is AttemptPhase.RUNNING
+    return running and any(t.exit is not None and not t.exit.ok for t in attempt.present)
+
+
+def _short_of(attempt: Attempt, wanted: TaskState) -> list[Task]:
+    return [t for t in attempt.tasks if not reached(t.state, wanted)]
+
+
+def _timed_out(code: CauseCode, late: list[Task], what: str) -> Cause:
+    names = named([task.node for task in late])
+    node = late[0].node if len(late) == 1 else None
+    return Cause(code, Outcome.INFRA, f"{names}: {what}", node=node, node_fault=node is not None)

@@ -1,0 +1,82 @@
+"""One turn of the coordinator: a stimulus, everything that follows from it, and the next
+placements."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster.protocol.instant import Instant
+from orchestrator.core.engine.apply import apply
+from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.react import follow
+from orchestrator.core.facts.effects import Action
+from orchestrator.core.facts.inputs import Stimulus
+from orchestrator.core.facts.jobs import (
+    AttemptArranged,
+    AttemptStarted,
+    Fact,
+    StopRequested,
+    TaskExited,
+)
+from orchestrator.core.facts.service import HardwareReported, NodeDrained
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import State
+from orchestrator.core.scheduling.elastic import may_join, next_join
+from orchestrator.core.scheduling.scheduler import may_place, next_placement
+
+
+@dataclass(slots=True)
+class Turn:
+    """`facts` have been applied; `actions` are to be taken once the facts are on disk."""
+
+    facts: list[Fact] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+
+
+_AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
+
+
+def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn:
+    """Advance `state` by one stimulus. The only way in which a running coordinator changes it."""
+    done = Turn()
+    decision = decide(state, stimulus, now, limits)
+    _carry(state, decision.facts, now, limits, done)
+    done.actions[:0] = decision.actions
+    # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
+    if any(may_place(state, fact) for fact in done.facts):
+        while (placed := next_placement(state)) is not None:
+            _carry(state, [placed], now, limits, done)
+    if state.elastic and any(may_join(state, fact) for fact in done.facts):
+        while (joined := next_join(state)) is not None:
+            _carry(state, [joined], now, limits, done)
+    return done
+
+
+def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn) -> None:
+    pending = deque(facts)
+    while pending:
+        fact = pending.popleft()
+        if isinstance(fact, AttemptStarted | StopRequested) and _has_ended(state, fact):
+            continue
+        apply(state, fact, now.wall)
+        done.facts.append(fact)
+        followed = follow(state, fact, now, limits)
+        leased = any(type(one) is AttemptArranged for one in followed.facts)
+        if leased or type(fact) in _AT_ONCE:
+            # A port is leased before another gang of the same report looks for one, what ended well
+            # has ended before its GPU is heard to fail, and a gang is told once to leave, though
+            # two of its nodes are drained at once, or two of its GPUs fail.
+            pending.extendleft(reversed(followed.facts))
+        else:
+            pending.extend(followed.facts)
+        done.actions += followed.actions
+
+
+def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:
+    """A gang may be ready and lose its node in one breath: then it does not start. It may also lose
+    two things in one breath: the end that is recorded first is the cause, and the other is void."""
+    phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
+    return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -1,0 +1,287 @@
+"""What users ask of a job that they have submitted: to cancel or hold it, let it go,
+change it, or signal its ranks.
+
+Every refusal says what is so, and what to do instead.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Final
+
+from msgspec import UNSET
+
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from muster.protocol.states import JobState, TaskState
+from muster.spec.model import Launcher, Rendezvous
+from muster.spec.units import duration_text
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.gangs.launch import gang_of
+from orchestrator.core.gangs.retry_policy import cancelled
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.grace import grace_now_s, stop_grace_s
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.model.status import job_state
+
+_RANKS_SINCE: Final = 2
+"""The protocol in which a signal may be for some ranks only."""
+
+_REFUSED: Final = {
+    "SIGKILL": (
+        "SIGKILL would end the ranks as if they had failed",
+        "to end the job at once: muster cancel --force {job}",
+    ),
+    "SIGTERM": (
+        "SIGTERM asks the ranks to end, and would look like their own failure",
+        "to end the job: muster cancel {job} (its stop.signal, then its grace)",
+    ),
+    "SIGSTOP": (
+        "SIGSTOP would leave the gang hanging until its communication times out",
+        "to have the nodes for another job: muster cancel {job}, and muster rerun {job} later",
+    ),
+}
+
+
+def cancel(state: State, asked: s.CancelReceived) -> Decision:
+    """Harmless when said again. A stop that has begun may be made shorter, never longer."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return _answer(asked.request, unknown_job(asked.job))
+    if job.phase is JobPhase.ENDED:
+        return _answer(asked.request, a.Cancelled(job.id, already_ended=True))
+    decision, note = Decision(), ""
+    if job.cancel is None or (asked.force and not job.cancel[3]):
+        decision.facts.append(
+            f.CancelRequested(job.id, asked.user, asked.reason, asked.grace_s, asked.force)
+        )
+    attempt, cause = job.current, cancelled(asked.user, asked.reason)
+    if attempt is None:
+        decision.facts.append(f.JobEnded(job.id, cause))
+    elif attempt.phase is not AttemptPhase.STOPPING:
+        decision.facts.append(f.StopRequested(job.id, attempt.number, cause))
+    elif asked.force:
+        if not attempt.forced:
+            decision.facts.append(f.StopForced(job.id, attempt.number))
+    elif asked.grace_s is not None:
+        fact, note = _shorter(job, attempt, asked.user, asked.grace_s)
+        decision.facts += fact
+    decision.actions.append(
+        a.Answer(asked.request, a.Cancelled(job.id, already_ended=False, note=note))
+    )
+    return decision
+
+
+def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[list[f.Fact], str]:
+    """The wall clock decides nothing: nodes keep whichever deadline comes first."""
+    if stop_grace_s(job, attempt) is None:
+        return [], "it has ended by itself, and its nodes are being cleaned"
+    if attempt.forced or (job.cancel is not None and job.cancel[3]):
+        return [], "it is being killed already"
+    now_s = grace_now_s(attempt)
+    if grace_s >= now_s:
+        kept = duration_text(now_s)
+        return [], f"its stop has begun with a grace of {kept}, which is not made longer"
+    fact = f.GraceShortened(job.id, attempt.number, user, grace_s)
+    return [
+        fact
+    ], f"its grace of {duration_text(now_s)} is cut to {duration_text(grace_s)} from now"
+
+
+def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
+    """All of what is asked, or nothing."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return _answer(asked.request, unknown_job(asked.job))
+    if asked.revisions is not None and job.revision not in asked.revisions:
+        return _answer(
+            asked.request,
+            a.Declined(
+                a.CHANGED,
+                f"job {job.id} is not as it was when you last looked at it",
+                f"look again (GET /v1/jobs/{job.id}), and send the ETag of that answer",
+            ),
+        )
+    if job.phase is JobPhase.ENDED:
+        return _answer(asked.request, _ended(job, "changed"))
+    declined = _unchangeable(state, job, asked, now) or _unholdable(job, asked)
+    if declined is not None:
+        return _answer(asked.request, declined)
+    facts = [*_changed(job, asked), *_held(job, asked)]
+    if facts and state.disk_full:
+        return _answer(asked.request, _no_room(state, "is changed"))
+    return Decision(facts, [a.Answer(asked.request, a.Changed(job.id, bool(facts)))])
+
+
+def signal(state: State, asked: s.SignalReceived) -> Decision:
+    """To the ranks of a job that runs; ends nothing by itself."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return _answer(asked.request, unknown_job(asked.job))
+    if job.phase is JobPhase.ENDED:
+        return _answer(asked.request, _ended(job, "signalled"))
+    if asked.signal in _REFUSED:
+        text, hint = _REFUSED[asked.signal]
+        declined = a.Declined("signal_refused", text, hint.format(job=job.id))
+        return _answer(asked.request, declined)
+    attempt = job.current
+    if attempt is None or job_state(job) is not JobState.RUNNING:
+        return _answer(
+            asked.request,
+            a.Declined(
+                "not_running",
+                f"job {job.id} is {job_state(job).value}: only the ranks of a job that runs can be "
+                "signalled",
+                f"to end it: muster cancel {job.id}"
+                if attempt is None
+                else f"how far it is: muster show {job.id}",
+            ),
+        )
+    if state.disk_full:
+        return _answer(asked.request, _no_room(state, "is signalled"))
+    found = _addressed(state, job, attempt, asked)
+    if isinstance(found, a.Declined):
+        return _answer(asked.request, found)
+    on, rank, nodes = found
+    away = tuple(name for name in nodes if state.nodes[name].session is None)
+    return Decision(
+        [f.SignalRequested(job.id, attempt.number, asked.user, asked.signal, on, rank)],
+        [a.Answer(asked.request, a.Signalled(job.id, nodes, away))],
+    )
+
+
+def _addressed(
+    state: State, job: Job, attempt: Attempt, asked: s.SignalReceived
+) -> tuple[NodeName | None, int | None, tuple[NodeName, ...]] | a.Declined:
+    """The node (None: all) and the rank (None: all of it) that a signal is for, and the nodes that
+    are to be told."""
+    nodes = tuple(task.node for task in attempt.present if task.state is TaskState.STARTED)
+    if asked.node is not None and asked.node not in nodes:
+        return a.Declined(
+            "not_on_node",
+            f"job {job.id} has no ranks on {asked.node}",
+            f"it runs on {', '.join(nodes)}",
+        )
+    on = None if asked.node is None else NodeName(asked.node)
+    if asked.rank is None:
+        return on, None, nodes if on is None else (on,)
+    if not job.spec.elastic and job.spec.rendezvous is Rendezvous.STATIC:
+        counts = gang_of(job, attempt).ranks
+        home = next((at for at, end in enumerate(accumulate(counts)) if asked.rank < end), None)
+        if home is None:
+            last = sum(counts) - 1
+            text = f"job {job.id} has no rank {asked.rank}"
+            return a.Declined("no_such_rank", text, f"its ranks are 0 to {last}")
+        where = attempt.tasks[home].node
+        if on not in (None, where):
+            text = f"rank {asked.rank} of job {job.id} is not on {on}"
+            return a.Declined("no_such_rank", text, f"it is on {where}")
+        on = where
+        if job.spec.launcher is Launcher.NONE:
+            # The command is all that we start there.
+            return on, None, (on,)
+    nodes = nodes if on is None else (on,)
+    old = [name for name in nodes if state.nodes[name].protocol < _RANKS_SINCE]
+    if old:
+        return a.Declined(
+            "agent_too_old",
+            f"the agent of {old[0]} is of a release that cannot signal one rank",
+            f"upgrade it, or signal all of its ranks: --node {old[0]}",
+        )
+    return on, asked.rank, nodes
+
+
+def _no_room(state: State, done: str) -> a.Declined:
+    """What room is left is for the ends of jobs."""
+    return a.Declined(
+        a.DISK_FULL,
+        f"no job {done} now: {state.disk_full}",
+        "make room there and ask again; jobs run on and can be cancelled",
+    )
+
+
+def _ended(job: Job, done: str) -> a.Declined:
+    return a.Declined(
+        "already_ended",
+        f"job {job.id} has ended ({job_state(job).value}) and cannot be {done}",
+        f"run it again, changed where you like: muster rerun {job.id} --set KEY=VALUE",
+    )
+
+
+def _unchangeable(
+    state: State, job: Job, asked: s.ChangeReceived, now: Instant
+) -> a.Declined | None:
+    active = job.phase is JobPhase.ACTIVE
+    if active and asked.name is not UNSET and asked.name != job.spec.name:
+        return a.Declined(
+            "not_waiting",
+            f"job {job.id} is {job_state(job).value}: its processes know it as {job.spec.name}",
+            "the name can be changed while it waits",
+        )
+    since = state.running.get(job.id)
+    limit_s = asked.time_limit_s
+    if since is None or limit_s is UNSET or limit_s is None or limit_s == job.spec.time_limit_s:
+        return None
+    ran_s = now.mono - since
+    if limit_s > ran_s:
+        return None
+    return a.Declined(
+        "limit_over",
+        f"job {job.id} has run for {duration_text(float(int(ran_s)))}: a time limit of "
+        f"{duration_text(limit_s)} would be over already",
+        f"to end it now: muster cancel {job.id}",
+    )
+
+
+def _unholdable(job: Job, asked: s.ChangeReceived) -> a.Declined | None:
+    match job.phase:
+        case JobPhase.ACTIVE if asked.hold is True:
+            return a.Declined(
+                "not_waiting",
+                f"job {job.id} is {job_state(job).value}, and only a job that waits can be held",
+                f"to stop it: muster cancel {job.id}; to run it again later: "
+                f"muster rerun {job.id}, and hold the new job",
+            )
+        case JobPhase.HELD:
+            return None
+        case _ if asked.hold is False and not job.released:
+            return a.Declined(
+                "not_held",
+                f"job {job.id} is not held: it is {job_state(job).value}",
+                f"why it does not run yet: muster explain {job.id}"
+                if job.phase is not JobPhase.ACTIVE
+                else "",
+            )
+        case _:
+            return None
+
+
+def _changed(job: Job, asked: s.ChangeReceived) -> list[f.Fact]:
+    spec = job.spec
+    fact = f.JobChanged(
+        job.id,
+        asked.user,
+        priority=UNSET if asked.priority == spec.priority else asked.priority,
+        time_limit_s=UNSET if asked.time_limit_s == spec.time_limit_s else asked.time_limit_s,
+        name=UNSET if asked.name == spec.name else asked.name,
+    )
+    return [fact] if fact.text else []
+
+
+def _held(job: Job, asked: s.ChangeReceived) -> list[f.Fact]:
+    """One who asks twice, as no answer came, changes nothing the second time."""
+    held = job.phase is JobPhase.HELD
+    if asked.hold is True and not held:
+        return [f.JobHeld(job.id, asked.user, asked.reason)]
+    if asked.hold is False and held:
+        return [f.JobReleased(job.id, asked.user)]
+    return []
+
+
+def _answer(request: a.RequestId, result: a.Result) -> Decision:
+    return Decision([], [a.Answer(request, result)])

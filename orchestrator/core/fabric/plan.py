@@ -1,0 +1,383 @@
+"""The fabric plan of a gang: from what every node's fresh probe says, one plan for all of them.
+
+NCCL hangs, or falls back to TCP without a word, where the nodes of a gang use unlike ports. So all
+use the same rails, or none does and it is said why; and a job that needs RDMA does not start on
+nodes that differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from muster.fabric import nccl_env as env
+from muster.fabric.gids import Family
+from muster.fabric.model import ETHERNET
+from muster.fabric.nccl_version import Version, devices_max, version_of
+from muster.fabric.no_port_reason import lack_of
+from muster.protocol.fabric import FabricPort, NodeFabric
+from muster.spec.model import Rdma
+from orchestrator.core.fabric.mismatch_notes import near_notes, settings_notes
+from orchestrator.core.fabric.nccl_conf import file_notes, overruling
+from orchestrator.core.fabric.port_diff import gids, lacks, no_address, told, unlike
+from orchestrator.core.fabric.port_slots import Member, Place, align, places_of
+from orchestrator.core.fabric.rails import Difference, Rails, first_by_node, rails_of
+from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Rail, Transport
+
+NO_IB: Final = {"NCCL_IB_DISABLE": "1"}
+ONLY_IB: Final = {"NCCL_NET": "IB", "NCCL_NET_PLUGIN": "none"}
+"""NCCL ends where it finds no port, instead of going on over TCP."""
+PLUGIN: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
+"""Who sets one of these wants another network than NCCL's own."""
+_NOTES_MAX: Final = 8
+_ALONE: Final = "one node: nothing goes between nodes"
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The gang does not get what it requires: for each node that is to blame what is wrong there,
+    the first of them foremost."""
+
+    differences: tuple[Difference, ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        more = len(self.differences) - 1
+        also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
+        return f"rdma: required, but {self.differences[0].text}{also}"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
+    whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
+    all of them, `sockets` the one that turns RDMA off on some, `conf` the file that NCCL is to read
+    there, "" where there is none."""
+
+    rdma: Rdma = Rdma.PREFERRED
+    alone: bool = False
+    plugins: frozenset[str] = frozenset()
+    plugin: str = ""
+    sockets: str = ""
+    conf: str = ""
+
+
+def plan(
+    members: Sequence[Member], wish: Wish, witnesses: Sequence[Member] = ()
+) -> FabricPlan | Refused | None:
+    """One plan for a gang, its nodes in rank order. None: none of them has anything to do with
+    RDMA, and the job does not mind. `witnesses`: other nodes that the job has met."""
+    if wish.rdma is Rdma.OFF:
+        return _tcp("TCP, as the job says (rdma: off)")
+    if wish.sockets:
+        return _tcp(f"TCP: the job's own {wish.sockets} turns RDMA off")
+    required = wish.rdma is Rdma.REQUIRED
+    without = [Difference(it.node, f"{it.node} {why}") for it in members if (why := lack(it))]
+    if without and required and wish.plugin and not wish.alone:
+        # What it finds there is not ours to know: the proof decides.
+        return FabricPlan(Transport.OPEN, f"left to the plugin {wish.plugin}")
+    if without and required and not wish.alone:
+        return Refused(tuple(without))
+    if without:
+        return _without(members, without, wish)
+    rails = rails_of(members, [it for it in witnesses if not lack(it)])
+    versions = _unlike_versions(members)
+    if required and not wish.alone and (rails.differences or versions):
+        found = first_by_node([*rails.differences, *versions])
+        return Refused(tuple(found.values()))
+    return _over(rails, members, wish, [it.text for it in versions])
+
+
+def lack(member: Member) -> str | None:
+    """Why there is no RDMA on a node, in words that follow its name; None where there may be."""
+    fabric = member.fabric
+    if fabric.unseen:
+        return f"cannot say what it has for RDMA: {fabric.unseen}"
+    if fabric.stops:
+        return f"cannot use RDMA: {fabric.stops[0]}"
+    if member.ports:
+        return None
+    return lack_of(fabric)
+
+
+def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
+    """What a node is told that joins a gang which runs; a sentence where it would not fit in."""
+    why = lack(member)
+    if plan is None or plan.transport is not Transport.RDMA:
+        touched = plan is not None and plan.transport is Transport.TCP
+        return NodePlan(env=dict(NO_IB) if touched or _has_any(member.fabric) else {})
+    if why is not None:
+        return f"{member.node} {why}, and its gang uses RDMA"
+    made = _fitted(plan, member, wish)
+    if isinstance(made, str) and len(member.ports) < len(member.fabric.ports):
+        # A gang of parts of nodes may use all ports of these.
+        whole = _fitted(plan, replace(member, ports=member.fabric.ports), wish)
+        return made if isinstance(whole, str) else whole
+    return made
+
+
+def _fitted(plan: FabricPlan, member: Member, wish: Wish) -> NodePlan | str:
+    family: Family = "AF_INET6" if plan.family == "AF_INET6" else "AF_INET"
+    ports = _joining(plan, member)
+    used: list[FabricPort] = []
+    for number, (port, rail) in enumerate(zip(ports, plan.rails, strict=True)):
+        if port is None:
+            return f"{member.node} has no port for rail {number}, which its gang uses"
+        name = unlike(port, rail)
+        if name is not None:
+            mine, its = told(name, getattr(port, name)), told(name, getattr(rail, name))
+            return f"{member.node}: {port.key} {mine}, and the one of its gang {its}"
+        if lacks(port, family):
+            return f"{member.node}: {no_address(port, family)}, as its gang has"
+        used.append(port)
+    made, apart = _node_plan(member, used, family, wish)
+    return made if apart is None else f"{member.node}: {apart}"
+
+
+def _joining(plan: FabricPlan, member: Member) -> list[FabricPort | None]:
+    """The port of a node for each rail of a gang that runs."""
+    mine = places_of(member)
+    layout = [Place((rail.pci, 0), "", _as_port(rail)) for rail in plan.rails]
+    own = {place.slot[0]: place.port for place in mine}
+    if len(own) == len(mine) and all(rail.pci and rail.pci in own for rail in plan.rails):
+        return [own[rail.pci] for rail in plan.rails]
+    if plan.places == 0 and len(member.ports) == len(plan.rails):
+        return list(member.ports)
+    if len(mine) == plan.places:
+        return [mine[rail.place].port for rail in plan.rails]
+    return [None if it is None else it.port for it in align(mine, layout)]
+
+
+def _as_port(rail: Rail) -> FabricPort:
+    return FabricPort(
+        "",
+        1,
+        rail.pci,
+        rail.link_layer,
+        rail.model,
+        rail.rate_gbps,
+        sm_lid=rail.sm_lid,
+        prefix=rail.prefix,
+        mtu=rail.mtu,
+    )
+
+
+def _has_any(fabric: NodeFabric) -> bool:
+    """Whether NCCL might find something there by itself."""
+    return bool(fabric.ports or fabric.missing or fabric.unused or fabric.stops or fabric.unseen)
+
+
+def _without(
+    members: Sequence[Member], without: Sequence[Difference], wish: Wish
+) -> FabricPlan | None:
+    """A gang of which some cannot use RDMA, and that may do without."""
+    if not any(_has_any(member.fabric) for member in members):
+        if wish.rdma is Rdma.PREFERRED:
+            return None
+        return FabricPlan(Transport.OPEN, _ALONE)
+    if wish.alone:
+        # NCCL asks for its network all the same, and would stumble over what does not work.
+        return _tcp(f"{_ALONE}; {without[0].text}")
+    # Where some can and others cannot, NCCL would wait for ever.
+    more = len(without) - 1
+    also = f" (and {more} more node{'s' if more > 1 else ''})" if more else ""
+    return _tcp(f"TCP: {without[0].text}{also}")
+
+
+def _tcp(text: str, notes: Sequence[str] = ()) -> FabricPlan:
+    return FabricPlan(Transport.TCP, text, kinds=(NodePlan(env=dict(NO_IB)),), notes=tuple(notes))
+
+
+def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
+    """Nodes with another NCCL than most: they would not speak with each other."""
+    counted = Counter(member.nccl for member in members if member.nccl is not None)
+    if len(counted) < 2:
+        return []
+    (usual, count), *_ = counted.most_common()
+    return [
+        Difference(
+            member.node,
+            f"{member.node} has NCCL {_text(member.nccl)}, {count} other"
+            f"{'s' if count > 1 else ''} {_text(usual)}",
+        )
+        for member in members
+        if member.nccl not in (None, usual)
+    ]
+
+
+def _over(
+    rails: Rails, members: Sequence[Member], wish: Wish, beside: Sequence[str]
+) -> FabricPlan | Refused:
+    """The plan over the rails that all share. `beside`: notes that are not about rails."""
+    required = wish.rdma is Rdma.REQUIRED and not wish.alone
+    notes = [*(difference.text for difference in rails.differences), *rails.notes]
+    agreed = list(rails.agreed)
+    most = min(devices_max(member.nccl) for member in members)
+    if len(agreed) > most:
+        notes.append(f"{most} of {len(agreed)} rails are used: NCCL takes no more")
+        agreed = agreed[:most]
+    while agreed:
+        told: dict[tuple[int, bool], tuple[NodePlan, str | None]] = {}
+        made: list[NodePlan] = []
+        apart = []
+        for kind, member in zip(rails.kinds, members, strict=True):
+            key = kind, member.node in wish.plugins
+            if key not in told:
+                told[key] = _made(rails, agreed, kind, member, wish)
+            mine, why = told[key]
+            made.append(mine)
+            if why is not None:
+                apart.append(Difference(member.node, f"{member.node}: {why}"))
+        if not apart:
+            if wish.conf:
+                beside = [*beside, f"the job's NCCL_CONF_FILE={wish.conf} may say otherwise"]
+            return _planned(rails, agreed, members, made, notes, beside)
+        if required:
+            return Refused(tuple(apart))
+        notes.append(apart[0].text)
+        agreed = _of_one_index(rails, agreed)
+    first = notes[0] if notes else "its nodes have no rail in common"
+    return _tcp(f"TCP: {first}", _bounded([*notes[1:], *beside]))
+
+
+def _planned(
+    rails: Rails,
+    agreed: Sequence[int],
+    members: Sequence[Member],
+    made: Sequence[NodePlan],
+    notes: Sequence[str],
+    beside: Sequence[str],
+) -> FabricPlan:
+    roce = any(rails.common[rail].link_layer == ETHERNET for rail in agreed)
+    beside = [*beside, *near_notes(rails, agreed, members), *settings_notes(members)]
+    beside += file_notes(members, made, roce=roce)
+    # Alike ones are found by their content: an environment has no hash.
+    places: dict[object, int] = {}
+    kinds: list[NodePlan] = []
+    nodes = []
+    for mine in made:
+        place = places.setdefault(
+            (mine.hcas, mine.netdevs, tuple(mine.env.items()), mine.nccl), len(kinds)
+        )
+        if place == len(kinds):
+            kinds.append(mine)
+        nodes.append(place)
+    common = tuple(
+        replace(rails.common[rail], place=-1 if rails.paired else rail) for rail in agreed
+    )
+    return FabricPlan(
+        Transport.RDMA,
+        _in_words(rails, agreed, notes),
+        rails=common,
+        kinds=tuple(kinds),
+        nodes=tuple(nodes) if len(kinds) > 1 else (),
+        family=rails.family if roce else "",
+        notes=_bounded([*(notes[1:] if len(agreed) < rails.count else notes), *beside]),
+        places=0 if rails.paired else len(rails.common),
+    )
+
+
+def _in_words(rails: Rails, agreed: Sequence[int], notes: Sequence[str]) -> str:
+    common = [rails.common[rail] for rail in agreed]
+    kinds = Counter(" ".join(word for word in (it.link_layer, it.model) if word) for it in common)
+    rates = sorted({rail.rate_gbps for rail in common if rail.rate_gbps is not None})
+    speed = f", {'/'.join(f'{rate:g}' for rate in rates)} Gb/s each" if rates else ""
+    of = rails.count
+    count = f"{len(agreed)} of {of} rails" if len(agreed) < of else _rails(len(agreed))
+    group = " + ".join(kind for kind in kinds if kind) or "an unknown kind"
+    text = f"RDMA over {count} of {group}{speed}"
+    if len(agreed) == of:
+        return text
+    smaller = "a node with fewer GPUs has no more" if rails.fewer else rails.dark
+    why = notes[0] if notes else smaller
+    return f"{text}; {why}" if why else text
+
+
+def _rails(count: int) -> str:
+    return "1 rail" if count == 1 else f"{count} rails"
+
+
+def _bounded(notes: Sequence[str]) -> tuple[str, ...]:
+    if len(notes) <= _NOTES_MAX:
+        return tuple(notes)
+    more = len(notes) - _NOTES_MAX + 1
+    return (*notes[: _NOTES_MAX - 1], f"and {more} more differences")
+
+
+def _made(
+    rails: Rails, agreed: Sequence[int], kind: int, member: Member, wish: Wish
+) -> tuple[NodePlan, str | None]:
+    ports = [port for rail in agreed if (port := rails.ports[rail][kind]) is not None]
+    return _node_plan(member, ports, rails.family, wish)
+
+
+def _node_plan(
+    member: Member, ports: Sequence[FabricPort], family: Family, wish: Wish
+) -> tuple[NodePlan, str | None]:
+    """And why no environment fits these ports, where none does."""
+    used = [_for_environment(port, family) for port in ports]
+    conf = member.fabric.nccl_conf
+    made = env.of_ports(
+        used,
+        (),
+        member.nccl,
+        family if any(port.link_layer == ETHERNET for port in ports) else "AF_INET",
+        member.fabric.range,
+        version_of(member.fabric.ucx),
+    )
+    values = overruling(conf, used, family, member.nccl) | made.values | member.fabric.settings
+    own = member.node in wish.plugins or any(name in conf for name in PLUGIN)
+    if wish.rdma is Rdma.REQUIRED and not wish.alone and not own:
+        values |= ONLY_IB
+    netdevs = tuple(dict.fromkeys(port.netdev for port in ports if port.netdev))
+    hcas = tuple(port.key for port in ports)
+    return NodePlan(hcas, netdevs, values, _text(member.nccl)), made.apart
+
+
+def _for_environment(port: FabricPort, family: Family) -> env.Port:
+    found = gids(port, family)
+    if port.link_layer != ETHERNET or found is None:
+        return env.Port(port.name, port.port, roce=port.link_layer == ETHERNET)
+    return env.Port(
+        port.name,
+        port.port,
+        roce=True,
+        index=found.index,
+        fit=frozenset(found.fit) | {found.index},
+        ranged=found.ranged,
+        sparse=port.sparse,
+    )
+
+
+def _of_one_index(rails: Rails, agreed: Sequence[int]) -> list[int]:
+    """For an NCCL that takes one GID index for all ports: fewer of the rails, those on which each
+    node has the index that most of its ports need. None of them, where that changes nothing."""
+    left = list(agreed)
+    for at in sorted(set(rails.kinds)):
+        wanted: dict[int, int | None] = {}
+        for rail in left:
+            port = rails.ports[rail][at]
+            found = None if port is None else gids(port, rails.family)
+            wanted[rail] = None if found is None else found.index
+        counted = Counter(index for index in wanted.values() if index is not None)
+        if counted:
+            usual = counted.most_common(1)[0][0]
+            left = [rail for rail in left if _fits(rails.ports[rail][at], usual, rails.family)]
+    return left if len(left) < len(agreed) else []
+
+
+def _fits(port: FabricPort | None, index: int, family: Family) -> bool:
+    found = None if port is None else gids(port, family)
+    return found is not None and (index == found.index or index in found.fit)
+
+
+def _text(version: Version | None) -> str:
+    return "" if version is None else f"{version[0]}.{version[1]}"
+
+
+def nccl_of(*told: str) -> Version | None:
+    """The first of these that is a version."""
+    return next((found for text in told if (found := version_of(text)) is not None), None)

@@ -1,0 +1,59 @@
+"""Ports for RDMA, one beside another: in what two differ, and what each is, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.fabric.gids import Family
+from muster.fabric.model import ETHERNET
+from muster.protocol.fabric import FabricPort, PortGids
+from orchestrator.core.model.fabric_plan import Rail
+
+COMPARED: Final = ("link_layer", "model", "rate_gbps", "sm_lid", "prefix", "mtu")
+_VOWELS: Final = frozenset("AEFHILMNORSX8")
+"""Of names that are spelt out: an MT4129, a BCM57608."""
+_WORDS: Final[dict[Family, str]] = {"AF_INET": "IPv4", "AF_INET6": "IPv6"}
+
+
+def unlike(port: FabricPort, other: FabricPort | Rail) -> str | None:
+    """The first thing that is known of both and differs, by its field; None if nothing is."""
+    for name in COMPARED:
+        if name == "mtu" and port.link_layer != ETHERNET:
+            continue
+        mine, its = getattr(port, name), getattr(other, name)
+        if mine not in (None, "") and its not in (None, "") and mine != its:
+            return name
+    return None
+
+
+def gids(port: FabricPort, family: Family) -> PortGids | None:
+    """The addresses of one family."""
+    return port.fourth if family == "AF_INET" else port.sixth
+
+
+def lacks(port: FabricPort, family: Family) -> bool:
+    """Whether it is known that NCCL would find no address of the family."""
+    return port.link_layer == ETHERNET and port.table and gids(port, family) is None
+
+
+def no_address(port: FabricPort, family: Family) -> str:
+    """As in `mlx5_3:1 (eth3) has no IPv4 address that NCCL would take`."""
+    where = f" ({port.netdev})" if port.netdev else ""
+    return f"{port.key}{where} has no {_WORDS[family]} address that NCCL would take"
+
+
+def told(name: str, value: object) -> str:
+    """A value of a port, in words that follow its name."""
+    match name:
+        case "link_layer":
+            return f"is {value}"
+        case "model":
+            return f"is {'an' if f'{value}'[:1] in _VOWELS else 'a'} {value}"
+        case "rate_gbps":
+            return f"runs at {value:g} Gb/s"
+        case "sm_lid":
+            return f"has the subnet manager at LID {value}"
+        case "prefix":
+            return f"is in the subnet {value}"
+        case _:
+            return f"has MTU {value}"

@@ -1,0 +1,16 @@
+"""What deciding yields: facts to record, and actions to take once they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.core.facts.effects import Action
+from orchestrator.core.facts.jobs import Fact
+
+
+@dataclass(slots=True)
+class Decision:
+    """Facts come before the actions of the same decision, in the order given."""
+
+    facts: list[Fact] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)

@@ -1,0 +1,211 @@
+"""From what an agent reports to the cause that ends an attempt, in words that name the place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from muster.protocol.control_channel import RankReport, Refusal, TaskReport
+from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.hosts_file import BadHost, check_address
+from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
+from muster.protocol.refusal_codes import RefusalCode
+from orchestrator.core.failures.classify import CONSEQUENCES, Verdict, judge, says_in_use
+from orchestrator.core.model.state import Task
+
+TEXT_CHARS_MAX: Final = 800
+TAIL_CHARS_MAX: Final = 4096
+_EXIT_NOT_FOUND: Final = 127
+
+
+def first_failed(report: TaskReport) -> tuple[RankReport, Verdict] | None:
+    """The rank of this task that failed first by itself, and of what; None if none has.
+
+    One that died of what happened to another rank may have been quicker to end than that one.
+    """
+    found = [
+        (rank, _judged(rank, rank.exit))
+        for rank in report.ranks
+        if rank.exit is not None and not rank.exit.ok and not rank.stopped
+    ]
+    return min(
+        found,
+        key=lambda it: (
+            it[1].kind in CONSEQUENCES,
+            it[0].at_s or 0.0,
+            it[0].rank != report.first_failed,
+        ),
+        default=None,
+    )
+
+
+def _judged(rank: RankReport, how: ExitStatus) -> Verdict:
+    return judge(how, rank.error, oom=rank.oom, kernel=rank.kernel, oom_said=rank.oom_said)
+
+
+def from_report(task: Task, report: TaskReport, leased: int = 0) -> Cause | None:
+    """Why the gang has to stop, if this report says so. None for reports of an orderly course.
+
+    `leased`: the port on which the gang's rank 0 itself was to listen, 0 where that is torchrun's.
+    """
+    if report.prepared is not None and task.prepared is None:
+        try:
+            check_address(report.prepared.address)
+        except BadHost as error:
+            return Cause(
+                CauseCode.ARRANGE_FAILED,
+                Outcome.INFRA,
+                f"{task.node} reports an address that no peer can use: {error}",
+                node=task.node,
+                node_fault=True,
+            )
+    if report.stopped_by == "lease":
+        return Cause(
+            CauseCode.LEASE_EXPIRED,
+            Outcome.INFRA,
+            f"{task.node} was cut off for longer than its lease and stopped its ranks",
+            node=task.node,
+            node_fault=True,
+        )
+    if report.stopped_by == "shim_lost":
+        return Cause(
+            CauseCode.TASK_VANISHED,
+            Outcome.INFRA,
+            f"the process that watches over the ranks on {task.node} was killed",
+            node=task.node,
+            node_fault=True,
+        )
+    if report.stopped_by:
+        return None
+    if report.refusal is not None and report.exit is not None:
+        return _start_failed(task, report.refusal, report.exit)
+    failed = first_failed(report)
+    if failed is not None:
+        return _rank_failed(task, *failed, leased)
+    if report.exit is not None and not report.exit.ok:
+        return _launcher_failed(task, report.exit, report.launcher_said)
+    return None
+
+
+def from_record(task: Task) -> Cause | None:
+    """Why the gang has to stop, by what is on record of a task that has ended."""
+    if task.exit is None:
+        return None
+    known = TaskReport(
+        task.id, task.state, ranks=task.ranks, exit=task.exit, stopped_by=task.stopped_by
+    )
+    return from_report(task, known)
+
+
+def is_consequence(cause: Cause) -> bool:
+    """Whether the cause looks like what follows when another rank has failed."""
+    return cause.kind in CONSEQUENCES
+
+
+def ended_before_s(cause: Cause, report: TaskReport) -> float:
+    """How long before it was reported the rank that is blamed had ended, on its node's clock."""
+    at_s = next((r.at_s for r in report.ranks if r.rank == cause.rank), None)
+    return max(0.0, report.running_s - at_s) if at_s is not None else 0.0
+
+
+def _start_failed(task: Task, refusal: Refusal, how: ExitStatus) -> Cause:
+    missing, full = how.code == _EXIT_NOT_FOUND, refusal.code == RefusalCode.NO_SPACE
+    return Cause(
+        CauseCode.START_FAILED,
+        # A port that another program took is no fault of the job's, nor is a full disk of the node.
+        Outcome.INFRA if full or refusal.code == RefusalCode.PORT_TAKEN else Outcome.USER,
+        shortened(f"{task.node} could not start it: {refusal.text}"),
+        node=task.node,
+        node_fault=full,
+        exit=how,
+        refusal=refusal.code,
+        kind=FailureKind.NO_PROGRAM if missing else judge(how, refusal.text).kind,
+    )
+
+
+def _rank_failed(task: Task, rank: RankReport, verdict: Verdict, leased: int) -> Cause:
+    how = rank.exit or ExitStatus()
+    in_use = verdict.kind is FailureKind.PORT_IN_USE and rank.rank == 0
+    taken = in_use and leased > 0 and says_in_use(rank.error, leased)
+    if taken:
+        advice = f"port {leased} was free for MASTER_PORT, and another program has taken it since"
+        verdict = replace(verdict, advice=advice)
+    full = rank.disk_full and (verdict.kind is FailureKind.DISK_FULL or not verdict.said)
+    what = f"rank {rank.rank} on {task.node} {told(how)}"
+    if full:
+        # What it had to say may not have been written: its log is on that disk.
+        what = f"disk full on {task.node}, where the folders of tasks are: {what}"
+    return Cause(
+        CauseCode.RANK_FAILED,
+        Outcome.INFRA if taken or full or verdict.infra else Outcome.USER,
+        _sentence(what, verdict),
+        node=task.node,
+        node_fault=full or verdict.infra,
+        rank=rank.rank,
+        exit=how,
+        refusal=RefusalCode.PORT_TAKEN if taken else None,
+        kind=FailureKind.DISK_FULL if full else verdict.kind,
+        tail=(rank.stderr or rank.error)[-TAIL_CHARS_MAX:],
+    )
+
+
+def _launcher_failed(task: Task, how: ExitStatus, said: str) -> Cause:
+    verdict = judge(how, said)
+    text = f"the launcher on {task.node} {told(how)}"
+    if not verdict.said and not verdict.advice:
+        text += f"; see its log: muster logs {task.job} --node {task.node}"
+    return Cause(
+        CauseCode.LAUNCHER_FAILED,
+        Outcome.USER,
+        _sentence(text, verdict),
+        node=task.node,
+        exit=how,
+        kind=verdict.kind,
+        tail=said[-TAIL_CHARS_MAX:],
+    )
+
+
+def _sentence(what: str, verdict: Verdict) -> str:
+    said = f": {verdict.said}" if verdict.said else ""
+    advice = f"; {verdict.advice}" if verdict.advice else ""
+    return shortened(f"{what}{said}{advice}")
+
+
+def shortened(text: str) -> str:
+    """A program's name, and what a program says, may be of any length."""
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}..."
+
+
+def told(exit_status: ExitStatus) -> str:
+    """How a process ended, as a verb phrase."""
+    if exit_status.signal is not None:
+        return f"was killed by {signal_name(exit_status.signal)}"
+    if exit_status.code is not None:
+        return f"exited with code {exit_status.code}"
+    return "ended in a way that was not seen"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; a plain number for those without a common name."""
+    return _SIGNALS.get(number, f"signal {number}")
+
+
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    14: "SIGALRM",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+}

@@ -1,0 +1,144 @@
+"""What a failure was, and what to do about it: from how a process ended and what it wrote last.
+
+The table is orchestrator/core/failures/taxonomy.py. What the kernel's log says goes before it, as
+it is what happened and not what a program thought of it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from muster.protocol.failure_kinds import FailureKind
+from muster.protocol.outcome import ExitStatus
+from orchestrator.core.failures.kernel_log import OutOfMemory, Xid, read
+from orchestrator.core.failures.taxonomy import IN_USE, RULES
+
+LINE_CHARS_MAX: Final = 300
+WRITTEN_CHARS_MAX: Final = 8192
+LINES_JUDGED: Final = 20
+"""Of a process that ended without a traceback, so many of its last lines count."""
+
+
+CONSEQUENCES: Final = frozenset(
+    {
+        FailureKind.PEER_LOST,
+        FailureKind.RDMA_FAILED,
+        FailureKind.NO_CONNECTION,
+        FailureKind.COLLECTIVE_TIMEOUT,
+        FailureKind.TERMINATED,
+    }
+)
+"""What a rank dies of when something has happened to another one: it is seldom the first."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`said` is the line that tells most of what the process wrote, "" if there is none; `advice`
+    what to do, "" where only the program's author can know. `infra`: the machine failed."""
+
+    kind: FailureKind
+    said: str
+    advice: str
+    infra: bool = False
+
+
+def judge(
+    how: ExitStatus, written: str, *, oom: bool = False, kernel: str = "", oom_said: str = ""
+) -> Verdict:
+    """Class a failure. `written` is the end of what the process wrote, or the traceback that torch
+    recorded; `oom`: its cgroup counted an out-of-memory kill; `kernel` are the lines that the
+    node's kernel wrote about it, `oom_said` is what its agent made of those about memory."""
+    seen = read(kernel)
+    if isinstance(seen, Xid):
+        return Verdict(FailureKind.GPU_FAILED, seen.text, seen.advice, seen.infra)
+    said, rest, raised = _last_words(written)
+    if oom or (isinstance(seen, OutOfMemory) and how.signal == _SIGKILL):
+        what = _cut(oom_said) if seen is None else seen.text
+        return Verdict(FailureKind.OOM_KILLED, what, OUT_OF_MEMORY)
+    if isinstance(seen, OutOfMemory):
+        # A child of it was killed: a data loader's worker, most often.
+        return Verdict(FailureKind.HOST_OUT_OF_MEMORY, seen.text, OUT_OF_MEMORY)
+    if how.signal in BY_SIGNAL and how.signal != _SIGABRT:
+        return replace(BY_SIGNAL[how.signal], said=said if raised else "")
+    for rule in RULES:
+        if found := rule.search(rest):
+            advice = rule.advice.format(*found.groups("?"))
+            return Verdict(rule.kind, said, advice, rule.infra)
+    if how.signal == _SIGABRT:
+        return replace(BY_SIGNAL[_SIGABRT], said=said)
+    return Verdict(FailureKind.EXCEPTION if raised else FailureKind.EXITED, said, "")
+
+
+def says_in_use(written: str, port: int) -> bool:
+    """Whether the last words of a process say that this very port was somebody else's."""
+    _, rest, _ = _last_words(written)
+    this_one = re.compile(rf"(?<!\d){port}(?!\d)")
+    return any(IN_USE.search(line) and this_one.search(line) for line in rest.splitlines())
+
+
+OUT_OF_MEMORY: Final = (
+    "the kernel killed it because the memory of its node or its cgroup was used up: use fewer data "
+    "loader workers or a smaller batch, or ask for nodes with more memory"
+)
+_SIGKILL: Final = 9
+_SIGABRT: Final = 6
+BY_SIGNAL: Final = {
+    4: Verdict(
+        FailureKind.ILLEGAL_INSTRUCTION,
+        "",
+        "a library was built for another kind of processor than that node has",
+    ),
+    _SIGABRT: Verdict(
+        FailureKind.ABORTED,
+        "",
+        "a library gave up; NCCL's own words come with env NCCL_DEBUG=INFO",
+    ),
+    7: Verdict(
+        FailureKind.SHARED_MEMORY,
+        "",
+        "most often /dev/shm of the node is full: use fewer data loader workers, or make it larger",
+    ),
+    9: Verdict(
+        FailureKind.KILLED,
+        "",
+        "signal 9 came from outside, most often from the kernel's out-of-memory killer: check the "
+        "memory of that node (dmesg -T says what was killed)",
+    ),
+    11: Verdict(
+        FailureKind.SEGFAULT,
+        "",
+        "a library crashed: env PYTHONFAULTHANDLER=1 shows where; suspect an extension that was "
+        "built against another torch",
+    ),
+    15: Verdict(
+        FailureKind.TERMINATED, "", "somebody on that node ended it; it was not stopped by Muster"
+    ),
+}
+
+_OF_RANK: Final = re.compile(r"^\[rank\d+\]: ?")
+_WARNING: Final = re.compile(r"^(?:\[rank\d+\]:)?\[W|^[\w./-]*:\d+: \w*Warning: |Warning: ")
+
+
+def _last_words(written: str) -> tuple[str, str, bool]:
+    """The line to quote, the text to judge by, and whether an exception ended the process.
+
+    Where there is a traceback, what was logged before it does not count: a connection that was lost
+    and made again is not why the program ended.
+    """
+    written = written[-WRITTEN_CHARS_MAX:]
+    lines = [_OF_RANK.sub("", line.rstrip()) for line in written.splitlines()]
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    for at in range(frames[-1] + 1 if frames else len(lines), len(lines)):
+        if lines[at] and not lines[at][0].isspace():
+            rest = [line for line in lines[at:] if not _WARNING.search(line)]
+            return _cut(lines[at]), "\n".join(rest), True
+    told = [line.strip() for line in lines if line.strip() and not _WARNING.search(line)]
+    told = told[-LINES_JUDGED:]
+    return (_cut(told[-1]) if told else ""), "\n".join(told), False
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LINE_CHARS_MAX else f"{line[:LINE_CHARS_MAX]}..."

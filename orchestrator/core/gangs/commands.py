@@ -1,0 +1,174 @@
+"""What the coordinator wants of a task now, given how far its node has got.
+
+The same function serves the ordinary course and the return of a connection: a command that was
+lost is simply wanted still.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.control_channel import (
+    STARTS_WITH_PLAN,
+    ArrangeTask,
+    Command,
+    ForgetTask,
+    SignalTask,
+    StartTask,
+    StopTask,
+)
+from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.states import TaskState
+from orchestrator.core.facts import effects as a
+from orchestrator.core.gangs.launch import Gang, arrange_command, gang_of, prepare_command
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.grace import ends_by_itself, grace_now_s, is_forced
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Attempt, Job, Signal, State, Task
+from orchestrator.core.model.task import OVER
+
+
+def wanted(
+    job: Job,
+    attempt: Attempt,
+    task: Task,
+    on_node: TaskState | None,
+    limits: Limits,
+    gang: Gang | None = None,
+) -> list[Command]:
+    """Commands for `task`, whose node has it in the state `on_node` (None: does not have it).
+
+    Who asks for many tasks of an attempt gives its `gang`, where that can be told already.
+    """
+    if task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
+        return [ForgetTask(task.id) if on_node is TaskState.CLEANED else fence(task.id)]
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            return [prepare_command(job, task, limits)] if on_node is None else []
+        case AttemptPhase.ARRANGING:
+            return _arrange(job, attempt, task, on_node, gang)
+        case AttemptPhase.RUNNING if not task.present:
+            # Its ranks may have outlived their launcher: they have the job's grace.
+            grace_s = 0.0 if task.left_force else job.spec.stop.grace_s
+            return [StopTask(task.id, job.spec.stop.signal, grace_s, task.left_force)]
+        case AttemptPhase.RUNNING if on_node is None and task.joined:
+            return [prepare_command(job, task, limits)]
+        case AttemptPhase.RUNNING:
+            return [
+                *_arrange(job, attempt, task, on_node, gang),
+                *_start(job, attempt, task, on_node),
+                *_missed(attempt, task, on_node),
+            ]
+        case AttemptPhase.STOPPING:
+            by_itself = ends_by_itself(attempt) and not task.joined
+            return [] if by_itself else [stop_command(job, attempt, task)]
+        case _:
+            assert_never(attempt.phase)
+
+
+def folded(commands: list[Command], protocol: int) -> list[Command]:
+    """The same in fewer messages, to the node of a gang of one that speaks `protocol`."""
+    match commands:
+        case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
+            return [replace(plan, start=True), *more]
+        case _:
+            return commands
+
+
+def owed(
+    state: State, node: NodeName, name: TaskId, on_node: TaskState, limits: Limits
+) -> list[Command]:
+    """Commands for whatever task `name` a node says it has, ours or not."""
+    try:
+        task = state.task(name)
+    except BadId:
+        task = None
+    if task is not None and task.node == node:
+        job = state.jobs[task.job]
+        return wanted(job, job.attempts[task.attempt - 1], task, on_node, limits)
+    return [ForgetTask(name) if on_node is TaskState.CLEANED else fence(name)]
+
+
+def tell(
+    state: State,
+    job: Job,
+    attempt: Attempt,
+    task: Task,
+    on_node: TaskState | None,
+    limits: Limits,
+    gang: Gang | None = None,
+) -> list[a.Action]:
+    """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
+    session = state.nodes[task.node].session
+    if session is None:
+        return []
+    commands = folded(
+        wanted(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
+    )
+    return [a.Send(task.node, session, command) for command in commands]
+
+
+def tasks_on(state: State, name: NodeName) -> list[Task]:
+    """The tasks that a node owes us: those of the attempts that hold it and are not over."""
+    node = state.nodes.get(name)
+    attempts = [] if node is None else [state.attempt(*holder) for holder in node.holders]
+    return [
+        task
+        for attempt in attempts
+        if attempt is not None
+        for task in attempt.tasks
+        if task.node == name and task.state not in OVER
+    ]
+
+
+def stop_command(job: Job, attempt: Attempt, task: Task) -> StopTask:
+    """End this task as its job wants it."""
+    force = is_forced(job, attempt)
+    return StopTask(task.id, job.spec.stop.signal, grace_now_s(attempt), force)
+
+
+def signals(task: Task, given: list[Signal]) -> list[Command]:
+    """Those that are for this task."""
+    return [
+        SignalTask(
+            task.id,
+            signal.name,
+            signal.number,
+            ranks=() if signal.rank is None else (signal.rank,),
+            late=signal.late,
+        )
+        for signal in given
+        if signal.node in (None, task.node)
+    ]
+
+
+def fence(name: TaskId) -> StopTask:
+    """For a task that is not to be: a stale attempt on a node that was away."""
+    return StopTask(name, "SIGKILL", 0.0, force=True)
+
+
+def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
+    """Under torchrun no worker connects before the launcher's port listens."""
+    if not job.spec.launcher.torchruns or task.rank == 0:
+        return True
+    return attempt.tasks[0].listening
+
+
+def _arrange(
+    job: Job, attempt: Attempt, task: Task, on_node: TaskState | None, gang: Gang | None
+) -> list[Command]:
+    if on_node is not TaskState.PREPARED:
+        return []
+    return [arrange_command(job, attempt, task, gang or gang_of(job, attempt))]
+
+
+def _start(job: Job, attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    waits_at_gate = on_node in (TaskState.PREPARED, TaskState.ARRANGED)
+    return [StartTask(task.id)] if waits_at_gate and may_start(job, attempt, task) else []
+
+
+def _missed(attempt: Attempt, task: Task, on_node: TaskState | None) -> list[Command]:
+    """Said again to a node that was away: it knows which of them it has carried out."""
+    return signals(task, attempt.signals) if on_node is TaskState.STARTED else []

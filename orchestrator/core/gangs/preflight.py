@@ -1,0 +1,71 @@
+"""`preflight: quick`: what is known to be wrong with a node, looked at before a gang starts there.
+
+Its agent looks at disks and mounts as it makes the task ready; what an agent reports all the time
+(clock, ports, GPUs) and in its probe for the task is judged here.
+"""
+
+from __future__ import annotations
+
+from muster.protocol.control_channel import Refusal
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.text import count
+from muster.spec.model import Rdma
+from orchestrator.core.facts.jobs import Fact, StopRequested, TaskRefused
+from orchestrator.core.model.clocks import clock_warning
+from orchestrator.core.model.state import Attempt, Job, State, Task
+
+
+def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
+    """Each node of a gang that is ready, but on which something is wrong, refuses as it were, so
+    that others are taken; and the attempt ends. Empty where all is well, or nobody asked."""
+    if job.spec.preflight is None:
+        return []
+    found = [(task, text) for task in attempt.tasks if (text := wrong(state, job, task))]
+    if not found:
+        return []
+    refusals: list[Fact] = [_refused(task, text) for task, text in found]
+    task, text = found[0]
+    more = f"; and {count(len(found) - 1, 'node')} more" if len(found) > 1 else ""
+    cause = Cause(
+        CauseCode.PREPARE_REFUSED,
+        Outcome.INFRA,
+        f"{task.node} refused: {text}{more}",
+        node=task.node,
+        refusal=RefusalCode.PREFLIGHT,
+        node_fault=True,
+    )
+    return [*refusals, StopRequested(attempt.job, attempt.number, cause)]
+
+
+def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:
+    """The same of a node that would join a gang which runs."""
+    text = "" if job.spec.preflight is None else wrong(state, job, task)
+    return _refused(task, text) if text else None
+
+
+def _refused(task: Task, text: str) -> TaskRefused:
+    refusal = Refusal(RefusalCode.PREFLIGHT, text, node_fault=True)
+    return TaskRefused(task.job, task.attempt, task.rank, refusal)
+
+
+def wrong(state: State, job: Job, task: Task) -> str:
+    """What is wrong with a task's node, in words; "" where nothing is."""
+    node = state.nodes[task.node]
+    told = [clock_warning(node)]
+    if job.spec.resources.gpu is None:
+        # Who asks for a number has GPUs that are well.
+        faults = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
+        if faults:
+            there = len(node.inventory.devices)
+            told.append(f"{there - len(faults)} of {there} GPUs can be used: {'; '.join(faults)}")
+    if job.spec.rdma is not Rdma.OFF:
+        told += [port.text for port in node.ports if port.down]
+        known = {port.port for port in node.ports if port.down}
+        fabric = None if task.prepared is None else task.prepared.fabric
+        told += [
+            f"port {port.key} cannot be used: {port.why}"
+            for port in (() if fabric is None else fabric.missing)
+            if port.key not in known
+        ]
+    return "; ".join(filter(None, told))

@@ -1,0 +1,157 @@
+"""What follows when an attempt is over: another one, or the end of the job."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusal_codes import RefusalCode, headline
+from muster.protocol.states import TaskState
+from muster.protocol.text import listed, named
+from muster.spec.model import Retry
+from orchestrator.core.facts.jobs import JobEnded, RetryScheduled
+from orchestrator.core.failures.causes import is_consequence
+from orchestrator.core.model.blame import guilty_nodes
+from orchestrator.core.model.state import Attempt, Job
+from orchestrator.core.monitoring.checkpoints import TRIES, without_progress
+
+TRY_AGAIN_S = 1.0
+"""Pause after a fault of the cluster that another node can make good at once."""
+COLLISIONS_FREE = 5
+"""So many times a port that somebody took costs a job nothing; then something is wrong there."""
+
+NO_RETRY_EXIT = 93
+"""A program that ends with this code asks not to be tried again, as under NVIDIA's resiliency
+extension."""
+
+TOLD_MAX = 6
+TOLD_CHARS_MAX = 200
+
+
+def after_attempt(job: Job, attempt: Attempt, *, spare: bool) -> JobEnded | RetryScheduled:
+    """Decide on a closed attempt. A job that was to be cancelled is not tried again.
+
+    `spare`: a whole gang could be had without the nodes at which the job has failed.
+    """
+    cause = attempt.cause
+    if cause is None:
+        raise AssertionError(f"attempt {job.id}.{attempt.number} closed without a cause")
+    cause = settled(job, attempt, cause, spare=spare)
+    retry = _retry(job, attempt, cause, spare=spare)
+    if retry is None:
+        return JobEnded(job.id, _with_the_others(job, cause))
+    if job.cancel is not None:
+        return JobEnded(job.id, cancelled(job.cancel[0], job.cancel[1]))
+    if without_progress(job):
+        why = f"no progress: {TRIES} attempts wrote no checkpoint to {job.spec.checkpoint_dir}"
+        return JobEnded(job.id, replace(cause, text=f"{cause.text}; not tried again, {why}"))
+    return retry
+
+
+def cancelled(user: str, reason: str) -> Cause:
+    text = f"cancelled by {user}" + (f": {reason}" if reason else "")
+    return Cause(CauseCode.CANCELLED, Outcome.CANCELLED, text)
+
+
+def settled(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> Cause:
+    """What was not known before all of the attempt was over: whose fault it was."""
+    if is_consequence(cause):
+        lost = [t.node for t in attempt.present if t.state is TaskState.LOST]
+        if not lost:
+            return cause
+        return replace(
+            cause,
+            code=CauseCode.NODE_LOST,
+            outcome=Outcome.INFRA,
+            text=f"{lost[0]} was lost; {cause.text}",
+            node=lost[0],
+            node_fault=True,
+        )
+    if cause.code is not CauseCode.PREPARE_REFUSED or cause.node_fault:
+        return cause
+    if _is_the_jobs_own(job, cause, spare=spare):
+        return replace(cause, outcome=Outcome.NEVER_STARTED)
+    return replace(cause, node_fault=True)
+
+
+def _is_the_jobs_own(job: Job, cause: Cause, *, spare: bool) -> bool:
+    """A refusal is, where no node ever stood ready, and two have said the same or there is no other
+    to ask. A `setup` that fails is a program of the job.
+    """
+    tasks = [task for attempt in job.attempts for task in attempt.tasks]
+    if any(task.prepared is not None and task.refusal is None for task in tasks):
+        return False
+    alike = {t.node for t in tasks if t.refusal is not None and t.refusal.code == cause.refusal}
+    alone = job.spec.nodes == 1 and cause.refusal == RefusalCode.SETUP_FAILED
+    return len(alike) > 1 or not spare or alone
+
+
+def _with_the_others(job: Job, cause: Cause) -> Cause:
+    """The end of a job that nobody could start says what each node that was tried has said."""
+    if cause.refusal is None or cause.code is CauseCode.START_FAILED:
+        return cause
+    said = {
+        task.node: headline(task.refusal.text)
+        for attempt in job.attempts
+        for task in attempt.tasks
+        if task.refusal is not None and task.node != cause.node
+    }
+    own = cause.text.partition("\n")[0]
+    alike = [node for node, text in said.items() if own.endswith(text)]
+    other = [f"{node}: {_short(text)}" for node, text in said.items() if not own.endswith(text)]
+    text = cause.text
+    if alike:
+        text += f" | so did {named(alike)}"
+    if other:
+        text += f" | refused by others too: {listed(other, TOLD_MAX)}"
+    return replace(cause, text=text)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TOLD_CHARS_MAX else f"{text[:TOLD_CHARS_MAX]}..."
+
+
+def _retry(job: Job, attempt: Attempt, cause: Cause, *, spare: bool) -> RetryScheduled | None:
+    policy = job.spec.retry
+    match cause.outcome:
+        case Outcome.SUCCESS | Outcome.CANCELLED | Outcome.TIME_LIMIT | Outcome.NEVER_STARTED:
+            return None
+        case Outcome.USER:
+            if job.user_used >= policy.user or not _worth_a_try(policy, cause):
+                return None
+            return RetryScheduled(job.id, "user", policy.backoff_s, tuple(sorted(job.avoid)))
+        case Outcome.INFRA:
+            if cause.code is CauseCode.RDMA_NOT_USED and not cause.node_fault:
+                # It would be the same everywhere: no node is to blame.
+                return None
+            if cause.code is CauseCode.DRAINED:
+                # It was asked to leave.
+                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
+            if cause.refusal == RefusalCode.PORT_TAKEN and _collisions(job) <= COLLISIONS_FREE:
+                # The next attempt gets another port.
+                return RetryScheduled(job.id, "free", 0.0, tuple(sorted(job.avoid)))
+            if job.infra_used >= policy.infra:
+                return None
+            guilty = guilty_nodes(attempt, cause)
+            # Those that refuse and have no others beside them will be asked again: not at once.
+            soon = guilty and (spare or cause.refusal is None)
+            delay = min(policy.backoff_s, TRY_AGAIN_S) if soon else policy.backoff_s
+            avoid = tuple(sorted(job.avoid | guilty))
+            return RetryScheduled(job.id, "infra", delay, avoid)
+        case _:
+            assert_never(cause.outcome)
+
+
+def _worth_a_try(policy: Retry, cause: Cause) -> bool:
+    if cause.kind in policy.never_on:
+        return False
+    if policy.on_exit_codes:
+        return cause.exit_code in policy.on_exit_codes
+    return cause.exit_code != NO_RETRY_EXIT
+
+
+def _collisions(job: Job) -> int:
+    taken = RefusalCode.PORT_TAKEN
+    return sum(1 for a in job.attempts if a.cause is not None and a.cause.refusal == taken)

@@ -1,0 +1,57 @@
+"""From an agent's cumulative report of a task to the facts that are new in it."""
+
+from __future__ import annotations
+
+from muster.protocol.control_channel import TaskReport
+from muster.protocol.outcome import ExitStatus
+from muster.protocol.states import TaskState
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Task
+from orchestrator.core.model.task import OVER, reached
+
+
+def news(task: Task, report: TaskReport) -> list[f.Fact]:
+    """What `report` says that is not known of `task`, in the order in which it happened.
+
+    A report may skip stations, when those before it were lost with a connection; it never takes a
+    task back: an older one holds no news.
+    """
+    if task.state in OVER:
+        return []
+    key = (task.job, task.attempt, task.rank)
+    found: list[f.Fact] = []
+    standing_by = not reached(task.state, TaskState.STARTED) and report.exit is None
+    if report.refusal is not None and task.refusal is None and standing_by:
+        found.append(f.TaskRefused(*key, report.refusal))
+    if report.prepared is not None and not reached(task.state, TaskState.PREPARED):
+        found.append(f.TaskPrepared(*key, report.prepared))
+    prepared = task.prepared is not None or report.prepared is not None
+    if prepared:
+        found += _run(task, report)
+    if report.state is TaskState.CLEANED:
+        found.append(f.TaskCleaned(*key, report.no_output))
+    return found
+
+
+def _run(task: Task, report: TaskReport) -> list[f.Fact]:
+    key = (task.job, task.attempt, task.rank)
+    found: list[f.Fact] = []
+    began = reached(report.state, TaskState.STARTED) and (
+        report.exit is not None or bool(report.ranks)
+    )
+    began = began or report.state is TaskState.STARTED
+    arranged = report.state is TaskState.ARRANGED or began
+    if arranged and not reached(task.state, TaskState.ARRANGED):
+        found.append(f.TaskArranged(*key, report.warnings))
+    if report.listening and not task.listening:
+        found.append(f.TaskListening(*key))
+    if began and not reached(task.state, TaskState.STARTED):
+        found.append(f.TaskStarted(*key))
+    ended = report.exit is not None or (began and report.state is TaskState.CLEANED)
+    if ended and task.exit is None:
+        # A task of which only the end is known, because its shim was killed, ended somehow.
+        exit_status = report.exit if report.exit is not None else ExitStatus()
+        ranks = report.ranks
+        traffic = report.traffic or task.traffic
+        found.append(f.TaskExited(*key, exit_status, ranks, report.stopped_by, traffic))
+    return found

@@ -1,0 +1,233 @@
+"""What comes of a task's move for its gang: an attempt follows the joint state of its tasks.
+
+Reads the state after the fact, changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec import structs
+
+from muster.protocol.control_channel import ForgetTask
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.states import TaskState
+from orchestrator.core.fabric.plan import Refused
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs.commands import tell
+from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
+from orchestrator.core.gangs.numa_binding import binding_refused
+from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
+from orchestrator.core.gangs.refusals import BY_US, refusal_cause, refusal_of
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Attempt, Job, State, Task
+from orchestrator.core.model.task import OVER, reached
+from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.rendezvous import choose_meeting
+from orchestrator.core.webhooks.outbox import due
+
+
+def task_moved(
+    state: State,
+    fact: f.TaskPrepared
+    | f.TaskRefused
+    | f.TaskArranged
+    | f.TaskListening
+    | f.TaskStarted
+    | f.TaskExited
+    | f.TaskCleaned
+    | f.TaskLost
+    | f.TaskLeft,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    job = state.jobs[fact.job]
+    attempt = job.attempts[fact.attempt - 1]
+    task = attempt.tasks[fact.rank]
+    if task.joined and isinstance(fact, f.TaskPrepared | f.TaskArranged | f.TaskStarted):
+        # Its gang waits for nobody.
+        refused = None
+        if isinstance(fact, f.TaskPrepared):
+            refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
+        if refused is not None:
+            return Decision([refused])
+        return Decision([], tell(state, job, attempt, task, task.state, limits))
+    match fact:
+        case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
+            # Said in one breath: what comes of the refusal has been decided.
+            return Decision()
+        case f.TaskPrepared():
+            return _prepared(state, job, attempt)
+        case f.TaskRefused():
+            return _refused(job, attempt, task, now, limits)
+        case f.TaskArranged():
+            return Decision(_all_arranged(attempt))
+        case f.TaskListening():
+            return _listening(state, job, attempt, limits)
+        case f.TaskStarted():
+            if attempt.started_at is None:
+                return Decision()
+            timed = f.RunTimed(job.id, attempt.number, now.mono)
+            return Decision([timed, *due(job, nf.Told.STARTED)])
+        case f.TaskExited():
+            # Of one that has left, what comes of that has been decided.
+            return Decision(_all_exited(attempt) if task.present else [])
+        case f.TaskCleaned():
+            session = state.nodes[task.node].session
+            forget: list[a.Action] = []
+            if session is not None:
+                forget.append(a.Send(task.node, session, ForgetTask(task.id)))
+            return Decision(closed(attempt) or _unexpected_end(job, attempt, task), forget)
+        case f.TaskLost(_, _, _, reason):
+            return Decision(closed(attempt) or _lost(job, attempt, task, reason))
+        case f.TaskLeft():
+            # The others may have ended before.
+            told = [] if task.state in OVER else tell(state, job, attempt, task, task.state, limits)
+            return Decision(_all_exited(attempt), told)
+        case _:
+            assert_never(fact)
+
+
+def _prepared(state: State, job: Job, attempt: Attempt) -> Decision:
+    if attempt.phase is not AttemptPhase.PREPARING:
+        return Decision()
+    # Not by their states: a task that has refused is cleaned, whether it was prepared or not.
+    if any(t.prepared is None or t.refusal is not None for t in attempt.tasks):
+        return Decision(_all_answered(attempt))
+    if refused := refused_nodes(state, job, attempt):
+        return Decision(refused)
+    meeting = binding_refused(job, attempt) or choose_meeting(state, attempt)
+    if isinstance(meeting, Cause):
+        return Decision([f.StopRequested(attempt.job, attempt.number, meeting)])
+    fabric = plan_for(job, attempt)
+    if isinstance(fabric, Refused):
+        return Decision(roll_back(attempt, fabric))
+    return Decision([structs.replace(meeting, fabric=fabric)])
+
+
+def _refused(job: Job, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> Decision:
+    """Hear the others for a moment: whether all refuse alike decides what becomes of the job."""
+    if task.joined and attempt.phase is AttemptPhase.RUNNING:
+        return Decision(_ended(job, attempt, task, refusal_of(attempt, task)))
+    if task.refusal is not None and task.refusal.code in BY_US:
+        # By us, and what comes of it has been decided.
+        return Decision()
+    match attempt.phase:
+        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
+            if _settles(attempt, task):
+                return Decision([_rolled_back(attempt)])
+            answered = _all_answered(attempt)
+            if answered:
+                return Decision(answered)
+            timer = a.Timer(a.TimerKind.REFUSED, job=attempt.job, attempt=attempt.number)
+            return Decision([], [a.SetTimer(timer, now.mono + limits.refusal_wait_s)])
+        case AttemptPhase.RUNNING:
+            return Decision([_rolled_back(attempt)])
+        case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
+            return Decision()
+        case _:
+            assert_never(attempt.phase)
+
+
+def _settles(attempt: Attempt, task: Task) -> bool:
+    """Whether it is clear at once whose fault a refusal is."""
+    if task.refusal is None or attempt.phase is AttemptPhase.PREPARING:
+        return task.refusal is not None and task.refusal.node_fault
+    return task.refusal.code != RefusalCode.UNREACHABLE
+
+
+def _all_answered(attempt: Attempt) -> list[f.Fact]:
+    """Everybody has said what the phase asks for, or that it refuses, and one does."""
+    if all(t.refusal is None for t in attempt.tasks):
+        return []
+    match attempt.phase:
+        case AttemptPhase.PREPARING:
+            asked, wanted = attempt.tasks, TaskState.PREPARED
+        case AttemptPhase.ARRANGING:
+            # Whether they reach the launcher is for the workers to say.
+            asked, wanted = attempt.tasks[1:], TaskState.ARRANGED
+        case _:
+            return []
+    answered = all(t.refusal is not None or reached(t.state, wanted) for t in asked)
+    return [_rolled_back(attempt)] if answered else []
+
+
+def _rolled_back(attempt: Attempt) -> f.Fact:
+    return f.StopRequested(attempt.job, attempt.number, refusal_cause(attempt))
+
+
+def _all_arranged(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.ARRANGING:
+        return []
+    if any(t.refusal is not None for t in attempt.tasks):
+        return _all_answered(attempt)
+    if not all(reached(t.state, TaskState.ARRANGED) for t in attempt.tasks):
+        return []
+    return [f.AttemptStarted(attempt.job, attempt.number)]
+
+
+def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Decision:
+    decision = Decision()
+    if attempt.phase is AttemptPhase.RUNNING:
+        for task in attempt.tasks[1:]:
+            if task.state is TaskState.ARRANGED:
+                decision.actions += tell(state, job, attempt, task, task.state, limits)
+    return decision
+
+
+def _all_exited(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    # Those that joined are in the same rendezvous, or came too late for it.
+    if not all(t.exit is not None and t.exit.ok for t in attempt.present if not t.joined):
+        return []
+    text = "every rank finished" if len(attempt.tasks) > 1 else "it finished"
+    cause = Cause(CauseCode.COMPLETED, Outcome.SUCCESS, text)
+    return [f.StopRequested(attempt.job, attempt.number, cause)]
+
+
+def closed(attempt: Attempt) -> list[f.Fact]:
+    if attempt.phase is not AttemptPhase.STOPPING:
+        return []
+    if not all(t.state in OVER for t in attempt.tasks):
+        return []
+    return [f.AttemptClosed(attempt.job, attempt.number)]
+
+
+def _unexpected_end(job: Job, attempt: Attempt, task: Task) -> list[f.Fact]:
+    """A task that is gone before it ran to its end, although nobody asked for that."""
+    if attempt.phase is AttemptPhase.STOPPING or attempt.phase is AttemptPhase.CLOSED:
+        return []
+    # An agent that was killed as it refused finds what it has ended, and knows no more why.
+    by_itself = task.exit is not None and task.stopped_by not in {"stop", "kill"}
+    if by_itself or task.refusal is not None:
+        return []
+    text = f"{task.node} ended its part of the job without being asked"
+    return _vanished(job, attempt, task, text, CauseCode.TASK_VANISHED)
+
+
+def _lost(job: Job, attempt: Attempt, task: Task, reason: str) -> list[f.Fact]:
+    if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.exit is not None:
+        return []
+    text = f"{task.node} was lost: {reason}"
+    return _vanished(job, attempt, task, text, CauseCode.NODE_LOST)
+
+
+def _vanished(job: Job, attempt: Attempt, task: Task, text: str, code: CauseCode) -> list[f.Fact]:
+    cause = Cause(code, Outcome.INFRA, text, node=task.node, node_fault=True)
+    return _ended(job, attempt, task, cause)
+
+
+def _ended(job: Job, attempt: Attempt, task: Task, cause: Cause) -> list[f.Fact]:
+    """One task is at its end before the gang: so is the gang, unless it can go on without."""
+    if not task.present:
+        return []
+    if goes_on_without(job, attempt, task, cause):
+        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
+    return [f.StopRequested(attempt.job, attempt.number, cause)]

@@ -1,0 +1,57 @@
+"""A job without a `workdir` runs in an empty folder of its own: who did not know that is told so
+when a file is not found there."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from msgspec.structs import replace
+
+from muster.protocol.outcome import Cause
+from muster.spec.model import Argv, JobSpec
+from orchestrator.core.model.state import Task
+
+# Python's words, with a path that it has made absolute; then those that say it as it was given.
+_OPENED: Final = re.compile(
+    r"can't open file '([^']+)': \[Errno 2\](?: No such file or directory)?"
+)
+_RELATIVE: Final = (
+    re.compile(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^/'][^']*)'"),
+    re.compile(r"The program '([^/'][^']*/[^']*)' was not found"),
+    re.compile(r"(?:^|[\s:'])((?:\.{1,2}|[\w.-]+)/[^\s:']+): No such file or directory"),
+)
+_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
+ADVICE: Final = (
+    "; the job has no `workdir`, so it ran in an empty folder: name the one that has {}, which "
+    "every node must have (muster submit --set workdir=/shared/folder)"
+)
+
+
+def told_of_the_folder(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
+    """The cause, with what to do where a file was looked for in that folder."""
+    if cause is None or spec.workdir is not None:
+        return cause
+    folder = task.prepared.workdir if task.prepared is not None else ""
+    opened = _OPENED.search(cause.text)
+    if opened is None:
+        found = (pattern.search(cause.text) for pattern in _RELATIVE)
+        name = next((match[1] for match in found if match is not None), None)
+        name = name or _own_module(spec, cause.text)
+        said = cause.text.rstrip(".")
+    else:
+        within = folder and opened[1].startswith(f"{folder}/")
+        name = opened[1].removeprefix(f"{folder}/") if within else None
+        # What is advised where a folder is named would only lead astray.
+        said = cause.text[: opened.end()]
+    return cause if name is None else replace(cause, text=said + ADVICE.format(name))
+
+
+def _own_module(spec: JobSpec, text: str) -> str | None:
+    """The module that the job itself names: `-m train` looks for it in the folder first."""
+    missing = _MODULE.search(text)
+    words = spec.run.argv[:2] if isinstance(spec.run, Argv) else ()
+    if missing is None or len(words) < 2 or words[0] != "-m":
+        return None
+    package = words[1].partition(".")[0]
+    return package if missing[1].partition(".")[0] == package else None

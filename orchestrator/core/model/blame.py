@@ -1,0 +1,43 @@
+"""Which nodes are at fault for the failed attempts of a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from muster.protocol.ids import NodeName
+from muster.protocol.outcome import Cause
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.states import TaskState
+from orchestrator.core.model.state import Attempt, Job
+
+OF_NOBODY: Final = frozenset(
+    {RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE, RefusalCode.HOSTS_ELSEWHERE}
+)
+"""Refusals for which no node is to blame. HOSTS_ELSEWHERE: otherwise a node with the name of
+another machine would have the peers that refuse it taken out of service."""
+
+
+def blame(job: Job) -> Counter[NodeName]:
+    """In how many attempts of the job each node was at fault."""
+    faults = (guilty_nodes(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
+    return Counter(name for guilty in faults for name in guilty)
+
+
+def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
+    """Nodes whose own fault it was: lost ones, those that refused, the one that is named.
+
+    What befell those that an elastic gang did without is not why it ended.
+    """
+    launcher, *workers = (task.node for task in attempt.tasks)
+    if cause.refusal == RefusalCode.UNREACHABLE and cause.node == launcher and len(workers) > 1:
+        # None of them reached it. Of a pair, either may be to blame.
+        return frozenset({launcher})
+    named = {
+        t.node
+        for t in attempt.present
+        if t.state is TaskState.LOST or (t.refusal is not None and t.refusal.code not in OF_NOBODY)
+    }
+    if cause.node_fault and cause.node is not None:
+        named.add(NodeName(cause.node))
+    return frozenset(named)

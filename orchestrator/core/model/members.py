@@ -1,0 +1,40 @@
+"""The members of a gang and their GPU counts."""
+
+from __future__ import annotations
+
+from muster.protocol.control_channel import Prepared
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.log_channel import STREAMS_PER_TASK_MAX, streams_max
+from muster.spec.model import Seat, ranks_on_node
+from orchestrator.core.model.state import Attempt, State, Task
+
+
+def members_of(attempt: Attempt) -> list[Task]:
+    """The prepared tasks of the gang; of an elastic gang that runs, those that are present."""
+    return [task for task in attempt.present if task.prepared is not None]
+
+
+def seat_of(task: Task) -> Seat:
+    return Seat(task.rank, task.node, gpus_of(task))
+
+
+def gpus_of(task: Task) -> int:
+    """Those it was given, else all that its node has."""
+    return len(task.gpus) or prepared_of(task).gpus
+
+
+def streams_of(state: State, name: TaskId) -> int:
+    """How many log streams a task may have by its plan. An elastic gang numbers its ranks anew when
+    its nodes change, and each number has streams of its own. Raises BadId.
+    """
+    task, job = state.task(name), state.jobs.get(parse_task_id(name)[0])
+    if job is None or task is None or task.prepared is None:
+        return STREAMS_PER_TASK_MAX
+    gangs = job.spec.most_nodes if job.spec.elastic else 1
+    return streams_max(ranks_on_node(job.spec, seat_of(task)) * gangs)
+
+
+def prepared_of(task: Task) -> Prepared:
+    if task.prepared is None:
+        raise AssertionError(f"task {task.id} is arranged before it is prepared")
+    return task.prepared

@@ -1,0 +1,1 @@
+"""A running gang: hangs and their stacks, idle GPUs, traffic, checkpoints."""

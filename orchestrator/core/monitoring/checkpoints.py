@@ -1,0 +1,71 @@
+"""What is known of a job's checkpoints: which reports are news, and what comes of them.
+
+A file that has changed in the folder of which the job says that it writes its checkpoints there is
+progress, whichever node saw it: one that was lost since, too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.control_channel import Checkpoint
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import CauseCode
+from muster.spec.units import duration_text
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Attempt, Job, LastCheckpoint, State, Task
+from orchestrator.core.model.task import OVER
+
+TRIES: Final = 3
+"""So many attempts in a row without a checkpoint are enough."""
+NAME_CHARS_MAX: Final = 200
+
+
+def checkpoint_news(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
+    """Of a folder that all nodes share one of them is enough: who else names the same file says
+    nothing new, as long as the first is there."""
+    if seen is None or task.checkpoint == (seen.fresh, seen.name[:NAME_CHARS_MAX]):
+        return []
+    last, name = attempt.checkpoint, seen.name[:NAME_CHARS_MAX]
+    if last is not None and last.name == name and last.rank != task.rank:
+        first = attempt.tasks[last.rank]
+        if first.present and first.state not in OVER:
+            return []
+    key = (task.job, task.attempt, task.rank)
+    return [f.TaskCheckpointed(*key, name, seen.fresh, seen.ago_s)]
+
+
+def apply_checkpoint(state: State, fact: f.TaskCheckpointed, at: float) -> None:
+    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    task = attempt.tasks[fact.rank]
+    task.checkpoint = fact.fresh, fact.name
+    attempt.checkpoint = LastCheckpoint(at - fact.ago_s, fact.name, task.node, fact.rank)
+
+
+def without_progress(job: Job) -> bool:
+    """Whether its last attempts have all run, and none has left a checkpoint. Those that had to
+    leave their nodes count for nothing."""
+    if job.spec.checkpoint_dir is None:
+        return False
+    ran = [
+        attempt
+        for attempt in job.attempts
+        if attempt.started_at is not None
+        and attempt.cause is not None
+        and attempt.cause.code is not CauseCode.DRAINED
+    ]
+    return len(ran) >= TRIES and all(attempt.checkpoint is None for attempt in ran[-TRIES:])
+
+
+def checkpoint_text(job: Job, attempt: Attempt, now: Instant) -> str:
+    """`last checkpoint 4m ago: step-12000`; "" for a job that does not say where they are."""
+    if job.spec.checkpoint_dir is None:
+        return ""
+    found = [one.checkpoint for one in job.attempts[: attempt.number] if one.checkpoint]
+    if not found:
+        return "no checkpoint yet"
+    last = found[-1]
+    ago_s = float(int(max(0.0, now.wall - last.at)))
+    if ago_s >= 120:
+        ago_s -= ago_s % 60
+    return f"last checkpoint {duration_text(ago_s)} ago: {last.name}"

@@ -1,0 +1,51 @@
+"""How the facts of a gang that may hang change the state."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.model.state import Look, State, Watch
+
+VERDICTS_KEPT: Final = 8
+"""The last ones of an attempt; the journal has them all."""
+
+
+def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
+    match fact:
+        case hf.ActivityMeasured(name, ranks, seen_at):
+            task = state.task(name)
+            if task is not None:
+                task.activity, task.activity_at = ranks, seen_at
+        case hf.StacksSeen(name, report):
+            task = state.task(name)
+            look = None if task is None else state.looks.get((task.job, task.attempt))
+            if look is not None:
+                look.reports[name] = report
+                look.awaited.discard(name)
+        case hf.HangJudged(job, number, verdict):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.hang = verdict
+            attempt.hangs = [*attempt.hangs, (at, verdict)][-VERDICTS_KEPT:]
+            attempt.changes.add(at, verdict.text)
+            state.watches.pop((job, number), None)
+        case hf.HangOver(job, number):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.hang = None
+            attempt.changes.add(at, "it moves again")
+        case hf.LookBegun(job, number, count, tasks, until, requests, notes, judges):
+            state.look_number = count
+            state.looks[job, number] = Look(count, set(tasks), until, list(requests), notes, judges)
+        case hf.LookJoined(job, number, request):
+            state.looks[job, number].requests.append(request)
+        case hf.LookEnded(job, number):
+            state.looks.pop((job, number), None)
+        case hf.HangSuspected(job, number, stacks, again_at):
+            state.watches[job, number] = Watch(again_at, stacks)
+        case hf.HangDismissed(job, number, again_at):
+            if again_at:
+                state.watches[job, number] = Watch(again_at)
+            else:
+                state.watches.pop((job, number), None)
+        case _:
+            assert_never(fact)

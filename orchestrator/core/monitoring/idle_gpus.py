@@ -1,0 +1,165 @@
+"""Whether a gang uses its GPUs, where its job wants that known, and what comes of it.
+
+It is idle when all GPUs of all its nodes have been for the whole of the time; a node that cannot be
+reached, or cannot read them, is not idle. Nodes say nothing before half of that time, so that a
+gang that computes costs no message.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from muster.protocol.control_channel import TaskReport
+from muster.protocol.gpus import IdleGpus
+from muster.protocol.ids import JobId, parse_task_id
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from muster.spec.model import Idle, IdleAction, JobSpec
+from muster.spec.units import duration_text
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import idle as idf
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Attempt, Job, State, Task
+from orchestrator.core.webhooks.outbox import due
+
+WARNED: Final = 0.5
+"""After this part of the time the end is announced, where the job is to be stopped."""
+ROUNDING_S: Final = 0.01
+"""A timer that is so early is not early."""
+
+
+def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
+    """What a node is to tell of the job's GPUs."""
+    if spec.idle is None:
+        return None
+    return IdleGpus(spec.idle.gpu_util_below, spec.idle.for_s * WARNED)
+
+
+def idle_news(
+    job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
+) -> list[f.Fact]:
+    """What a report says of the GPUs."""
+    if job.spec.idle is None or not task.present or report.state is not TaskState.STARTED:
+        return []
+    if report.idle_s is not None:
+        return [idf.IdleSeen(task.id, now.mono - report.idle_s)]
+    found: list[f.Fact] = []
+    if task.idle_since is not None:
+        found.append(idf.IdleSeen(task.id, None))
+    if attempt.idle and attempt.phase is AttemptPhase.RUNNING:
+        found.append(idf.IdleOver(job.id, attempt.number))
+    return found
+
+
+def look_soon(job: Job, attempt: Attempt, now: Instant) -> list[a.Action]:
+    """Something that matters for it has changed. By a timer, however much is said in one breath: it
+    is judged once."""
+    return [] if job.spec.idle is None else [_timer(job.id, attempt.number, now.mono)]
+
+
+def consider(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision:
+    """The timer has fired."""
+    idle = job.spec.idle
+    if idle is None or attempt.phase is not AttemptPhase.RUNNING:
+        return Decision()
+    since = _idle_since(state, job, attempt)
+    if since is None:
+        return Decision()
+    key = job.id, attempt.number
+    if not attempt.idle:
+        stops = idle.action is IdleAction.STOP
+        told_at = since + idle.for_s * (WARNED if stops else 1.0)
+        if now.mono < told_at - ROUNDING_S:
+            return Decision([], [_timer(*key, told_at)])
+        return Decision([idf.IdleTimed(*key, now.mono), idf.IdleJudged(*key, _words(idle))])
+    match idle.action:
+        case IdleAction.NOTIFY:
+            return Decision()
+        case IdleAction.STOP:
+            # Whoever was told has the rest of the time, however long nobody was here to tell him.
+            told = state.idle_told.get(job.id)
+            ends_at = since + idle.for_s
+            if told is not None:
+                ends_at = max(ends_at, told + idle.for_s * (1.0 - WARNED))
+            if now.mono < ends_at - ROUNDING_S:
+                return Decision([], [_timer(*key, ends_at)])
+            return Decision([f.StopRequested(*key, _cause(idle))])
+        case _:
+            assert_never(idle.action)
+
+
+def follow_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
+    """What comes of it at once."""
+    match fact:
+        case idf.IdleSeen(name, since):
+            job, number, _ = parse_task_id(name)
+            return Decision([], [] if since is None else [_timer(job, number, now.mono)])
+        case idf.IdleJudged(job, number):
+            told = due(state.jobs[job], nf.Told.IDLE)
+            return Decision(told, [_timer(job, number, now.mono)])
+        case idf.IdleTimed() | idf.IdleOver():
+            return Decision()
+        case _:
+            assert_never(fact)
+
+
+def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
+    match fact:
+        case idf.IdleSeen(name, since):
+            task = state.task(name)
+            if task is not None:
+                task.idle_since = since
+        case idf.IdleTimed(job, _, told):
+            state.idle_told[job] = told
+        case idf.IdleJudged(job, number, text):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.idle = text
+            attempt.changes.add(at, text)
+        case idf.IdleOver(job, number):
+            attempt = state.jobs[job].attempts[number - 1]
+            attempt.idle = ""
+            attempt.changes.add(at, OVER_TEXT)
+            state.idle_told.pop(job, None)
+        case _:
+            assert_never(fact)
+
+
+OVER_TEXT: Final = "its GPUs are not idle any more, or cannot be read"
+
+
+def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:
+    """Since when all GPUs of the gang are; None where they are not."""
+    since = [state.running.get(job.id)]
+    here = [task for task in attempt.present if task.exit is None]
+    for task in here:
+        reached = state.nodes[task.node].link is LinkState.CONNECTED
+        seen = reached and task.state is TaskState.STARTED
+        since.append(task.idle_since if seen else None)
+    known = [at for at in since if at is not None]
+    return max(known) if here and len(known) == len(since) else None
+
+
+def _timer(job: JobId, attempt: int, at: float) -> a.Action:
+    return a.SetTimer(a.Timer(a.TimerKind.IDLE, job=job, attempt=attempt), at)
+
+
+def _words(idle: Idle) -> str:
+    text = f"all its GPUs have been used less than {idle.gpu_util_below} % for"
+    if idle.action is IdleAction.NOTIFY:
+        return f"{text} {duration_text(idle.for_s)}"
+    first_s = idle.for_s * WARNED
+    rest = duration_text(idle.for_s - first_s)
+    return f"{text} {duration_text(first_s)}: it is stopped if they are for {rest} more"
+
+
+def _cause(idle: Idle) -> Cause:
+    text = (
+        f"cancelled by `idle` of the job: all its GPUs were used less than {idle.gpu_util_below} % "
+        f"for {duration_text(idle.for_s)}"
+    )
+    return Cause(CauseCode.IDLE, Outcome.CANCELLED, text)

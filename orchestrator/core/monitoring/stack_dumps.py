@@ -1,0 +1,381 @@
+"""Looks at the stacks of a running gang: asked for by a user, or to tell whether it hangs.
+
+One look at a time for each attempt; whoever asks meanwhile is answered by the one under way. Looks
+are numbered within an epoch: an answer to an earlier life of ours is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.control_channel import LOOKS, LookTask, StacksReport, TaskReport
+from muster.protocol.hangs import (
+    Doing,
+    Hang,
+    HangKind,
+    HangVerdict,
+    RankActivity,
+    RankStacks,
+    StacksView,
+)
+from muster.protocol.ids import TaskId, parse_task_id
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import JobState, TaskState
+from muster.protocol.text import named
+from muster.spec.model import Rendezvous, ranks_on_node
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.effects import unknown_job
+from orchestrator.core.facts.webhooks import Told
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.members import members_of, seat_of
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Attempt, Job, Look, State, Task
+from orchestrator.core.model.status import job_state
+from orchestrator.core.monitoring.ended_ranks import ended_ranks
+from orchestrator.core.monitoring.hang_rules import Opinion, due_in_s, opinion, suspicion, verdict
+from orchestrator.core.monitoring.stack_analysis import grouped
+from orchestrator.core.webhooks.outbox import due
+
+RECORDS_KEPT: Final = 64
+ROUNDING_S: Final = 0.01
+"""A timer that is so early is not early."""
+_TOLD: Final = {HangKind.HUNG: Told.HUNG, HangKind.SLOW: Told.SLOW}
+TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
+
+
+def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> Decision:
+    """Somebody wants to see where the ranks stand."""
+    job = state.jobs.get(asked.job)
+    if job is None:
+        return Decision([], [a.Answer(asked.request, unknown_job(asked.job))])
+    attempt = job.current
+    running = attempt is not None and attempt.phase is AttemptPhase.RUNNING
+    if attempt is None or not running or job_state(job) is not JobState.RUNNING:
+        text = f"job {job.id} is {job_state(job).value}: only ranks that run have stacks"
+        hint = f"how far it is: muster show {job.id}; what it left: muster evidence {job.id}"
+        return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
+    if (job.id, attempt.number) in state.looks:
+        return Decision([hf.LookJoined(job.id, attempt.number, asked.request)])
+    return _begin(state, job, attempt, now, limits, request=asked.request)
+
+
+def activity_news(report: TaskReport, now: Instant) -> list[f.Fact]:
+    """What a report says of whether the ranks move."""
+    if report.state is not TaskState.STARTED or not report.activity:
+        return []
+    return [hf.ActivityMeasured(report.task, report.activity, now.mono)]
+
+
+def answered(state: State, task: Task | None, report: StacksReport, now: Instant) -> Decision:
+    """A node has looked."""
+    if task is None or report.epoch != state.epoch:
+        return Decision()
+    look = state.looks.get((task.job, task.attempt))
+    if look is None or look.number != report.number or task.id not in look.awaited:
+        return Decision()
+    facts: list[f.Fact] = []
+    if report.activity:
+        facts.append(hf.ActivityMeasured(task.id, report.activity, now.mono))
+    facts.append(hf.StacksSeen(task.id, report))
+    return Decision(facts)
+
+
+def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits) -> Decision:
+    """What is known of whether the gang moves has changed, or time has passed."""
+    if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
+        return Decision()
+    ranks = _ranks(state, job, attempt, now)
+    if attempt.hang is not None:
+        moves = ranks is not None and any(
+            rank.still_s is None and rank.doing is not Doing.GONE for rank in ranks
+        )
+        quiet = ranks is not None and suspicion(ranks, limits.hangs) is not None
+        if moves and not quiet:
+            return Decision([hf.HangOver(job.id, attempt.number)])
+        if _final(job, attempt.hang):
+            return Decision()
+    if ranks is None:
+        return Decision()
+    suspected = suspicion(ranks, limits.hangs)
+    watch = state.watches.get((job.id, attempt.number))
+    if suspected is None:
+        facts: list[f.Fact] = [] if watch is None else [hf.HangDismissed(job.id, attempt.number)]
+        due = due_in_s(ranks, limits.hangs)
+        return Decision(
+            facts, [] if due is None else [_timer(job, attempt, now.mono + max(due, ROUNDING_S))]
+        )
+    if watch is not None and now.mono < watch.again_at - ROUNDING_S:
+        return Decision([], [_timer(job, attempt, watch.again_at)])
+    return _begin(state, job, attempt, now, limits)
+
+
+def follow_look(
+    state: State,
+    fact: hf.ActivityMeasured | hf.LookBegun | hf.StacksSeen | hf.HangJudged,
+    now: Instant,
+    limits: Limits,
+) -> Decision:
+    """What comes of it at once."""
+    match fact:
+        case hf.ActivityMeasured(name) | hf.StacksSeen(name):
+            job, number, _ = parse_task_id(name)
+        case hf.LookBegun() | hf.HangJudged():
+            job, number = fact.job, fact.attempt
+        case _:
+            assert_never(fact)
+    attempt = state.attempt(job, number)
+    look = state.looks.get((job, number))
+    if attempt is None:
+        return Decision()
+    match fact:
+        case hf.ActivityMeasured():
+            return consider(state, state.jobs[job], attempt, now, limits)
+        case hf.LookBegun() | hf.StacksSeen():
+            if look is None or look.awaited:
+                return Decision()
+            return _ended(state, state.jobs[job], attempt, look, now, limits)
+        case hf.HangJudged():
+            told = due(state.jobs[job], _TOLD[fact.verdict.kind])
+            cause = _hung(state.jobs[job], fact)
+            if cause is None or attempt.phase is not AttemptPhase.RUNNING:
+                return Decision(told)
+            return Decision([*told, f.StopRequested(job, number, cause)])
+        case _:
+            assert_never(fact)
+
+
+def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
+    """It is time to judge, or a look has lasted too long: what has come by then is all."""
+    attempt = state.attempt(timer.job, timer.attempt)
+    look = state.looks.get((timer.job, timer.attempt))
+    if timer.kind is a.TimerKind.HANG:
+        if attempt is None:
+            return Decision()
+        return consider(state, state.jobs[timer.job], attempt, now, limits)
+    if look is None:
+        return Decision()
+    if now.mono < look.until - ROUNDING_S:
+        return Decision([], [a.SetTimer(timer, look.until)])
+    if attempt is None:
+        gone = unknown_job(timer.job)
+        answers: list[a.Action] = [a.Answer(a.RequestId(one), gone) for one in look.requests]
+        return Decision([hf.LookEnded(timer.job, timer.attempt)], answers)
+    return _ended(state, state.jobs[timer.job], attempt, look, now, limits)
+
+
+def _ended(
+    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+) -> Decision:
+    """All have answered, or time is up: answer who asked, and come to a verdict."""
+    view = a.Stacks(_view(attempt, look))
+    decision = Decision(
+        [hf.LookEnded(job.id, attempt.number)],
+        [a.Answer(a.RequestId(request), view) for request in look.requests],
+    )
+    if attempt.phase is not AttemptPhase.RUNNING:
+        return decision
+    if not look.judges:
+        # What was due meanwhile was put off for this look.
+        return Decision(decision.facts, [*decision.actions, _timer(job, attempt, now.mono)])
+    if attempt.hang is not None and _final(job, attempt.hang):
+        return decision
+    judged = _judge(state, job, attempt, look, now, limits)
+    return Decision([*decision.facts, *judged.facts], [*decision.actions, *judged.actions])
+
+
+def _final(job: Job, found: HangVerdict) -> bool:
+    """Whether another look can change nothing: what is slow may come to hang, and who is to start
+    anew waits for certainty."""
+    return found.kind is HangKind.HUNG and (found.firm or job.spec.hang is not Hang.RESTART)
+
+
+def _certainty(found: HangVerdict) -> int:
+    return 0 if found.kind is HangKind.SLOW else 1 + found.firm
+
+
+def _hung(job: Job, fact: hf.HangJudged) -> Cause | None:
+    """Why the attempt ends, where its job asks for that."""
+    found = fact.verdict
+    if found.kind is not HangKind.HUNG or job.spec.hang is not Hang.RESTART:
+        return None
+    if not found.firm:
+        return None
+    return Cause(
+        CauseCode.HUNG, Outcome.INFRA, found.text, node=found.node or None, rank=found.rank
+    )
+
+
+def _begin(
+    state: State,
+    job: Job,
+    attempt: Attempt,
+    now: Instant,
+    limits: Limits,
+    request: a.RequestId | None = None,
+) -> Decision:
+    number = state.look_number + 1
+    deep = job.spec.hang is not Hang.NOTIFY and request is None
+    watch = state.watches.get((job.id, attempt.number))
+    # A rank that is asked writes files: only the look that judges may make it move.
+    recorder = deep and watch is not None and bool(watch.first)
+    notes: list[str] = []
+    sends: list[a.Action] = []
+    awaited: list[TaskId] = []
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if task.state is not TaskState.STARTED:
+            notes.append(f"{task.node}: nothing of the job runs there now")
+        elif node.session is None:
+            notes.append(f"{task.node} cannot be reached now")
+        elif node.protocol < LOOKS:
+            notes.append(TOO_OLD.format(task.node))
+        else:
+            look = LookTask(task.id, state.epoch, number, threads=deep, recorder=recorder)
+            sends.append(a.Send(task.node, node.session, look))
+            awaited.append(task.id)
+    until = now.mono + limits.hangs.look_s
+    begun = hf.LookBegun(
+        job.id,
+        attempt.number,
+        number,
+        tuple(awaited),
+        until,
+        () if request is None else (request,),
+        tuple(notes),
+        judges=request is None,
+    )
+    timer = a.Timer(a.TimerKind.LOOK, job=job.id, attempt=attempt.number)
+    return Decision([begun], [*sends, a.SetTimer(timer, until if awaited else now.mono)])
+
+
+def _judge(
+    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+) -> Decision:
+    key = job.id, attempt.number
+    ranks = _ranks(state, job, attempt, now)
+    suspected = None if ranks is None else suspicion(ranks, limits.hangs)
+    watch = state.watches.get(key)
+    if ranks is None or suspected is None or look.awaited:
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    stacks = {rank.rank: rank for report in look.reports.values() for rank in report.ranks}
+    if watch is None or not watch.first:
+        at = now.mono + limits.hangs.again_s
+        first = tuple(stacks.values()) or (RankStacks(-1),)
+        return Decision([hf.HangSuspected(*key, first, at)], [_timer(job, attempt, at)])
+    before = {rank.rank: rank for rank in watch.first}
+    found = opinion(suspected, ranks, before, stacks)
+    quiet_s = max(rank.still_s or 0.0 for rank in ranks if rank.doing is not Doing.GONE)
+    if found is Opinion.DISMISSED:
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    if found is Opinion.SLOW and quiet_s < limits.hangs.slow_s:
+        rest_s = limits.hangs.slow_s - quiet_s
+        return _dismissed(job, attempt, now, min(limits.hangs.quiet_s, rest_s))
+    kind = HangKind.HUNG if found is Opinion.HUNG else HangKind.SLOW
+    told = verdict(kind, suspected, ranks, stacks, _homes(attempt, look), _notes(attempt, look))
+    if attempt.hang is not None and _certainty(told) <= _certainty(attempt.hang):
+        return _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    recorded = tuple(one for report in look.reports.values() for one in report.recorded)
+    judged = hf.HangJudged(*key, replace(told, recorded=recorded[:RECORDS_KEPT]))
+    if _final(job, told):
+        return Decision([judged])
+    again = _dismissed(job, attempt, now, limits.hangs.quiet_s)
+    return Decision([judged, *again.facts], again.actions)
+
+
+def _dismissed(job: Job, attempt: Attempt, now: Instant, seconds: float) -> Decision:
+    at = now.mono + max(seconds, 0.01)
+    fact = hf.HangDismissed(job.id, attempt.number, at)
+    return Decision([fact], [_timer(job, attempt, at)])
+
+
+def _timer(job: Job, attempt: Attempt, at: float) -> a.Action:
+    return a.SetTimer(a.Timer(a.TimerKind.HANG, job=job.id, attempt=attempt.number), at)
+
+
+def _ranks(
+    state: State, job: Job, attempt: Attempt, now: Instant
+) -> tuple[RankActivity, ...] | None:
+    """All ranks of the gang, as of now; None as long as one of them cannot be seen."""
+    found: list[RankActivity] = []
+    ended: list[RankActivity] = []
+    since = state.running.get(job.id)
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if task.exit is not None:
+            ended += ended_ranks(job, task, None if since is None else now.mono - since)
+            continue
+        seen = node.link is LinkState.CONNECTED and task.state is TaskState.STARTED
+        if not seen or not task.activity:
+            return None
+        age = max(0.0, now.mono - task.activity_at)
+        found += [rank.later(age) for rank in task.activity]
+    fixed = not job.spec.elastic and job.spec.rendezvous is Rendezvous.STATIC
+    whole = fixed and all(task.exit is None for task in attempt.present)
+    if whole and len(found) < _ranks_expected(job, attempt):
+        return None
+    return (*found, *ended) if found else None
+
+
+def _ranks_expected(job: Job, attempt: Attempt) -> int:
+    """The number of ranks of the gang as it is now."""
+    return sum(ranks_on_node(job.spec, seat_of(task)) for task in members_of(attempt))
+
+
+def _homes(attempt: Attempt, look: Look) -> Mapping[int, str]:
+    tasks = {task.id: task.node for task in attempt.present}
+    return {
+        rank.rank: tasks[name]
+        for name, report in look.reports.items()
+        for rank in report.activity or ()
+        if name in tasks
+    } | {
+        rank.rank: tasks[name]
+        for name, report in look.reports.items()
+        for rank in report.ranks
+        if name in tasks
+    }
+
+
+def _notes(attempt: Attempt, look: Look) -> tuple[str, ...]:
+    """What is missing, a sentence each."""
+    tasks = {task.id: task.node for task in attempt.tasks}
+    told = list(look.notes)
+    told += [f"{tasks[name]} has not answered in time" for name in sorted(look.awaited)]
+    problems: dict[str, list[str]] = {}
+    for name, report in sorted(look.reports.items()):
+        if report.problem:
+            problems.setdefault(report.problem, []).append(tasks[name])
+    told += [f"{named(nodes)}: {problem}" for problem, nodes in problems.items()]
+    for name, report in sorted(look.reports.items()):
+        told += [
+            f"rank {rank.rank} on {tasks[name]}: {rank.problem}"
+            for rank in report.ranks
+            if rank.problem
+        ][:4]
+    return tuple(told[:16])
+
+
+def _view(attempt: Attempt, look: Look) -> StacksView:
+    ranks = tuple(
+        sorted(
+            (rank for report in look.reports.values() for rank in report.ranks),
+            key=lambda rank: rank.rank,
+        )
+    )
+    activity = tuple(
+        sorted(
+            (rank for report in look.reports.values() for rank in report.activity),
+            key=lambda rank: rank.rank,
+        )
+    )
+    groups = grouped([rank for rank in ranks if rank.main], _homes(attempt, look))
+    return StacksView(attempt.job, attempt.number, groups, ranks, activity, _notes(attempt, look))

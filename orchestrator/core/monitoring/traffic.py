@@ -1,0 +1,160 @@
+"""What carried a gang's traffic: the verdict on an attempt, and when it ends one."""
+
+from __future__ import annotations
+
+from muster.fabric.counters import imbalance, tcp_share
+from muster.fabric.traffic_verdict import Proof, evidence_text, gist, judge, planned
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.traffic import Carrier, FabricReport, JobProof, NodeProof, ProofView
+from muster.spec.model import JobSpec, Rdma, env_on_node
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.model.state import Attempt, Job, Task
+
+
+def watched(attempt: Attempt) -> bool:
+    """Whether there is anything of RDMA or of GPUs between whose nodes traffic could go."""
+    return len(attempt.present) > 1 and any(_has_any(task) for task in attempt.present)
+
+
+def _has_any(task: Task) -> bool:
+    prepared = task.prepared
+    if prepared is None:
+        return False
+    fabric = prepared.fabric
+    known = fabric is not None and bool(
+        fabric.ports or fabric.missing or fabric.stops or fabric.unfit
+    )
+    return known or prepared.gpus > 0
+
+
+def nccl_lines(spec: JobSpec, task: Task, watched: bool) -> dict[str, str]:
+    """NCCL says in a file of its own what it chooses, so that it can be proved; asked for more, it
+    says more. Whoever asks NCCL for lines himself gets them where he wants them.
+    """
+    asked = env_on_node(spec, task.rank)
+    if "NCCL_DEBUG" in asked or "NCCL_DEBUG_FILE" in asked:
+        return {}
+    folder = "" if task.prepared is None else task.prepared.nccl
+    if not watched or not folder:
+        return {"NCCL_DEBUG": "INFO"} if spec.nccl_debug else {}
+    return {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "ALL" if spec.nccl_debug else "INIT,ENV,NET",
+        "NCCL_DEBUG_FILE": f"{folder}/%h.%p",
+    }
+
+
+def recorder(task: Task, watched: bool) -> dict[str, str]:
+    """torch's flight recorder keeps a gang's last collectives, and writes them where the agent
+    finds them: when a byte comes through its pipe, or when a collective times out."""
+    folder = "" if task.prepared is None else task.prepared.nccl
+    if not watched or not folder:
+        return {}
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{folder}/fr_",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{folder}/frp_",
+    }
+
+
+def proof_of(
+    attempt: Attempt, task: Task | None = None, report: FabricReport | None = None
+) -> Proof:
+    """The verdict by all that the nodes have said; `report` is the newest, of `task`. One that was
+    reached stands where what it rested on is no longer known."""
+    found = judge([(one.node, report if one is task else one.traffic) for one in attempt.present])
+    if found.carrier is Carrier.UNKNOWN and attempt.proof is not None:
+        return attempt.proof
+    return found
+
+
+def news(
+    job: Job, attempt: Attempt, task: Task, report: FabricReport | None
+) -> tuple[list[f.Fact], Cause | None]:
+    """What a node's figures change: facts, and the cause for which a job that requires RDMA is to
+    stop now, if there is one. As long as some nodes have not said what NCCL chose there, one of
+    the others may be to blame: then it is to stop later (`Limits.traffic_wait_s`)."""
+    if report is None or report == task.traffic:
+        return [], None
+    facts: list[f.Fact] = [f.TrafficMeasured(task.id, report)]
+    if not task.present:
+        return facts, None
+    same = task.traffic is not None and gist(report) == gist(task.traffic)
+    if same and (attempt.proof is not None or task.rank > 0):
+        # Of a thousand nodes one is enough to look at amounts again.
+        return facts, None
+    proof = proof_of(attempt, task, report)
+    known = attempt.proof.carrier if attempt.proof is not None else Carrier.UNKNOWN
+    if proof.carrier is not known:
+        facts.append(f.TrafficJudged(job.id, attempt.number, proof))
+    said = [bool(report.nccl.decided)]
+    said += [bool(t.traffic and t.traffic.nccl.decided) for t in attempt.present if t is not task]
+    settled = all(said) or not any(said)
+    return facts, not_used(job, proof) if settled else None
+
+
+def not_used(job: Job, proof: Proof) -> Cause | None:
+    """Why a job that requires RDMA is to stop; None where it may go on."""
+    if job.spec.rdma is not Rdma.REQUIRED or proof.carrier is not Carrier.TCP or not proof.firm:
+        return None
+    return Cause(
+        CauseCode.RDMA_NOT_USED,
+        Outcome.INFRA,
+        f"the job requires RDMA, and its traffic goes by TCP: {proof.text.removeprefix('TCP: ')}",
+        node=proof.node,
+        node_fault=proof.node is not None,
+    )
+
+
+def proof_line(job: Job, attempt: Attempt) -> ProofView | None:
+    """For a person, in one line; None where no rank was released, or where there is no RDMA and no
+    GPU to speak of."""
+    if attempt.released_at is None:
+        return None
+    if attempt.proof is None and not watched(attempt):
+        return None
+    proof = proof_of(attempt)
+    text = proof.text
+    if proof.carrier is Carrier.TCP and job.spec.rdma is Rdma.OFF:
+        text += " (as the job asks: rdma: off)"
+    return ProofView(proof.carrier, text)
+
+
+def _unwatched(attempt: Attempt) -> ProofView:
+    if len(attempt.present) < 2:
+        return ProofView(Carrier.UNKNOWN, proof_of(attempt).text)
+    why = "no node has an RDMA device or a GPU: what goes between them goes by TCP"
+    return ProofView(Carrier.UNKNOWN, f"not watched, because {why}")
+
+
+def proof_view(job: Job, attempt: Attempt) -> JobProof:
+    """All figures of an attempt."""
+    proof = proof_line(job, attempt) or _unwatched(attempt)
+    return JobProof(
+        verdict=proof.verdict,
+        text=proof.text,
+        nodes=tuple(
+            _node_proof(task, task.traffic) for task in attempt.tasks if task.traffic is not None
+        ),
+    )
+
+
+def _node_proof(task: Task, report: FabricReport) -> NodeProof:
+    ports = planned(report)
+    return NodeProof(
+        node=task.node,
+        node_rank=task.rank,
+        said=report.unheard or evidence_text(report.nccl),
+        seconds=report.seconds,
+        samples=report.samples,
+        gaps=report.gaps,
+        gap_s=report.gap_s,
+        peak=report.peak,
+        imbalance=imbalance(ports),
+        tcp_share=tcp_share(ports, report.sockets),
+        shared=report.shared,
+        ports=report.ports,
+        sockets=report.sockets,
+        nccl=report.nccl,
+    )

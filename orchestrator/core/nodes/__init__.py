@@ -1,0 +1,1 @@
+"""Nodes that connect, fall silent, are drained, quarantined, or report failing hardware."""

@@ -1,0 +1,188 @@
+"""Who is let in as a node: each name once, with nothing that would harm its peers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.control_channel import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
+from muster.protocol.gpus import problem as gpu_problem
+from muster.protocol.hosts_file import BadHost, breaks_line, check_address, check_name
+from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, TaskId, check_node_name
+from muster.protocol.instant import Instant
+from muster.protocol.interfaces import problem
+from muster.protocol.states import TaskState
+from muster.protocol.text import count
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.model.task import OVER
+
+CLOCK_TOLERANCE_S: Final = 10.0
+_CLOCK_MOST_S: Final = 1e10  # whatever an agent says is to be shown
+NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
+"""Codes of the refusals of a second agent of one name."""
+
+
+def refuse(
+    state: State, hello: Hello, peer: str, version: str, foreign: frozenset[str] = frozenset()
+) -> Refused | None:
+    """Why this agent cannot be let in by a coordinator of `version`; None where it can. `foreign`
+    are names of another machine than the agent's."""
+    too_old = hello.protocol_max < PROTOCOL_MIN
+    if too_old or hello.protocol_min > PROTOCOL_MAX:
+        remedy = (
+            f"upgrade the agent of {hello.node[:NODE_NAME_CHARS_MAX]} to the coordinator's release "
+            "and restart it, which leaves its jobs running"
+            if too_old
+            else "upgrade the coordinator first, then the agents"
+        )
+        return Refused(
+            "protocol",
+            f"this coordinator ({version}) speaks protocol {PROTOCOL_MIN} to {PROTOCOL_MAX}, the "
+            f"agent ({hello.version}) {hello.protocol_min} to {hello.protocol_max}: {remedy}",
+        )
+    bad = _refuse_name(hello.node, foreign)
+    if bad is not None:
+        return bad
+    unusable = problem(hello.inventory.interfaces)
+    if unusable is not None:
+        return Refused("bad_network", f"{hello.node} reports what no peer can use: {unusable}")
+    try:
+        check_address(hello.inventory.address)
+    except BadHost as error:
+        return Refused("bad_address", f"{error}; set `address` in the agent's configuration")
+    unknown = gpu_problem(hello.inventory.devices)
+    if unknown is not None:
+        return Refused("bad_gpus", f"{hello.node} reports GPUs that no job can be given: {unknown}")
+    if breaks_line(hello.inventory.hostname):
+        return Refused(
+            "bad_hostname",
+            f"{hello.node} calls itself {hello.inventory.hostname[:80]!r}, which would break its "
+            "peers' hosts files; give the machine another host name (hostnamectl hostname NAME)",
+        )
+    ours = hello.cluster == state.cluster
+    if hello.tasks and hello.cluster and not ours:
+        return Refused(
+            "other_cluster",
+            f"the agent has {count(len(hello.tasks), 'task')} of cluster {hello.cluster}, and this "
+            f"coordinator is of cluster {state.cluster}: its state folder is empty or another "
+            "one's; start it with the one that it had",
+        )
+    if ours and hello.epoch_seen > state.epoch:
+        return Refused(
+            "old_epoch",
+            f"the agent has served epoch {hello.epoch_seen} and this coordinator is in epoch "
+            f"{state.epoch}: its state folder is older than another one's; restore the newer one",
+        )
+    node = state.nodes.get(hello.node)
+    again = None if node is None else _refuse_second(node, hello, peer)
+    return again or _refuse_renamed(state, hello) or _refuse_beside(state, hello, peer)
+
+
+def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
+    """Peers get the name in their hosts files, where it must not stand for another machine."""
+    try:
+        check_node_name(name)
+        check_name(name)
+    except (BadId, BadHost) as error:
+        return Refused("bad_name", f"{error}; set `node` in the agent's configuration")
+    if "." in name:
+        return Refused(
+            "bad_name",
+            f"{name} is a host name with a domain, and a node's name has none; set `node` in the "
+            f"agent's configuration, for example to {name.partition('.')[0]}",
+        )
+    if name in foreign:
+        return Refused(
+            "bad_name",
+            f"{name} is a name of the coordinator's machine (its host name, listen.names or its "
+            "certificate), which peers of this node would then look for here; set `node` in the "
+            "agent's configuration to another name",
+        )
+    return None
+
+
+def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
+    """Of two agents of one name, the one that is there stays: it may have tasks of which the other
+    knows nothing, and would seem to have lost them."""
+    connected = node.link is LinkState.CONNECTED
+    both = f"by an agent at {node.peer}; this one is at {peer}"
+    if node.agent_id != hello.agent_id:
+        if _name_taken(node):
+            text = f"the name {hello.node} is in use {both}: give each agent its own `node`"
+            return Refused("duplicate_name", text)
+        return None
+    elsewhere = node.inventory.machine_id != hello.inventory.machine_id
+    if (connected and node.boot_id != hello.boot_id) or (_name_taken(node) and elsewhere):
+        return Refused(
+            "duplicate_identity",
+            f"the identity of {hello.node} is in use {both}: a state folder has been copied; "
+            "remove the copy, and give each agent its own `node`",
+        )
+    if connected and node.instance and hello.instance and node.instance != hello.instance:
+        # A restarted agent may be back before the end of its last connection has been noticed.
+        text = f"the connection of {hello.node} is still held {both}"
+        return Refused("duplicate_identity", text, soon=True)
+    return None
+
+
+def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
+    """Under another name it would be told to stop what it runs: that is of the node that it was."""
+    for report in hello.tasks:
+        task = _task(state, report.task)
+        if task is None or task.node == hello.node or task.state in OVER:
+            continue
+        was = state.nodes[task.node]
+        same = was.session is None and was.agent_id == hello.agent_id
+        if same and was.boot_id == hello.boot_id and report.state is not TaskState.CLEANED:
+            return Refused(
+                "renamed",
+                f"this agent was {was.name} and still has task {task.id}, which it would lose as "
+                f"{hello.node}: set `node: {was.name}` in its configuration until its jobs have "
+                "ended; the end of its lease ends them, too",
+            )
+    return None
+
+
+def _task(state: State, name: TaskId) -> Task | None:
+    try:
+        return state.task(name)
+    except BadId:
+        return None
+
+
+def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
+    """Two agents of one machine would give out its CPUs and GPUs twice. The boot tells the machine:
+    copied images have one machine id, and GPUs are seen by what containers were given of them."""
+    gpus = {gpu.uuid for gpu in hello.inventory.devices if gpu.uuid}
+    for other in state.nodes.values():
+        if other.name == hello.node or other.link is not LinkState.CONNECTED:
+            continue
+        if other.boot_id == hello.boot_id:
+            what = "of one machine"
+        elif shared := gpus.intersection(gpu.uuid for gpu in other.inventory.devices):
+            what = f"that both have GPU {min(shared)}"
+        else:
+            continue
+        if not (other.inventory.shared_host and hello.inventory.shared_host):
+            return Refused(
+                "second_agent",
+                f"{other.name} at {other.peer} and {hello.node} at {peer} are agents {what}: stop "
+                "one of them, or set shared_host: true in the configuration of both to try things "
+                "out",
+            )
+    return None
+
+
+def _name_taken(node: Node) -> bool:
+    """Until its lease is over, an agent that is cut off may be running something."""
+    if node.link is LinkState.CONNECTED:
+        return True
+    return node.link is LinkState.SUSPECT and bool(node.holders)
+
+
+def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
+    """How far an agent's wall clock is ahead of ours (negative: behind), to the second; 0 where
+    that may be the way between the two."""
+    if wall_s is None or abs(wall_s - now.wall) < CLOCK_TOLERANCE_S:
+        return 0.0
+    return float(round(max(-_CLOCK_MOST_S, min(_CLOCK_MOST_S, wall_s - now.wall))))

@@ -1,0 +1,48 @@
+"""Agents that start again and again: their nodes get no more jobs, and those they have run on.
+
+A restart by hand looks the same, and so many of them within ten minutes are no upgrade. Lives of
+which no hello came are not seen: such a node is not connected, and gets no job anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.ids import NodeName
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Node, State
+from orchestrator.core.nodes.service_state import ITSELF
+
+WITHIN_S: Final = 600.0
+LIVES_KEPT: Final = 32
+
+
+def another_life(node: Node, instance: str) -> bool:
+    """Whether this is not the agent's life that was known. Old agents do not tell theirs."""
+    return bool(node.instance) and bool(instance) and node.instance != instance
+
+
+def restarted(
+    state: State, name: NodeName, instance: str, now_mono: float, limits: Limits
+) -> list[f.Fact]:
+    """An agent says hello: its node is drained where it has done so in too many lives, and the pool
+    can bear it."""
+    policy, node = limits.quarantine, state.nodes.get(name)
+    if not policy.restarts or node is None or not node.in_service:
+        return []
+    if not another_life(node, instance):
+        return []
+    lives = [at for at in (*node.lives, now_mono) if at > now_mono - WITHIN_S]
+    if len(lives) <= policy.restarts:
+        return []
+    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
+    out = sum(n.drain is not None and n.drain.user == ITSELF for n in pool)
+    if out + 1 > policy.pool_share * len(pool):
+        return []
+    reason = (
+        f"its agent has started {len(lives)} times in {WITHIN_S / 60:g} minutes; "
+        "why is in its log: journalctl -u muster-agent; mend it, then resume the node"
+    )
+    return [sf.NodeDrained(name, ITSELF, reason)]

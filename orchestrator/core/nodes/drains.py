@@ -1,0 +1,240 @@
+"""Taking nodes out of service and back: what users ask, and what comes of it for the jobs there.
+
+A drained node gets no job. What was being made ready there is rolled back; what runs goes on, to
+its own end or to the deadline of the drain. Whoever has to leave is tried again elsewhere, and it
+costs none of its retries.
+"""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs.commands import tasks_on
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.clocks import clock_warning
+from orchestrator.core.model.node import Drain, LinkState, drained_by
+from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.model.task import reached
+from orchestrator.core.nodes.hardware import hardware_problems
+from orchestrator.core.nodes.unkillable import survivor_problems
+from orchestrator.core.nodes.warnings import claim_warning
+from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.reasons import jobs_named
+
+_PARTS: Final = 16
+_LEAST_S: Final = 1.0
+"""What is left of a deadline is written down so many times, but not more often than that."""
+
+
+def drain(state: State, asked: s.DrainReceived) -> Decision:
+    """Said again it takes the place of what was said before; where that is the same, nothing is."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    before, fact = (
+        node.drain,
+        sf.NodeDrained(
+            node.name,
+            asked.user,
+            asked.reason,
+            asked.deadline_s,
+            after_checkpoint=asked.after_checkpoint,
+        ),
+    )
+    # A deadline is counted anew.
+    same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
+    return Decision(
+        [] if same else [fact], [a.Answer(asked.request, a.Serviced(node.name, not same))]
+    )
+
+
+def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
+    """Back into service, where nothing speaks against it."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    if node.in_service and not node.faults:
+        return _answer(asked.request, a.Serviced(node.name, anything=False))
+    found = resume_problems(state, node, now) if asked.check else ()
+    if found:
+        return _answer(asked.request, unfit_to_resume(node, found))
+    fact = sf.NodeResumed(node.name, asked.user)
+    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+
+
+def remove(state: State, asked: s.RemoveReceived) -> Decision:
+    """Forget a node that is gone and has nothing of a job: nobody waits for it then."""
+    node = state.nodes.get(asked.node)
+    if node is None:
+        return _answer(asked.request, unknown_node(asked.node))
+    if node.session is not None or node.link is LinkState.CONNECTED:
+        declined = a.Declined(
+            "node_connected",
+            f"{node.name} is connected, and would be back at once",
+            f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
+            f"remove {node.name}",
+        )
+        return _answer(asked.request, declined)
+    if node.holders:
+        held = jobs_named(node.holders)
+        declined = a.Declined(
+            "node_busy",
+            f"{node.name} cannot be reached, and may still run {held}",
+            "wait until its lease is over (muster nodes says when), or start its agent",
+        )
+        return _answer(asked.request, declined)
+    fact = sf.NodeRemoved(node.name, asked.user)
+    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+
+
+def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
+    """What is known that speaks against jobs on a node, in sentences: its agent reports changes of
+    its RDMA ports and GPUs as they happen."""
+    if node.link is not LinkState.CONNECTED:
+        return (f"{node.name} is not connected: see that its agent runs",)
+    left = [
+        f"what job {job} left there is not gone yet"
+        for job, number in sorted(node.holders)
+        if state.jobs[job].attempts[number - 1].phase is AttemptPhase.STOPPING
+    ]
+    gpus = [f"GPU {gpu.pci}: {gpu.fault}" for gpu in node.inventory.devices if gpu.fault]
+    ports = [port.text for port in node.ports if port.down]
+    lost = hardware_problems(node)
+    held = survivor_problems(node)
+    found = (clock_warning(node), claim_warning(node, now), *left, *held, *gpus, *lost, *ports)
+    return tuple(filter(None, found))
+
+
+def unfit_to_resume(node: Node, found: tuple[str, ...]) -> a.Declined:
+    return a.Declined(
+        "check_failed",
+        f"{node.name} stays out of service: {'; '.join(found)}",
+        f"mend that and resume it again, or take it as it is: "
+        f"muster node resume {node.name} --no-check",
+    )
+
+
+def unknown_node(name: NodeName) -> a.Declined:
+    return a.Declined(
+        a.UNKNOWN_NODE, f"there is no node {name!r}", "list the nodes with: muster nodes"
+    )
+
+
+def follow_service(
+    state: State,
+    fact: sf.NodeDrained | sf.DrainTimed | sf.NodeResumed | sf.NodeTrusted | sf.QuarantineSpared,
+    now: Instant,
+) -> Decision:
+    """What comes of it for the jobs on the node."""
+    match fact:
+        case sf.NodeDrained() | sf.DrainTimed():
+            node = state.nodes[fact.node]
+            assert node.drain is not None
+            return Decision(_leave(state, node, node.drain), drain_timer(node, now))
+        case sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
+            return Decision()
+        case _:
+            assert_never(fact)
+
+
+def drain_timer(node: Node, now: Instant) -> list[a.Action]:
+    """Until what is left of the deadline is to be written down again, or is over."""
+    drain = node.drain
+    if drain is None or not drain.left_s:
+        return []
+    timer = a.Timer(a.TimerKind.DRAIN, node=node.name, attempt=drain.number)
+    return [a.SetTimer(timer, now.mono + _step_s(drain))]
+
+
+def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
+    node = state.nodes.get(timer.node)
+    drain = None if node is None else node.drain
+    if node is None or drain is None or drain.number != timer.attempt or not drain.left_s:
+        return Decision()
+    return Decision([sf.DrainTimed(node.name, max(0.0, drain.left_s - _step_s(drain)))])
+
+
+def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
+    """A gang has written a checkpoint: those of its nodes that wait for that may leave now."""
+    attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
+    ends = attempt.tasks[fact.rank].state is not TaskState.STARTED
+    if attempt.phase is not AttemptPhase.RUNNING or ends:
+        # What comes of its end has been decided.
+        return []
+    job = state.jobs[fact.job]
+    found: list[f.Fact] = []
+    staying = [t for t in attempt.present if reached(t.state, TaskState.STARTED)]
+    for task in attempt.present:
+        node = state.nodes[task.node]
+        if node.drain is None or not node.drain.after_checkpoint:
+            continue
+        cause = drained_cause(node, node.drain)
+        staying = [one for one in staying if one is not task]
+        gone = _end(state, task, cause, over=True, force=False)
+        if len(staying) < job.spec.nodes or any(type(it) is f.StopRequested for it in gone):
+            return [f.StopRequested(job.id, attempt.number, cause)]
+        found += gone
+    return found
+
+
+def drained_cause(node: Node, drain: Drain) -> Cause:
+    """Of an attempt that has to leave."""
+    text = f"{node.name} is {drained_by(drain)}"
+    return Cause(CauseCode.DRAINED, Outcome.INFRA, text, node=node.name)
+
+
+def _step_s(drain: Drain) -> float:
+    left_s = drain.left_s or 0.0
+    step_s = min(left_s, max((drain.deadline_s or 0.0) / _PARTS, _LEAST_S))
+    # No crumb is left over by rounding.
+    return left_s if left_s - step_s < _LEAST_S / 2 else step_s
+
+
+def _leave(state: State, node: Node, drain: Drain) -> list[f.Fact]:
+    over = drain.left_s is not None and drain.left_s <= 0
+    now = over and drain.deadline_s == 0
+    cause = drained_cause(node, drain)
+    return [
+        fact
+        for task in tasks_on(state, node.name)
+        for fact in _end(state, task, cause, over=over, force=now)
+    ]
+
+
+def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> list[f.Fact]:
+    job = state.jobs[task.job]
+    attempt = job.attempts[task.attempt - 1]
+    forced: list[f.Fact] = [f.StopForced(job.id, attempt.number)] if force else []
+    match attempt.phase:
+        case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
+            return [f.StopRequested(job.id, attempt.number, cause)]
+        case AttemptPhase.RUNNING:
+            starting = task.joined and not reached(task.state, TaskState.STARTED)
+            if not task.present or not (over or starting):
+                return []
+            if goes_on_without(job, attempt, task, cause):
+                return [f.TaskLeft(job.id, attempt.number, task.rank, cause.text, force)]
+            return [f.StopRequested(job.id, attempt.number, cause), *forced]
+        case AttemptPhase.STOPPING:
+            return [] if attempt.forced else forced
+        case AttemptPhase.CLOSED:
+            return []
+        case _:
+            assert_never(attempt.phase)
+
+
+def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool, bool]:
+    return what.user, what.reason, what.deadline_s, bool(what.jobs), what.after_checkpoint
+
+
+def _answer(request: a.RequestId, result: a.Result) -> Decision:
+    return Decision([], [a.Answer(request, result)])

@@ -1,0 +1,157 @@
+"""Nodes that are silent: when they count as unreachable, and when what ran there counts as lost.
+
+Silence has other reasons than a node that is gone. Where the coordinator itself was stopped or
+suspended, what the agents said meanwhile waits unread: nobody is judged before one full round.
+Where most agents fall silent at once, it is more likely that the coordinator is cut off: it brakes,
+and calls nothing lost for a long while, so that jobs which go on or end well meanwhile are not run
+again. Neither makes anything less safe: whoever waits longer fences no less.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from muster.spec.units import duration_text
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs.commands import tasks_on
+from orchestrator.core.gangs.leases import gone_at
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Node, State
+from orchestrator.core.nodes.peer_reports import unknown_at, witnessed
+
+MANY: Final = 0.55
+"""More than this share of the agents that were there is most of them."""
+FEWEST: Final = 2
+ROUNDS: Final = 2
+"""Who fell silent within so many rounds of another did so at once."""
+ROUNDING_S: Final = 0.01
+
+
+def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+    """One timer a node watches both: how long it has been silent, and its leases."""
+    node, timer = state.nodes.get(name), _timer(name)
+    due = None if node is None else _due(state, node, limits)
+    if node is None or due is None:  # it may have been removed
+        return Decision()
+    due = max(due, state.judged_from)
+    if node.link is LinkState.SUSPECT and state.brake is not None:
+        due = max(due, state.brake.at + state.brake.lasts_s)
+    if now.mono < due:
+        found = witnessed(state, name, now, limits)
+        return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
+    if now.mono > due + limits.heartbeat_s:
+        # Nobody but a process that was not running is so late.
+        until = now.mono + limits.silence_s
+        return Decision([f.JudgementPut(until)], [a.SetTimer(timer, until)])
+    if node.link is LinkState.CONNECTED and node.session is not None:
+        why = f"nothing heard for {limits.silence_s:g} s"
+        return Decision(
+            [f.NodeDisconnected(node.name, node.session)], [a.CloseSession(node.session, why)]
+        )
+    return _lost(state, node, now, limits)
+
+
+def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Action]:
+    """Until something that runs on a node that is cut off can be called lost."""
+    due = _due(state, node, limits)
+    if due is None:
+        return []
+    return [a.SetTimer(_timer(node.name), max(now.mono, _sooner(node, due, now, limits)))]
+
+
+def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
+    """An agent is back or given up: whether few enough are away to go on judging them."""
+    if state.brake is None:
+        return []
+    away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
+    if len(away) > MANY * (len(away) + _connected(state)):
+        return []
+    return [f.BrakeReleased(now.mono + limits.silence_s)]
+
+
+def timers_of_the_silent(state: State) -> list[a.Action]:
+    """After a pause of judgement."""
+    return [
+        a.SetTimer(_timer(node.name), state.judged_from)
+        for node in state.nodes.values()
+        if node.link is LinkState.SUSPECT
+    ]
+
+
+def brake_text(state: State) -> str:
+    """What users are told while the brake is on; "" while it is not."""
+    brake = state.brake
+    if brake is None:
+        return ""
+    return (
+        f"{brake.gone} of {brake.of} agents fell silent at once, so it may be the coordinator that "
+        f"is cut off: nothing there is called lost before {duration_text(brake.lasts_s)} are over"
+    )
+
+
+def keeps_until(state: State, node: Node, limits: Limits) -> float | None:
+    """When the last task that a silent node may run has ended there, in monotonic seconds."""
+    held = [gone_at(state, node, task, limits) for task in tasks_on(state, node.name)]
+    return max(held, default=None)
+
+
+def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
+    timer = _timer(node.name)
+    gone = _fell_silent_together(state, node, limits)
+    if state.brake is None and gone is not None and limits.brake_s > 0:
+        until = now.mono + limits.brake_s
+        brake = f.BrakeSet(now.mono, limits.brake_s, *gone)
+        return Decision([brake], [a.SetTimer(timer, until)])
+    tasks = tasks_on(state, node.name)
+    lost = [task for task in tasks if gone_at(state, node, task, limits) <= now.mono + ROUNDING_S]
+    decision = Decision()
+    if len(lost) == len(tasks) and node.lease_until <= now.mono + ROUNDING_S:
+        decision.facts.append(f.NodeLeaseExpired(node.name))
+    else:
+        later = [gone_at(state, node, task, limits) for task in tasks if task not in lost] or [
+            node.lease_until
+        ]
+        decision.actions.append(a.SetTimer(timer, min(later)))
+    decision.facts += [
+        f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease") for t in lost
+    ]
+    return decision
+
+
+def _due(state: State, node: Node, limits: Limits) -> float | None:
+    match node.link:
+        case LinkState.CONNECTED:
+            return node.heard_at + limits.silence_s
+        case LinkState.SUSPECT:
+            held = [gone_at(state, node, task, limits) for task in tasks_on(state, node.name)]
+            return min(held, default=node.lease_until)
+        case LinkState.OFFLINE | LinkState.LOST:
+            return None
+
+
+def _sooner(node: Node, due: float, now: Instant, limits: Limits) -> float:
+    """Or when the node has been silent for so long that its neighbours' word counts."""
+    unknown = unknown_at(node, limits)
+    return min(due, unknown) if now.mono < unknown else due
+
+
+def _fell_silent_together(state: State, node: Node, limits: Limits) -> tuple[int, int] | None:
+    """How many with this one, and of how many; None where they are not most of them."""
+    away = [other for other in state.nodes.values() if other.link is LinkState.SUSPECT]
+    window_s = ROUNDS * limits.silence_s
+    gone = sum(abs(other.heard_at - node.heard_at) <= window_s for other in away)
+    there = len(away) + _connected(state)
+    return (gone, there) if gone >= FEWEST and gone > MANY * there else None
+
+
+def _connected(state: State) -> int:
+    return sum(node.link is LinkState.CONNECTED for node in state.nodes.values())
+
+
+def _timer(name: NodeName) -> a.Timer:
+    return a.Timer(a.TimerKind.NODE, node=name)

@@ -1,0 +1,155 @@
+"""A node that nothing is heard of: whether it is gone, or only cut off from us.
+
+A node that is cut off may train on, and its lease decides. One of which its neighbours in a gang
+say, too, that its machine does not answer any more is gone as far as the gang is concerned: that
+ends the attempt at once. Its node is free only after its lease, or when it comes back.
+
+A neighbour that was cut off itself had no answer from anybody meanwhile: its word counts once it
+has asked again.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from muster.protocol.asking import ROUND_S
+from muster.protocol.ids import BadId, NodeName, TaskId
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.text import named
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.decision import Decision
+from orchestrator.core.gangs.commands import tasks_on
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Attempt, Node, State, Task
+from orchestrator.core.scheduling.elastic import goes_on_without
+
+
+def witnessed(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
+    """What it means by now that nothing is heard of the node."""
+    return [
+        fact
+        for task in tasks_on(state, name)
+        if is_silent(state, task, now, limits)
+        for fact in _gone(state, state.jobs[task.job].attempts[task.attempt - 1], task, now, limits)
+    ]
+
+
+def unknown_at(node: Node, limits: Limits) -> float:
+    """When a silent node becomes unknown. Of one that a new process of ours has not heard yet that
+    is counted from the process's start."""
+    return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
+
+
+def accused(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
+    """What it means that the neighbours of this task do not answer it, or do again."""
+    try:
+        task = state.task(name)
+    except BadId:
+        return []
+    if task is None or not task.silent:
+        return []
+    attempt = state.jobs[task.job].attempts[task.attempt - 1]
+    for other in attempt.present:
+        if _address(attempt, other) in task.silent and is_silent(state, other, now, limits):
+            found = _gone(state, attempt, other, now, limits)
+            if found:
+                return found
+    return []
+
+
+def word_timer(state: State, name: NodeName) -> list[a.Action]:
+    """Until the word of a node that has just connected counts."""
+    timer = a.Timer(a.TimerKind.WORD, node=name)
+    return [a.SetTimer(timer, _counts_from(state.nodes[name]))]
+
+
+def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
+    """What the node has said meanwhile, or still says, is judged now."""
+    node = state.nodes.get(name)
+    if node is None:  # it has been removed
+        return Decision()
+    if now.mono < _counts_from(node):
+        return Decision([], word_timer(state, name))
+    words = [accused(state, task.id, now, limits) for task in tasks_on(state, name)]
+    return Decision([fact for found in words for fact in found])
+
+
+def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limits: Limits) -> Cause:
+    """The cause of an attempt in which a rank has failed as ranks do when a peer has: of a peer of
+    which nothing is heard either, that is enough to know."""
+    gone = [t.node for t in attempt.present if is_silent(state, t, now, limits)]
+    if not gone or cause.node in gone:
+        return cause
+    text = f"{gone[0]} was lost: nothing has been heard of it, and {cause.text}"
+    return replace(
+        cause,
+        code=CauseCode.NODE_LOST,
+        outcome=Outcome.INFRA,
+        text=text,
+        node=gone[0],
+        rank=None,
+        exit=None,
+        node_fault=True,
+        kind="",
+    )
+
+
+def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
+    """Whether nothing has been heard of the task's node for so long that it is unknown."""
+    node = state.nodes[task.node]
+    if now.mono < state.judged_from or state.brake is not None:
+        return False
+    return node.link is LinkState.SUSPECT and now.mono >= unknown_at(node, limits)
+
+
+def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:
+    """The end of the attempt, where the neighbours of a silent node say that it is gone."""
+    job = state.jobs[task.job]
+    if attempt.phase is not AttemptPhase.RUNNING or not task.present or task.exit is not None:
+        return []
+    address = _address(attempt, task)
+    watchers = [
+        other for other in _watchers(attempt, task) if _is_heeded(state.nodes[other.node], now)
+    ]
+    witnesses = [other.node for other in watchers if address in other.silent]
+    if not witnesses or 2 * len(witnesses) < len(watchers):
+        return []
+    get = "gets" if len(witnesses) == 1 else "get"
+    text = (
+        f"{task.node} was lost: nothing has been heard of it for {limits.silence_s:g} s, and "
+        f"{named(witnesses)} {get} no answer from {address} any more"
+    )
+    cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
+    if goes_on_without(job, attempt, task, cause):
+        return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
+    return [f.StopRequested(task.job, task.attempt, cause)]
+
+
+def _is_heeded(node: Node, now: Instant) -> bool:
+    return node.link is LinkState.CONNECTED and now.mono >= _counts_from(node)
+
+
+def _counts_from(node: Node) -> float:
+    """When all that a node says of its neighbours is of the time since it has connected."""
+    return node.connected_at + ROUND_S
+
+
+def _watchers(attempt: Attempt, task: Task) -> list[Task]:
+    """Those whose agents ask the task's machine: see `agent.core.peers`."""
+    others = [other for other in attempt.present if other is not task]
+    if task.rank == 0:
+        return others
+    around = {task.rank - 1, (task.rank + 1) % len(attempt.tasks)}
+    return [other for other in others if other.rank in around or task.joined or other.joined]
+
+
+def _address(attempt: Attempt, task: Task) -> str:
+    if task.endpoint is not None:
+        return task.endpoint.address
+    if task.rank < len(attempt.endpoints):
+        return attempt.endpoints[task.rank].address
+    return ""

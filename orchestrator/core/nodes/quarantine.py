@@ -1,0 +1,137 @@
+"""Nodes at which one job after another fails are taken out of service, within bounds.
+
+Counted are jobs, not attempts, and only failures for which the node itself is to blame. That a node
+refuses to make ready for a job says nothing of the node until another one has made ready for the
+same job: a path that is wrong is refused everywhere. A node that lacks the RDMA that a job requires
+is sound. No clock is asked: a fault is forgotten when so many attempts have ended well there since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.protocol.ids import NodeName
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.refusal_codes import RefusalCode, headline
+from muster.protocol.states import TaskState
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.gangs.retry_policy import settled
+from orchestrator.core.model.blame import guilty_nodes
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Attempt, Job, Node, State
+from orchestrator.core.nodes.service_state import ITSELF
+
+_NAMED = 6
+
+
+def judged(
+    state: State, job: Job, attempt: Attempt, limits: Limits, *, spare: bool
+) -> list[f.Fact]:
+    """What an attempt that is over says of its nodes."""
+    if attempt.cause is None or not limits.quarantine.jobs:
+        return []
+    cause = settled(job, attempt, attempt.cause, spare=spare)
+    match cause.outcome:
+        case Outcome.SUCCESS | Outcome.TIME_LIMIT:
+            return _trusted(state, attempt, limits)
+        case Outcome.INFRA if cause.code is not CauseCode.DRAINED and _proved(attempt, cause):
+            return _blamed(state, job, attempt, _at_fault(attempt, cause))
+        case _:
+            return []
+
+
+def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
+    """A gang of the job is ready to start: those that refused it before did so for their own
+    sake."""
+    found: dict[NodeName, list[f.Fact]] = {}
+    for attempt in job.attempts[:-1] if limits.quarantine.jobs else ():
+        cause = attempt.cause
+        if cause is not None and cause.code is CauseCode.PREPARE_REFUSED:
+            refused = {task.node for task in attempt.tasks if task.refusal is not None}
+            ready = {task.node for task in job.attempts[-1].tasks}
+            guilty = _at_fault(attempt, cause)
+            for name in sorted((guilty.keys() & refused) - ready - found.keys()):
+                found[name] = _blamed(state, job, attempt, {name: guilty[name]})
+    return [fact for facts in found.values() for fact in facts]
+
+
+def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
+    """After a node was blamed: it is drained, where that is enough and its pool can bear it."""
+    policy, jobs = limits.quarantine, tuple(fault.job for fault in node.faults)
+    number = _number(node)
+    if not node.in_service or not policy.jobs or number < policy.jobs:
+        return []
+    pool = [n for n in state.nodes.values() if n.inventory.pool == node.inventory.pool]
+    out = sum(_is_out(n, limits) for n in pool if n is not node)
+    named = ", ".join(str(job) for job in jobs[-_NAMED:])
+    last = node.faults[-1]
+    why = f"at fault in {number} jobs ({named}); the last: {last.text}"
+    if out + 1 > policy.pool_share * len(pool):
+        reason = (
+            f"{why}; it was not quarantined, as {out} of the {len(pool)} nodes of pool "
+            f"{node.inventory.pool} were, and at most {policy.pool_share:.0%} may be"
+        )
+        return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
+    return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
+
+
+def _is_out(node: Node, limits: Limits) -> bool:
+    """Quarantined, or about to be: of the nodes that one attempt blames, one after another is."""
+    if node.drain is not None:
+        return bool(node.drain.jobs)
+    return _number(node) >= limits.quarantine.jobs and not node.spared
+
+
+def _number(node: Node) -> int:
+    """In how many jobs it was at fault: of many only the last are kept one by one."""
+    return len(node.faults) + node.faults_gone
+
+
+def _proved(attempt: Attempt, cause: Cause) -> bool:
+    """Whether it is the node's fault and cannot be the job's. Of a refusal that is certain where
+    the node itself says so, or others of the gang stood ready."""
+    if cause.code is not CauseCode.PREPARE_REFUSED:
+        return True
+    by_itself = attempt.cause is not None and attempt.cause.node_fault
+    return by_itself or any(t.prepared is not None and t.refusal is None for t in attempt.tasks)
+
+
+def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
+    """Of those that the job had better avoid the ones that are not sound, each with its own
+    reason."""
+    found = {}
+    tasks = {task.node: task for task in attempt.tasks}
+    for name in guilty_nodes(attempt, cause):
+        task = tasks.get(name)
+        text = cause.text
+        if task is not None and task.state is not TaskState.LOST and task.refusal is not None:
+            if task.refusal.code == RefusalCode.FABRIC_DIFFERS:
+                continue
+            if name != cause.node:
+                said = headline(task.refusal.text)
+                text = f"{name} refused: {said}"
+        elif name != cause.node:
+            text = f"{name} was lost; {cause.text}"
+        found[name] = text
+    return found
+
+
+def _blamed(
+    state: State, job: Job, attempt: Attempt, guilty: Mapping[NodeName, str]
+) -> list[f.Fact]:
+    return [
+        sf.NodeBlamed(name, job.id, attempt.number, guilty[name])
+        for name in sorted(guilty)
+        if name in state.nodes and all(it.job != job.id for it in state.nodes[name].faults)
+    ]
+
+
+def _trusted(state: State, attempt: Attempt, limits: Limits) -> list[f.Fact]:
+    found: list[f.Fact] = []
+    for name in dict.fromkeys(task.node for task in attempt.present):
+        faults = state.nodes[name].faults
+        if faults:
+            old = sum(it.since + 1 >= limits.quarantine.forgiven_after for it in faults)
+            found.append(sf.NodeTrusted(name, old))
+    return found

@@ -1,0 +1,99 @@
+"""Nodes in and out of service: how the facts of that change one, and the words for it."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from msgspec.structs import replace
+
+from muster.protocol.instant import Instant
+from muster.spec.units import duration_text
+from orchestrator.core.facts import service as sf
+from orchestrator.core.model.node import Drain, Fault, rounded_down
+from orchestrator.core.model.state import Node
+
+ITSELF: Final = "muster"
+"""Who drains a node that is quarantined, or has failed."""
+HARDWARE_KEPT: Final = 16
+FAULTS_KEPT: Final = 16
+
+
+def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
+    match fact:
+        case sf.NodeDrained(_, user, reason, deadline_s, jobs, after):
+            node.drains += 1
+            node.drain = Drain(
+                user, reason, at, node.drains, deadline_s, deadline_s, at, jobs, after
+            )
+            node.spared = ""
+        case sf.DrainTimed(_, left_s):
+            if node.drain is not None:
+                node.drain = replace(node.drain, left_s=left_s, left_at=at)
+        case sf.NodeRemoved():
+            pass  # whoever knows all nodes takes it out
+        case sf.NodeResumed():
+            node.drain, node.spared, node.hardware = None, "", ()
+            node.faults, node.faults_gone, node.lives = (), 0, ()
+        case sf.NodeBlamed(_, job, attempt, text):
+            faults = (*node.faults, Fault(job, attempt, text))
+            node.faults_gone += len(faults[:-FAULTS_KEPT])
+            node.faults = faults[-FAULTS_KEPT:]
+            # Judged anew: until that is done, others count it as one that is about to be out.
+            node.spared = ""
+        case sf.NodeTrusted(_, forgets):
+            kept = node.faults[forgets:]
+            node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
+            if forgets:
+                # Those that are not kept are older still.
+                node.spared, node.faults_gone = "", 0
+        case sf.QuarantineSpared(_, reason):
+            node.spared = reason
+        case sf.HardwareReported(_, event):
+            node.hardware = (*node.hardware, (at, event))[-HARDWARE_KEPT:]
+            node.hardware_heard = (event.boot, event.number)
+        case _:
+            assert_never(fact)
+
+
+def service_event(fact: sf.OfService) -> str:
+    """What has happened, to follow the node's name."""
+    match fact:
+        case sf.NodeDrained(_, user, reason, deadline_s, after_checkpoint=after):
+            ends = "; jobs there leave after their next checkpoint" if after else ""
+            if deadline_s is not None:
+                when = f"in {duration_text(deadline_s)}" if deadline_s else "at once"
+                ends += f"; what runs there ends {when}"
+            return f"drained by {user}: {reason}{ends}"
+        case sf.DrainTimed(_, left_s):
+            return f"is drained: what runs there has {duration_text(left_s)} left"
+        case sf.NodeRemoved(_, user):
+            return f"removed by {user}"
+        case sf.NodeResumed(_, user):
+            return f"resumed by {user}"
+        case sf.NodeBlamed(_, job, attempt, text):
+            return f"is at fault for attempt {attempt} of job {job}: {text}"
+        case sf.NodeTrusted(_, forgets):
+            return "has done well again" + (
+                f", {forgets} of its faults forgotten" if forgets else ""
+            )
+        case sf.QuarantineSpared(_, reason):
+            return f"is not quarantined: {reason}"
+        case sf.HardwareReported(_, event):
+            return f"reports ({event.grade.value}): {event.text}"
+        case _:
+            assert_never(fact)
+
+
+def deadline_text(drain: Drain, now: Instant) -> str:
+    """How long what runs there still has; "" where it may go on."""
+    left_s = deadline_left_s(drain, now)
+    if left_s is None:
+        return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
+    return f"ends what runs in {rounded_down(left_s)}" if left_s else "what runs is being ended"
+
+
+def deadline_left_s(drain: Drain, now: Instant) -> float | None:
+    """By the wall clock, which is only shown."""
+    if drain.left_s is None or drain.left_s <= 0:
+        return drain.left_s
+    return min(drain.left_s, max(0.0, drain.left_at + drain.left_s - now.wall))

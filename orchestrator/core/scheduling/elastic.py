@@ -1,0 +1,108 @@
+"""Gangs whose size may change: who may leave one that goes on, and who may join it.
+
+Under c10d the torchruns find each other anew when one is gone or waits to come in, and start their
+ranks again with another world size. The launcher's node holds the store in which they meet: the
+gang ends with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from muster.protocol.control_channel import TaskReport
+from muster.protocol.outcome import Cause, CauseCode, Outcome
+from muster.protocol.states import TaskState
+from orchestrator.core.facts.jobs import Fact, TaskJoined, TaskStarted
+from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.state import Attempt, Job, Node, State, Task
+from orchestrator.core.model.task import reached
+from orchestrator.core.scheduling.gpu_preference import is_short
+from orchestrator.core.scheduling.gpus import given
+from orchestrator.core.scheduling.placement import busy, preference, unfit
+from orchestrator.core.scheduling.rendezvous import who_could_join
+from orchestrator.core.scheduling.scheduler import may_place
+from orchestrator.core.scheduling.topology import same
+
+COMES_BACK: Final = 2
+"""How often one node may join the same attempt: each time, all ranks start again."""
+
+
+def is_news(job: Job, report: TaskReport, cause: Cause) -> bool:
+    """Whether a cause concerns the gang: ranks of an elastic one are torchrun's to start again."""
+    return (
+        not job.spec.elastic or cause.code is not CauseCode.RANK_FAILED or report.exit is not None
+    )
+
+
+def goes_on_without(
+    job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
+) -> bool:
+    """Whether the gang survives that this task ended, of this cause. A node that is lost, or a
+    torchrun that was `killed`, leaves; one that gives up has closed the rendezvous for all.
+    """
+    if not job.spec.elastic or attempt.phase is not AttemptPhase.RUNNING or task.rank == 0:
+        return False
+    if attempt.started_at is None:
+        return False
+    if task.joined and (cause.rank is None or not reached(task.state, TaskState.STARTED)):
+        # It never was one of the gang, or came when that was about to end.
+        return True
+    rest = [t for t in attempt.present if t is not task and reached(t.state, TaskState.STARTED)]
+    departs = killed or cause.outcome is Outcome.INFRA
+    return departs and len(rest) >= job.spec.nodes
+
+
+def was_killed(report: TaskReport) -> bool:
+    return report.exit is not None and report.exit.signal is not None
+
+
+def may_join(state: State, fact: Fact) -> bool:
+    """Whether a node for which there was no gang before this fact may have one after it."""
+    return may_place(state, fact) or (isinstance(fact, TaskStarted) and fact.job in state.elastic)
+
+
+def next_join(state: State) -> TaskJoined | None:
+    """A free node for a running gang that may grow, where nobody waits for nodes of its pool. Stays
+    None until a fact after which it `may_join`."""
+    if state.disk_full:
+        return None
+    for name in sorted(state.elastic):
+        job = state.jobs[name]
+        attempt = job.attempts[-1]
+        if attempt.started_at is None or job.cancel is not None or state.queues.get(job.spec.pool):
+            continue
+        if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
+            continue
+        free = _free(state, job, attempt)
+        found = next(who_could_join(state, attempt, free), None) if free else None
+        if found is not None:
+            node, endpoint = found
+            gpus = given(state, job.spec, node.name)
+            rank = len(attempt.tasks)
+            return TaskJoined(job.id, attempt.number, rank, node.name, endpoint, gpus)
+    return None
+
+
+def _ending(attempt: Attempt) -> bool:
+    return any(task.exit is not None for task in attempt.present)
+
+
+def _free(state: State, job: Job, attempt: Attempt) -> list[Node]:
+    """Nodes that may join, were they on the gang's network, the better ones first."""
+    joined = Counter(task.node for task in attempt.tasks if task.joined)
+    refused = {task.node for task in attempt.tasks if task.refusal is not None}
+    launcher = state.nodes[attempt.tasks[0].node]
+    found = [
+        node
+        for node in state.nodes.values()
+        if busy(state, job.spec, node) is None
+        and (job.id, attempt.number) not in node.holders
+        and node.name not in job.avoid
+        and node.name not in refused
+        and joined[node.name] < COMES_BACK
+        and unfit(job.spec, node) is None
+        and same(job.spec, node, launcher)
+        and (not is_short(job.spec, 1, node) or is_short(job.spec, 0, launcher))
+    ]
+    return sorted(found, key=lambda node: preference(state, job.spec, node))

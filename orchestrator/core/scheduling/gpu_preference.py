@@ -1,0 +1,25 @@
+"""Which nodes have a GPU for each rank that they would get: of those a gang is made where it can
+be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.protocol.ids import NodeName
+from muster.spec.model import JobSpec, nproc_wanted
+from orchestrator.core.model.state import Node
+
+
+def suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
+    """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
+    return sorted(nodes, key=lambda node: is_short(spec, node_rank, node))
+
+
+def lacks_gpus(spec: JobSpec, gang: tuple[NodeName, ...], nodes: Mapping[NodeName, Node]) -> bool:
+    return any(is_short(spec, rank, nodes[name]) for rank, name in enumerate(gang))
+
+
+def is_short(spec: JobSpec, node_rank: int, node: Node) -> bool:
+    """Whether there are more ranks than GPUs there, where the job does not say how many it has."""
+    wanted = nproc_wanted(spec, node_rank, node.name) or 0
+    return spec.resources.gpu is None and node.inventory.gpus < wanted

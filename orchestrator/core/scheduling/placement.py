@@ -1,0 +1,434 @@
+"""Which nodes a gang gets, and the words for why it gets none: one code for both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from muster.protocol.ids import NodeName
+from muster.protocol.text import count
+from muster.spec.model import JobSpec, Placement, Rdma, Resources
+from muster.spec.units import size_text
+from orchestrator.core.model.blame import blame
+from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.state import Job, Node, State
+from orchestrator.core.scheduling.gpu_preference import is_short, lacks_gpus, suiting
+from orchestrator.core.scheduling.gpus import (
+    free_cpus,
+    free_memory,
+    matching,
+    one_a_machine,
+    room,
+    shares,
+    siblings_hold,
+    used_by_strangers,
+)
+from orchestrator.core.scheduling.network import Apart, choose, reachable_gang
+from orchestrator.core.scheduling.rdma_groups import alike, kind_of, without_rdma
+from orchestrator.core.scheduling.reasons import Lack
+from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
+
+
+class Verdict(NamedTuple):
+    """Of one node for one job, now: taken if need be where nothing is lacking."""
+
+    node: Node
+    lack: Lack | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """No gang of so many nodes now. `lacking` holds, for each node that could not be taken, the
+    reason.
+    """
+
+    wanted: int
+    free: int
+    lacking: tuple[tuple[NodeName, Lack], ...]
+    together: str = "share a network"
+
+    @property
+    def text(self) -> str:
+        """In words, nodes by name: made when somebody asks, which of most passes nobody does."""
+        wanted = count(self.wanted, "node")
+        apart = sum(lack.code in (_APART.code, SPREAD) for _, lack in self.lacking)
+        if any(lack is _UNLIKE for _, lack in self.lacking):
+            return f"needs {wanted} with RDMA of one kind, and not enough of these are free"
+        if apart:
+            return (
+                f"needs {wanted} that {self.together}, and of the {apart} that are free no so many "
+                "do"
+            )
+        told = _some(_by_name(self.lacking))
+        return f"needs {wanted}, {self.free} free" + (f": {told}" if told else "")
+
+
+class Considered(msgspec.Struct, frozen=True):
+    """A verdict on every node that is known, and the gang that comes of them, in node-rank order;
+    empty where there is none."""
+
+    verdicts: tuple[Verdict, ...]
+    gang: tuple[NodeName, ...]
+
+
+_APART: Final = Lack("network", "is free, and shares no network with enough of the others")
+_UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
+SPREAD: Final = "spread"
+LAUNCHERS_TRIED: Final = 16
+"""Of the nodes that suit the launcher so many are looked at for one with enough others on its
+network."""
+_SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
+_THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
+_FOR_NOW: Final = frozenset(
+    {
+        "busy",
+        "gpus_busy",
+        "gpus_used",
+        "cpu_busy",
+        "memory_busy",
+        "same_gpus",
+        "not_connected",
+        "network",
+        "fabric",
+        SPREAD,
+        "drained",
+    }
+)
+"""What may pass, and leaves the node one that fits."""
+
+
+def unfit(spec: JobSpec, node: Node) -> Lack | None:
+    """Why this node can never run a part of this job as both are now; None if it can."""
+    if node.inventory.pool != spec.pool:
+        return Lack("pool", f"is in pool {node.inventory.pool}")
+    if spec.placement.include and node.name not in spec.placement.include:
+        return Lack("not_included", "is not in placement.include")
+    if node.name in spec.placement.exclude:
+        return Lack("excluded", "is in placement.exclude")
+    return (
+        _too_few_gpus(spec.resources, node)
+        or _too_small(spec.resources, node)
+        or _without_label(spec.placement, node)
+        or without_rdma(spec, node)
+    )
+
+
+def _too_few_gpus(resources: Resources, node: Node) -> Lack | None:
+    wanted, inventory = resources.gpu or 0, node.inventory
+    if inventory.gpus < wanted:
+        faults = _some(f"{it.pci} {it.fault}" for it in inventory.devices if it.fault)
+        why = f" ({faults})" if faults else ""
+        return Lack("gpus", f"has {inventory.gpus} of the {wanted} GPUs wanted{why}")
+    found = matching(inventory, resources)
+    if found >= wanted:
+        return None
+    models = _some(sorted({it.model for it in inventory.devices if it.model}))
+    has = models or inventory.gpu_model or "none"
+    if found:
+        text = f"has {found} of the {wanted} {resources.gpu_model} wanted, among GPUs of {has}"
+        return Lack("gpus", text)
+    return Lack("gpu_model", f"has GPUs of model {has}, not {resources.gpu_model}")
+
+
+def _too_small(wanted: Resources, node: Node) -> Lack | None:
+    cpus, memory = node.inventory.cpus, node.inventory.memory_bytes
+    if wanted.cpu is not None and cpus < wanted.cpu:
+        return Lack("cpu", f"has {cpus} of the {wanted.cpu} CPUs wanted")
+    if wanted.memory_bytes is not None and memory < wanted.memory_bytes:
+        has = f"{memory / 2**30:.1f} GiB"
+        return Lack("memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted")
+    return None
+
+
+def _without_label(placement: Placement, node: Node) -> Lack | None:
+    for name, value in placement.labels.items():
+        has = node.inventory.labels.get(name)
+        if has is None:
+            return Lack("label", f"has no label {name}")
+        if has != value:
+            return Lack("label", f"has the label {name}={has}, not {value}")
+    shared = placement.shared_label
+    if shared is not None and shared not in node.inventory.labels:
+        return Lack("label", f"has no label {shared}, which placement.spread goes by")
+    return None
+
+
+def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
+    """Why a node that fits cannot be taken now, or the part of it that a job wants; None if it
+    can."""
+    if node.drain is not None:
+        return Lack("drained", f"is {drained_by(node.drain)}")
+    holders = tuple(node.holders)
+    if node.link is not LinkState.CONNECTED:
+        return Lack("not_connected", "is not connected", holders)
+    if not shares(spec, node.inventory):
+        holders = holders or siblings_hold(state, node)
+        if holders:
+            return Lack("busy", "runs a job", holders)
+        strange = used_by_strangers(node)
+        return Lack("gpus_used", f"is not free: {strange}") if strange else None
+    if any(share.whole for share in node.holders.values()):
+        return Lack("busy", "runs a job", holders)
+    wanted, inventory = spec.resources, node.inventory
+    strange = used_by_strangers(node)
+    if not holders and not inventory.shared_host and not strange:
+        return None
+    free = room(state, spec, node)
+    if free < (wanted.gpu or 0):
+        words = f"has {free} of {matching(inventory, wanted)} GPUs free"
+        if strange:
+            return Lack("gpus_used", f"{words}: {strange}", holders)
+        return Lack("gpus_busy", words, holders or siblings_hold(state, node))
+    if wanted.cpu is not None and free_cpus(node) < wanted.cpu:
+        words = f"has {max(0, free_cpus(node))} of {inventory.cpus} CPUs free"
+        return Lack("cpu_busy", words, holders)
+    if wanted.memory_bytes is not None and free_memory(node) < wanted.memory_bytes:
+        words = f"has {max(0, free_memory(node)) / 2**30:.1f} GiB of memory free"
+        return Lack("memory_busy", words, holders)
+    return None
+
+
+def consider(state: State, job: Job) -> Considered:
+    """Judge every node for a job as if it were its turn: by this it is placed, and by this it is
+    told why it waits.
+
+    Nodes that failed the job before are left out, but where it could not run at all without them.
+    """
+    spec, known = job.spec, tuple(state.nodes.values())
+    unfits = [unfit(spec, node) for node in known]
+    fitting = [node for node, lack in zip(known, unfits, strict=True) if lack is None]
+    kept = _unspoilt(fitting, job.avoid)
+    if not enough(spec, kept, state.networks, meeting=bool(job.avoid)):
+        kept = fitting
+    left_out = {n.name for n in fitting} - {n.name for n in kept} if kept is not fitting else set()
+    verdicts = tuple(
+        [
+            Verdict(
+                node,
+                lack
+                or (
+                    _left_out(state, job, node)
+                    if node.name in left_out
+                    else busy(state, spec, node)
+                ),
+            )
+            for node, lack in zip(known, unfits, strict=True)
+        ]
+    )
+    free = [verdict.node for verdict in verdicts if verdict.lack is None]
+    if len(free) < spec.nodes:
+        return Considered(verdicts, ())
+    # Of two that did not meet, one was at fault perhaps: it is seldom both.
+    faults = blame(job) if job.avoid else {}
+    there = [node for node in kept if node.link in _THERE and node.in_service]
+    apart = one_a_machine(free)
+    gang, kinds = _first_gang(state, spec, apart, there, faults)
+    if gang is None and len(apart) < len(free):
+        # Another agent of a machine may be in the network of the others, or be of their kind.
+        gang, kinds = _first_gang(state, spec, free, there, faults)
+        chosen = set(gang or ())
+        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+    if len(apart) < len(free):
+        names = {node.name for node in apart}
+        verdicts = tuple(
+            v if v.lack or v.node.name in names else Verdict(v.node, _SAME_GPUS) for v in verdicts
+        )
+    if gang is not None or len(apart) < spec.nodes:
+        return Considered(verdicts, gang or ())
+    if not kinds:
+        return Considered(tuple(v if v.lack else Verdict(v.node, _UNLIKE) for v in verdicts), ())
+    sizes = {node.name: len(group) for group in groups(spec, apart) for node in group}
+    return Considered(
+        tuple(v if v.lack else Verdict(v.node, _apart(spec, v.node, sizes)) for v in verdicts), ()
+    )
+
+
+def _first_gang(
+    state: State,
+    spec: JobSpec,
+    free: Sequence[Node],
+    there: Sequence[Node],
+    faults: Mapping[NodeName, int],
+) -> tuple[tuple[NodeName, ...] | None, bool]:
+    """The best of the nodes that are free, and whether some are enough alike."""
+    ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
+    kinds = alike(spec, ordered, there) if len(ordered) >= spec.nodes else []
+    first: tuple[NodeName, ...] | None = None
+    for kind in kinds:
+        gang = _best_gang(spec, kind, state.networks, faults)
+        if gang is not None and not lacks_gpus(spec, gang, state.nodes):
+            return gang, True
+        first = first or gang
+    return first, bool(kinds)
+
+
+def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
+    """Why a free node is of no gang, where so many free nodes may be of one with it."""
+    here = sizes[node.name]
+    if here >= spec.nodes:
+        return _APART
+    which = "no other node has" if here == 1 else f"only {here} free nodes have"
+    return Lack(SPREAD, f"is free, and {which} {value_of(spec, node)}")
+
+
+def preference(
+    state: State, spec: JobSpec, node: Node
+) -> tuple[bool, int, int, tuple[tuple[int, int | str], ...]]:
+    """The less, the sooner a node that is free for the job is taken: for a part, where others have
+    parts already, and the fewest GPUs are left, so that whole nodes stay free."""
+    if not node.holders or not shares(spec, node.inventory):
+        return True, node.inventory.gpus, 0, natural(node.name)
+    return False, room(state, spec, node), node.inventory.gpus, natural(node.name)
+
+
+def _left_out(state: State, job: Job, node: Node) -> Lack:
+    if node.name in job.avoid:
+        return Lack("failed_before", "failed an attempt of this job, and others can run it")
+    return busy(state, job.spec, node) or Lack("not_connected", "is not connected")
+
+
+def never_fits(state: State, spec: JobSpec) -> str | None:
+    """A sentence that says why the nodes known can never hold this job; None if they can."""
+    reasons = [(node.name, unfit(spec, node)) for node in state.nodes.values()]
+    able = [node for node, (_, lack) in zip(state.nodes.values(), reasons, strict=True) if not lack]
+    fitting = len(one_a_machine(able))
+    if fitting >= spec.nodes:
+        if enough(spec, able, state.networks):
+            return None
+        near = one_a_machine(largest(spec, able))
+        if len(near) < spec.nodes:
+            most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
+            return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
+        found = choose(near[: spec.nodes], state.networks)
+        return found.text if isinstance(found, Apart) else None
+    if not state.nodes:
+        return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
+    unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
+    told = _by_name([(name, reason) for name, reason in reasons if reason is not None])
+    told += [f"{name} is not known" for name in unknown]
+    return (
+        f"it needs {count(spec.nodes, 'node')} and {fitting} of the {len(reasons)} known can run it"
+        + (f": {_some(told)}" if told else "")
+    )
+
+
+def place(state: State, job: Job) -> tuple[NodeName, ...] | Waiting:
+    """Choose the whole gang or nothing.
+
+    Nodes with the fewest GPUs that suffice come first, so that larger ones stay free; before them,
+    for a part of a node, those of which others have parts. The first is the launcher: where it has
+    another number of ranks than the others, the node that suits.
+    """
+    found = consider(state, job)
+    if found.gang:
+        return found.gang
+    lacking = tuple(
+        (verdict.node.name, verdict.lack)
+        for verdict in found.verdicts
+        if verdict.lack is not None and verdict.lack.code in _FOR_NOW
+    )
+    free = sum(verdict.lack is None for verdict in found.verdicts)
+    near = any(lack.code == SPREAD for _, lack in lacking)
+    together = _together(job.spec) if near else "share a network"
+    return Waiting(job.spec.nodes, free, lacking, together)
+
+
+def _together(spec: JobSpec) -> str:
+    return f"have the same {spec.placement.shared_label}"
+
+
+def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
+    """Why these are the nodes of a gang, told as it is placed."""
+    spec, known = job.spec, state.nodes.values()
+    fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
+    left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
+    free = len(fitting) - len(left_out)
+    near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""
+    out = f"; left out, as the job failed there: {_some(left_out)}" if left_out else ""
+    if free == len(nodes):
+        return f"the only {count(free, 'free node')} that fit{'s' if free == 1 else ''}{near}{out}"
+    part = any(shares(spec, state.nodes[name].inventory) for name in nodes)
+    first = "those that others share already, then " if part else ""
+    kinds = {kind_of(state.nodes[name]) for name in nodes}
+    one = len(nodes) > 1 and len(kinds) == 1 and "" not in kinds and spec.rdma is not Rdma.OFF
+    also = " and with one kind of RDMA" if one else ""
+    return (
+        f"of {free} free nodes that fit, {first}those with the fewest GPUs that suffice, "
+        f"then by name, on one network{near}{also}{out}"
+    )
+
+
+def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
+    """Whether a whole gang could be had, now or later, of nodes that are not in `avoid`."""
+    fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
+    kept = _unspoilt(fitting, avoid)
+    return enough(spec, kept, state.networks, meeting=bool(avoid))
+
+
+def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
+    # One that has been lost or drained may never come back: it is no reason to wait.
+    return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
+
+
+def _best_gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...], faults: Mapping[NodeName, int]
+) -> tuple[NodeName, ...] | None:
+    """Of nodes that are near enough to each other: an elastic gang as large as can be, and else
+    where the fewest are free, so that others find many together."""
+    found: list[tuple[tuple[bool, int, int, int], tuple[NodeName, ...]]] = []
+    for group in groups(spec, free):
+        gang = _gang(spec, group, networks) if len(group) >= spec.nodes else None
+        if gang is not None:
+            short = lacks_gpus(spec, gang, {node.name: node for node in group})
+            blamed = sum(faults.get(name, 0) for name in gang)
+            found.append(((short, blamed, -len(gang), len(group)), gang))
+    return min(found, key=lambda it: it[0], default=(None, None))[1]
+
+
+def _gang(
+    spec: JobSpec, free: list[Node], networks: tuple[str, ...]
+) -> tuple[NodeName, ...] | None:
+    """Names in node-rank order, of enough free nodes, the better ones first; None where they share
+    no network. An elastic gang takes as many as it may."""
+    least, most = spec.nodes, spec.most_nodes
+    if spec.elastic:
+        # A node more is no gain where its ranks end for want of GPUs, and with them all others.
+        sound = [node for node in free if not is_short(spec, 1, node)]
+        if least <= len(sound) < len(free) and (found := _gang(spec, sound, networks)):
+            return found
+    if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
+        same = reachable_gang(suiting(spec, 0, free), least, networks, most)
+        return None if same is None else tuple(sorted((n.name for n in same), key=natural))
+    gang: tuple[Node, ...] = ()
+    # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
+    for launcher in suiting(spec, 0, free)[:LAUNCHERS_TRIED]:
+        workers = suiting(spec, 1, [node for node in free if node is not launcher])
+        gang = reachable_gang([launcher, *workers], least, networks, most) or ()
+        if launcher in gang or not gang:
+            break
+    if not gang:
+        return None
+    if launcher not in gang:
+        launcher = suiting(spec, 0, list(gang))[0]
+    rest = (node.name for node in gang if node is not launcher)
+    return (launcher.name, *sorted(rest, key=natural))
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key under which gpu-9 comes before gpu-10."""
+    return tuple(
+        (0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", name)
+    )
+
+
+def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
+    ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
+    return [f"{name} {lack}" for name, lack in ordered]
+
+
+def _some(items: Iterable[str], most: int = 4) -> str:
+    listed = list(items)
+    rest = len(listed) - most
+    return "; ".join(listed[:most]) + (f"; and {rest} more" if rest > 0 else "")

@@ -1,0 +1,78 @@
+"""Nodes that agree in what they have for RDMA: of such a gang is made where it can be.
+
+What a node said last chooses it; whether the gang has RDMA is decided by its plan, of fresh probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.spec.check_rdma import named_plugin, rdma_off
+from muster.spec.model import JobSpec, Rdma, env_on_node
+from orchestrator.core.model.state import Node
+from orchestrator.core.scheduling.reasons import Lack
+from orchestrator.core.scheduling.topology import groups as near_groups
+
+
+def without_rdma(spec: JobSpec, node: Node) -> Lack | None:
+    """Why a node that has nothing for RDMA cannot serve a job that requires it."""
+    rdma = node.inventory.rdma
+    if rdma is None or rdma.ports or rdma.expected or not _needs(spec):
+        return None
+    return Lack("rdma", f"{rdma.why} (rdma: required)")
+
+
+def alike(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[list[Node]]:
+    """Of which of the free nodes, the better ones first, a gang may be made: those of one kind
+    alone, then all. Of `others`, be they free or not, it may be made later; where a gang that
+    requires RDMA would be whole then, none of unlike nodes is made now."""
+    if not _minds(spec):
+        return [list(free)]
+    kinds: dict[str, list[Node]] = {}
+    for node in free:
+        kinds.setdefault(kind_of(node), []).append(node)
+    if len(kinds) == 1:
+        return [list(free)]
+    required = _needs(spec)
+    groups = [
+        (node_gpus(nodes), not kind, at, nodes)
+        for at, (kind, nodes) in enumerate(kinds.items())
+        if len(nodes) >= spec.nodes and (kind or not required)
+    ]
+    found = [nodes for _, _, _, nodes in sorted(groups, key=lambda it: it[:3])]
+    if required and any(_would_do(spec, near) for near in near_groups(spec, others)):
+        return found
+    return [*found, list(free)]
+
+
+def kind_of(node: Node) -> str:
+    """ "" where nothing can be used, or nothing is known."""
+    rdma = node.inventory.rdma
+    return rdma.kind if rdma is not None and rdma.ports else ""
+
+
+def node_gpus(nodes: Sequence[Node]) -> int:
+    """Of the first: nodes with fewer are taken first."""
+    return nodes[0].inventory.gpus
+
+
+def _would_do(spec: JobSpec, nodes: Sequence[Node]) -> bool:
+    """Whether there are enough of one kind."""
+    counted: dict[str, int] = {}
+    for node in nodes:
+        kind = kind_of(node)
+        if kind:
+            counted[kind] = counted.get(kind, 0) + 1
+    return max(counted.values(), default=0) >= spec.nodes
+
+
+def _needs(spec: JobSpec) -> bool:
+    """Whether it does not start without NCCL's own RDMA; a plugin's is not ours to know."""
+    return spec.rdma is Rdma.REQUIRED and _minds(spec)
+
+
+def _minds(spec: JobSpec) -> bool:
+    if spec.rdma is Rdma.OFF or (spec.nodes < 2 and not spec.elastic):
+        return False
+    own = [env_on_node(spec, rank) for rank in (0, 1)]
+    return not any(rdma_off(env) for env in own) and not all(map(named_plugin, own))

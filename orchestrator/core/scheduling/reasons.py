@@ -1,0 +1,43 @@
+"""What keeps a node from being taken, as a code and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from orchestrator.core.scheduling.gpus import Holder
+
+
+class Lack(NamedTuple):
+    """What keeps a node from being taken: a stable code, and words that follow the node's name.
+
+    `holders` are the attempts that have the node, or a part of it.
+    """
+
+    code: str
+    words: str
+    holders: tuple[Holder, ...] = ()
+
+    @property
+    def text(self) -> str:
+        # Made when somebody asks: of a large cluster, nearly nobody does.
+        match self.code:
+            case "busy" if self.holders:
+                return f"runs {jobs_named(self.holders)}"
+            case "gpus_busy" | "cpu_busy" | "memory_busy":
+                has = "has" if len({job for job, _ in self.holders}) == 1 else "have"
+                return f"{self.words}: {jobs_named(self.holders)} {has} the rest"
+            case _:
+                return self.words
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def jobs_named(holders: Iterable[Holder]) -> str:
+    """`job 3`, or `jobs 3, 5 and 7`."""
+    numbers = [str(job) for job in sorted({job for job, _ in holders})]
+    if len(numbers) == 1:
+        return f"job {numbers[0]}"
+    more = f"{len(numbers) - 4} more" if len(numbers) > 5 else numbers.pop()
+    return f"jobs {', '.join(numbers[:4])} and {more}"

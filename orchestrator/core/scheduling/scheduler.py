@@ -1,0 +1,180 @@
+"""Which job is next: strictly by priority, then by order of submission, within each pool.
+
+The first job of a queue that cannot start holds back those behind it, so that a large gang is not
+starved by small ones.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from muster.spec.model import JobSpec
+from orchestrator.core.facts import hangs as hf
+from orchestrator.core.facts import idle as idf
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import service as sf
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.jobs import AttemptPlaced
+from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.scheduling.gpus import given, may_have_room
+from orchestrator.core.scheduling.placement import Waiting, never_fits, place, why_there
+
+
+def may_place(state: State, fact: f.Fact) -> bool:
+    """Whether a gang that could not be placed before this fact may be after it: it frees a node,
+    or changes a queue, a node, its link, the networks or the room on the disk. Without such a fact
+    nobody need look.
+    """
+    # What comes most often stands first, as in `apply` and `follow`: a match asks case by case.
+    match fact:
+        case f.TaskCleaned() | f.TaskLost():
+            # All others keep their nodes until their attempt is closed.
+            attempt = state.attempt(fact.job, fact.attempt)
+            return attempt is not None and not attempt.tasks[fact.rank].present
+        case (
+            f.TaskPrepared()
+            | f.TaskArranged()
+            | f.TaskListening()
+            | f.TaskStarted()
+            | f.TaskExited()
+            | f.NodeHeard()
+            | f.PortsSeen()
+            | f.PeersSeen()
+            | f.DisksSeen()
+            | f.SurvivorsSeen()
+            | f.TrafficMeasured()
+            | f.TrafficJudged()
+            | f.TaskCheckpointed()
+            | hf.ActivityMeasured()
+            | hf.LookBegun()
+            | hf.LookJoined()
+            | hf.StacksSeen()
+            | hf.LookEnded()
+            | hf.HangSuspected()
+            | hf.HangDismissed()
+            | hf.HangJudged()
+            | hf.HangOver()
+            | idf.IdleSeen()
+            | idf.IdleTimed()
+            | idf.IdleJudged()
+            | idf.IdleOver()
+            | f.NameClaimed()
+            | f.NodeSynced()
+            | f.JudgementPut()
+            | f.BrakeSet()
+            | f.BrakeReleased()
+            | f.FailureSuspected()
+            | f.RunTimed()
+            | f.CancelRequested()
+            | f.RetryScheduled()
+            | f.AttemptArranged()
+            | f.AttemptStarted()
+            | f.AttemptWarned()
+            | f.SignalRequested()
+            | f.StopRequested()
+            | f.StopForced()
+            | f.GraceShortened()
+            | f.TaskCut()
+            | f.TaskBack()
+            | f.TaskJoined()
+            | f.TaskRefused()
+            | f.JobForgotten()
+            | nf.NoticeDue()
+            | nf.NoticeSettled()
+            | nf.NoticeFailed()
+            | sf.DrainTimed()
+            | sf.NodeBlamed()
+            | sf.NodeTrusted()
+            | sf.QuarantineSpared()
+            | sf.HardwareReported()
+            | sf.HardwareNoted()
+        ):
+            return False
+        case (
+            f.EpochStarted()
+            | f.NodeRegistered()
+            | f.NodeConnected()
+            | f.NodeDisconnected()
+            | f.LeaseExtended()
+            | f.NodeLeaseExpired()
+            | f.SpaceChanged()
+            | f.JobSubmitted()
+            | f.JobRequeued()
+            | f.JobHeld()
+            | f.JobReleased()
+            | f.JobChanged()
+            | f.JobEnded()
+            | f.AttemptPlaced()
+            | f.AttemptClosed()
+            | f.TaskLeft()
+            | sf.NodeDrained()
+            | sf.NodeRemoved()
+            | sf.NodeResumed()
+        ):
+            return True
+        case _:
+            assert_never(fact)
+
+
+def next_placement(state: State) -> AttemptPlaced | None:
+    """The next gang that can be placed now, if there is one. Stays None until a fact that
+    `may_place`."""
+    if state.disk_full:
+        return None
+    for queue in state.queues.values():
+        if not queue:
+            continue
+        job = state.jobs[queue[0][1]]
+        if not _enough_free(state, job.spec):
+            continue
+        nodes = place(state, job)
+        if not isinstance(nodes, Waiting):
+            why = why_there(state, job, nodes)
+            gpus = tuple(given(state, job.spec, name) for name in nodes)
+            return AttemptPlaced(
+                job.id, len(job.attempts) + 1, nodes, why, gpus if any(gpus) else ()
+            )
+    return None
+
+
+def _enough_free(state: State, spec: JobSpec) -> bool:
+    """Looked at first, whatever nodes they are: of a full cluster, which a restart finds node by
+    node, nothing else need be asked."""
+    free = 0
+    for node in state.nodes.values():
+        if node.link is not LinkState.CONNECTED or not node.in_service:
+            continue
+        if not node.holders or may_have_room(spec, node):
+            free += 1
+            if free >= spec.nodes:
+                return True
+    return False
+
+
+def why_waiting(state: State, job: Job) -> str:
+    """A sentence on why a queued job has not been placed; the scheduler's own reasons."""
+    if state.disk_full:
+        return f"nothing is started: {state.disk_full}"
+    queue = state.queues[job.spec.pool]
+    place_in_queue = queue.index((-job.spec.priority, job.id))
+    if place_in_queue > 0:
+        head = state.jobs[queue[0][1]]
+        way_on = f"it is held (muster hold {head.id}), cancelled, or fits again"
+        why = _why_not(state, head, f"; the others wait until {way_on}")
+        because = f", which {why}" if why else ""
+        return (
+            f"{place_in_queue} ahead in pool {job.spec.pool}; first is job {head.id} "
+            f"(priority {head.spec.priority}){because}"
+        )
+    return _why_not(state, job) or "is being placed"
+
+
+def _why_not(state: State, job: Job, then: str = "") -> str:
+    """Why the first of its queue has no nodes; "" where it could have some. `then` follows where it
+    can never have any as they are."""
+    found = place(state, job)
+    if not isinstance(found, Waiting):
+        return ""
+    impossible = never_fits(state, job.spec)
+    return found.text if impossible is None else f"cannot start: {impossible}{then}"

@@ -1,0 +1,41 @@
+"""What would be if: a copy of the state in which a job asks for another number of nodes, or nodes
+are out of service. It is judged by the code that judges the state itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from msgspec import structs
+
+from muster.protocol.ids import NodeName
+from muster.protocol.instant import Instant
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.node import Drain
+from orchestrator.core.model.state import Job, State
+
+WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
+
+
+def supposed(
+    state: State, job: Job, now: Instant, nodes: int | None, drained: Collection[NodeName]
+) -> tuple[State, Job]:
+    """State and job as they would be; `drained` are nodes that there are, the job waits."""
+    there = dict(state.nodes)
+    for name in drained:
+        if there[name].drain is None:
+            there[name] = replace(there[name], drain=Drain("you", "supposed", now.wall))
+    if nodes is not None:
+        job = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
+    return replace(state, nodes=there, jobs={**state.jobs, job.id: job}), job
+
+
+def supposition(nodes: int | None, drained: Collection[NodeName]) -> str:
+    """What was supposed, to stand before what comes of it; "" where nothing was."""
+    told = []
+    if nodes is not None:
+        told.append(f"it asked for {nodes} node{'' if nodes == 1 else 's'}")
+    if drained:
+        was = "was" if len(drained) == 1 else "were"
+        told.append(f"{', '.join(sorted(drained))} {was} drained")
+    return f"if {' and '.join(told)}" if told else ""

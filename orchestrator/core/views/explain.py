@@ -1,0 +1,286 @@
+"""Why a job waits, runs where it does, or ended: the scheduler's own verdicts, in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, assert_never
+
+import msgspec
+
+from muster.http import views as h
+from muster.protocol.instant import Instant
+from muster.protocol.text import count
+from muster.protocol.timestamp import Timestamp, timestamp
+from muster.spec.model import MAX_PRIORITY
+from orchestrator.core.model.blame import blame
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.state import Attempt, Job, Node, State
+from orchestrator.core.model.status import job_state
+from orchestrator.core.nodes.liveness import keeps_until
+from orchestrator.core.scheduling.forecast import ends_in_s, forecast
+from orchestrator.core.scheduling.gpus import Holder, room
+from orchestrator.core.scheduling.network import reachable_gang
+from orchestrator.core.scheduling.placement import (
+    SPREAD,
+    Considered,
+    Verdict,
+    busy,
+    consider,
+    natural,
+    never_fits,
+)
+from orchestrator.core.scheduling.reasons import Lack, jobs_named
+from orchestrator.core.scheduling.topology import groups
+from orchestrator.core.views.display import job_summary, node_state
+from orchestrator.core.views.fabric import plan_of, was_refused
+
+TRIES: Final = 4
+AHEAD_MAX: Final = 20
+"""So many of those before a job are named."""
+
+
+class Chance(msgspec.Struct, frozen=True):
+    """Of a job that waits: who is before it, and what the scheduler says of each node."""
+
+    line: list[Job]
+    found: Considered
+    starts_now: bool
+
+
+def chance(state: State, job: Job) -> Chance:
+    """What the scheduler would make of a job that waits, now. Of one that is held or pauses: as if
+    it were in its queue."""
+    mine = (-job.spec.priority, job.id)
+    queue = state.queues.get(job.spec.pool, [])
+    line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
+    found = consider(state, job)
+    first = job.phase is JobPhase.QUEUED and not line
+    starts = first and bool(found.gang) and not state.disk_full
+    return Chance(line, found, starts)
+
+
+def explain(state: State, job: Job, now: Instant, limits: Limits) -> h.Explanation:
+    summary = job_summary(state, job, now)
+    stories = tuple(_story(job, attempt) for attempt in job.attempts)
+    match job.phase:
+        case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
+            return _waiting(state, job, summary, stories, now, limits)
+        case JobPhase.ACTIVE | JobPhase.ENDED:
+            text = f"{summary.state.value}: {summary.reason.text}"
+            return h.Explanation(summary, text, attempts=stories)
+        case _:
+            assert_never(job.phase)
+
+
+def _waiting(
+    state: State,
+    job: Job,
+    summary: h.JobSummary,
+    stories: tuple[h.AttemptStory, ...],
+    now: Instant,
+    limits: Limits,
+) -> h.Explanation:
+    it = chance(state, job)
+    lacks = [_lack_in_line(verdict, it) for verdict in it.found.verdicts]
+    verdicts = [
+        _verdict(state, job, verdict, lack, now, limits)
+        for verdict, lack in zip(it.found.verdicts, lacks, strict=True)
+    ]
+    impossible = never_fits(state, job.spec)
+    queued = job.phase is JobPhase.QUEUED
+    told, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
+    return h.Explanation(
+        job=summary,
+        text=f"cannot start: {impossible}" if impossible is not None else summary.reason.text,
+        wanted=job.spec.nodes,
+        ready=sum(verdict.lack is None for verdict in it.found.verdicts),
+        starts_now=it.starts_now,
+        nodes=tuple(sorted(verdicts, key=lambda v: (not v.can, natural(v.node)))),
+        place=len(it.line) + 1 if queued else None,
+        ahead=tuple(
+            h.JobAhead(a.id, a.spec.name, a.user, a.spec.priority, a.spec.nodes)
+            for a in it.line[:AHEAD_MAX]
+        ),
+        starts_by=starts_by,
+        forecast=told,
+        hints=tuple(_hints(state, job, it)),
+        attempts=stories,
+    )
+
+
+def _lack_in_line(verdict: Verdict, it: Chance) -> Lack | None:
+    """A free node is for whoever is first."""
+    if verdict.lack is None and it.line:
+        return Lack("queue", f"is free, but job {it.line[0].id} is before it in the queue")
+    return verdict.lack
+
+
+def _verdict(
+    state: State, job: Job, verdict: Verdict, lack: Lack | None, now: Instant, limits: Limits
+) -> h.NodeVerdict:
+    node = verdict.node
+    if lack is None:
+        return h.NodeVerdict(node.name, True, h.Reason("free", _free_text(state, job, node)))
+    text = lack.text
+    if lack.code == "not_connected":
+        text = f"{text}{_since_when(state, node, now, limits)}"
+    elif node.drain is not None and lack.code == "drained":
+        text = f"is {drained_by(node.drain, now)}"
+    if not lack.holders:
+        return h.NodeVerdict(node.name, False, h.Reason(lack.code, text))
+    holder, in_s = _last_needed(state, job, node, lack.holders, now)
+    several = len({name for name, _ in lack.holders}) > 1
+    if in_s is not None:
+        limit = f"; it can be taken when job {holder.id} ends" if several else ""
+    else:
+        limit = f"; job {holder.id} has no time limit" if several else ", which has no time limit"
+    return h.NodeVerdict(
+        node.name,
+        False,
+        h.Reason(lack.code, f"{text}{limit}"),
+        job=holder.id,
+        free_by=None if in_s is None else timestamp(now.wall + in_s),
+    )
+
+
+def _free_text(state: State, job: Job, node: Node) -> str:
+    if not node.holders:
+        return "is free"
+    others = f"beside {jobs_named(node.holders)}"
+    return f"has {room(state, job.spec, node)} of {node.inventory.gpus} GPUs free, {others}"
+
+
+def _last_needed(
+    state: State, job: Job, node: Node, holders: tuple[Holder, ...], now: Instant
+) -> tuple[Job, float | None]:
+    """The holder with whose end the node can be taken, and in how many seconds at the latest that
+    is (None: unknown), where all end as late as they may."""
+    ends = [(ends_in_s(state, state.jobs[name], now), name) for name, _ in holders]
+    ends.sort(key=lambda it: (it[0] is None, it[0] or 0.0, it[1]))
+    trial = replace(node, link=LinkState.CONNECTED, holders=dict(node.holders))
+    alone = State(nodes={node.name: trial})
+    needed = ends[-1]
+    for end in ends if node.holders else ():
+        for holder in [it for it in trial.holders if it[0] == end[1]]:
+            del trial.holders[holder]
+        if busy(alone, job.spec, trial) is None:
+            needed = end
+            break
+    return state.jobs[needed[1]], needed[0]
+
+
+def _since_when(state: State, node: Node, now: Instant, limits: Limits) -> str:
+    heard = f", last heard of {now.mono - node.heard_at:.0f} s ago" if node.heard_at > 0.0 else ""
+    holder = f", has {jobs_named(node.holders)}" if node.holders else ""
+    said = node_state(node, now, keeps_until=keeps_until(state, node, limits))
+    return f": {said.text}{heard}{holder}"
+
+
+def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timestamp | None]:
+    if it.starts_now:
+        return "now", timestamp(now.wall)
+    if state.disk_full:
+        return f"unknown: nothing is started: {state.disk_full}", None
+    found = forecast(state, job, it.line, now)
+    if found.in_s is None:
+        return found.text, None
+    match job.phase:
+        case JobPhase.HELD:
+            return f"{found.text}, were it released now", timestamp(now.wall + found.in_s)
+        case JobPhase.BACKOFF:
+            in_s = max(found.in_s, job.retry_after_s)
+            return f"{found.text}, after its pause", timestamp(now.wall + in_s)
+        case _:
+            return found.text, timestamp(now.wall + found.in_s)
+
+
+def _hints(state: State, job: Job, it: Chance) -> list[str]:
+    """What would start it now, and how to do it."""
+    if it.found.gang:
+        return _hints_of_order(job, it)
+    if it.line:
+        return []
+    fewer = _largest_gang(state, job, it)
+    if not fewer:
+        return []
+    held = ", once released," if job.phase is JobPhase.HELD else ""
+    how = f"muster rerun {job.id} --set nodes={fewer}, then muster cancel {job.id}"
+    return [f"would{held} start now with nodes: {fewer} ({how})"]
+
+
+def _hints_of_order(job: Job, it: Chance) -> list[str]:
+    """Its nodes are free: who goes first is all that is in the way."""
+    release = f"muster release {job.id}"
+    if it.line:
+        first = it.line[0].spec.priority
+        if first >= MAX_PRIORITY:
+            return []
+        also = f" (and {release})" if job.phase is JobPhase.HELD else ""
+        how = f"muster set {job.id} priority={first + 1}{also}"
+        return [f"would start now with a priority above {first}: {how}"]
+    match job.phase:
+        case JobPhase.HELD:
+            return [f"would start now if it were released: {release}"]
+        case JobPhase.BACKOFF:
+            return [f"would start now without its pause: muster hold {job.id}, then {release}"]
+        case _:
+            return []
+
+
+def _largest_gang(state: State, job: Job, it: Chance) -> int:
+    """How many nodes at most a smaller gang could have now, 0 for none; judged as the scheduler
+    would judge that job."""
+    if job.spec.placement.include and job.spec.nproc_on:
+        return 0  # its nodes are named one by one
+    spec = job.spec
+    free = [
+        v.node for v in it.found.verdicts if v.lack is None or v.lack.code in ("network", SPREAD)
+    ]
+    most = min(job.spec.nodes - 1, len(free))
+    gangs = [reachable_gang(group, 1, state.networks, most) or () for group in groups(spec, free)]
+    together = max(gangs, key=len, default=()) if most else ()
+    # Fewer are wanted, so more may be left out for what they did to it before.
+    for nodes in range(len(together), 0, -1)[:TRIES]:
+        smaller = replace(job, spec=msgspec.structs.replace(job.spec, nodes=nodes, max_nodes=None))
+        if consider(state, smaller).gang:
+            return nodes
+    return 0
+
+
+def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
+    cause = attempt.cause
+    return h.AttemptStory(
+        number=attempt.number,
+        nodes=tuple(task.node for task in attempt.tasks),
+        why_there=attempt.why_there,
+        network=attempt.network,
+        ended="" if cause is None else cause.text,
+        then=_then(job, attempt),
+        fabric=_fabric(attempt),
+    )
+
+
+def _fabric(attempt: Attempt) -> str:
+    """What carries its traffic and why, as far as that was decided."""
+    if was_refused(attempt):
+        return "no plan: the gang was refused"
+    plan = plan_of(attempt)
+    return "" if plan is None or len(attempt.tasks) < 2 else "; ".join((plan.text, *plan.notes))
+
+
+def _then(job: Job, attempt: Attempt) -> str:
+    """What came of an attempt that is over."""
+    if attempt is job.current:
+        return "" if attempt.cause is None else "its nodes are being cleaned"
+    if attempt.number < len(job.attempts) or job.phase in (JobPhase.QUEUED, JobPhase.BACKOFF):
+        budget = f"attempt {attempt.number + 1}"
+        guilty = sorted(blame(job), key=natural)
+        away = f", not on {', '.join(guilty[:4])}" if job.avoid and guilty else ""
+        return f"tried again: {budget}{away}"
+    if job.phase is JobPhase.HELD:
+        return "tried again once it is released"
+    state = job_state(job).value
+    tries = f" after {count(len(job.attempts), 'attempt')}" if len(job.attempts) > 1 else ""
+    return f"the job ended{tries}: {state}, exit code {job.cause.exit_code if job.cause else 0}"

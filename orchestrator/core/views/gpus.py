@@ -1,0 +1,42 @@
+"""GPUs as people see them: which job has each of a node's, and how many a job has."""
+
+from __future__ import annotations
+
+from muster.http import views as h
+from orchestrator.core.model.state import Job, Node, State
+
+
+def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
+    """All GPUs of a node, in PCI order; () where its agent cannot tell them apart."""
+    owners = {uuid: holder for holder, share in node.holders.items() for uuid in share.gpus}
+    whole = next((it for it, share in node.holders.items() if share.whole), None)
+    found = []
+    for index, gpu in enumerate(node.inventory.devices):
+        listed = whole is not None and bool(node.holders[whole].gpus)
+        owner = owners.get(gpu.uuid) or (None if gpu.fault or listed else whole)
+        job, attempt = owner or (None, None)
+        found.append(
+            h.GpuView(
+                index=index,
+                pci=gpu.pci,
+                uuid=gpu.uuid or None,
+                model=gpu.model,
+                memory_bytes=gpu.memory_bytes or None,
+                numa_node=gpu.numa_node,
+                fault=gpu.fault or gpu.busy or None,
+                job=job,
+                attempt=attempt,
+            )
+        )
+    return tuple(found)
+
+
+def job_gpus(state: State, job: Job) -> int | None:
+    """How many GPUs a job has, or asks for; None: those of whole nodes that it does not have."""
+    attempt, wanted = job.current, job.spec.resources.gpu
+    if attempt is None:
+        return None if wanted is None else wanted * job.spec.nodes
+    return sum(
+        len(task.gpus) or (state.nodes[task.node].inventory.gpus if wanted is None else wanted)
+        for task in attempt.present
+    )

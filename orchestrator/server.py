@@ -1,0 +1,374 @@
+"""From a configuration to a coordinator that serves, until it is told to stop."""
+
+import asyncio
+import errno
+import gc
+import signal
+import socket
+import ssl
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, Never
+
+import structlog
+from aiohttp import web
+
+from muster.daemon.clock import Clock, SystemClock
+from muster.daemon.errors import DaemonError, TlsError
+from muster.daemon.listen_address import listeners
+from muster.daemon.sd_notify import Notifier
+from muster.daemon.task_owner import TaskOwner
+from muster.daemon.tls import Renewed, certificate_names
+from orchestrator.api.app import OPEN_REQUESTS, make_app
+from orchestrator.api.http.connection_limits import HEAD_S, Connections, GuardedConnection
+from orchestrator.api.http.cross_origin import Origins
+from orchestrator.api.http.submit_policy import SubmitRules
+from orchestrator.api.http.tokens import TokenStore
+from orchestrator.config import CoordinatorConfig, webhook_secret
+from orchestrator.core.model.limits import HangLimits, Limits, Quarantine
+from orchestrator.core.model.members import streams_of
+from orchestrator.core.model.state import State
+from orchestrator.core.views.display import host_port
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.writer import JournalWriter
+from orchestrator.shell.agent_sessions import AgentSessions
+from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.coordinator import Coordinator, replay
+from orchestrator.shell.job_retention import Forgetting, KeepJobs
+from orchestrator.shell.logs.ingest import LogConnections
+from orchestrator.shell.logs.retention import Keep, Retention
+from orchestrator.shell.logs.room import MakeRoom
+from orchestrator.shell.logs.store import LogStore
+from orchestrator.shell.logs.stream_file import LogStoreError
+from orchestrator.shell.stats import Histogram
+from orchestrator.webhooks.allowlist import read_allowed
+from orchestrator.webhooks.sender import Sender
+
+_SHUTDOWN_S: Final = 1.0
+# A node that was not heard for so many heartbeats is suspect, and its connection closed.
+_SILENT_BEATS: Final = 2
+_LAG_EVERY_S: Final = 1.0
+_RENEW_EVERY_S: Final = 1.0
+
+_log = structlog.get_logger("muster.coordinator")
+
+
+class _Archived(NamedTuple):
+    """What the journal knows beside the state."""
+
+    first_job: int
+    tally: dict[str, int]
+    forgotten_to: int
+    last_record_at: float | None
+
+
+class ListenError(DaemonError):
+    """The address to listen on cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Everything of a running coordinator that is to be started and stopped."""
+
+    owner: TaskOwner
+    coordinator: Coordinator
+    agents: AgentSessions
+    logs: LogConnections
+    store: LogStore
+    retention: Retention
+    room: MakeRoom
+    forgetting: Forgetting
+    sender: Sender
+    runner: web.AppRunner
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Run until SIGTERM or SIGINT. Raises DaemonError."""
+    clock = SystemClock()
+    tokens = TokenStore(config.tokens_path, clock)
+    certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
+    secret = webhook_secret(config)
+    stop = _stop_signal()
+    journal = Journal.open(config.state_dir, config.limits.disk_reserve_bytes, config.job_logs_path)
+    try:
+        if journal.doubt:
+            _log.warning("commit_was_cut_off", why=journal.doubt)
+        state = replayed(journal)
+        epoch = journal.begin_epoch()
+        known = _Archived(
+            journal.first_job, journal.tally(), journal.forgotten_to, journal.last_record_at
+        )
+    except BaseException:
+        journal.close()
+        raise
+    writer = JournalWriter(journal)
+    try:
+        parts = _build(config, state, writer, tokens, clock, known, secret)
+        async with parts.owner:
+            server = await _start(parts, config, epoch, certificate)
+            await parts.owner.run_until(stop)
+            await _stop(parts, server)
+        await parts.coordinator.flush()
+    finally:
+        writer.close()
+    _log.info("stopped")
+
+
+def replayed(journal: Journal) -> State:
+    """The state on disk, out of the collector's sight: nothing of it is garbage. A collection that
+    looks through a million jobs would stop the loop for seconds. Raises JournalError.
+    """
+    gc.disable()
+    try:
+        state = replay(journal.replay())
+    finally:
+        gc.enable()
+    gc.freeze()
+    return state
+
+
+def _build(
+    config: CoordinatorConfig,
+    state: State,
+    writer: JournalWriter,
+    tokens: TokenStore,
+    clock: Clock,
+    known: _Archived,
+    secret: bytes,
+) -> _Parts:
+    allowed = read_allowed(config.webhooks.allow)
+    owner = TaskOwner("coordinator")
+    changes = Changes()
+    store = LogStore(
+        config.job_logs_path,
+        changes,
+        clock,
+        free_bytes_min=config.job_logs.free_bytes_min,
+        bounds=config.job_logs.bounds,
+        streams_max=partial(streams_of, state),
+    )
+    agents = AgentSessions(
+        owner,
+        message_bytes_max=config.limits.agent_message_bytes_max,
+        agents_max=config.limits.agents_max,
+    )
+    coordinator = Coordinator(
+        state=state,
+        journal=writer,
+        clock=clock,
+        limits=_limits(config),
+        sessions=agents,
+        changes=changes,
+        networks=config.networks,
+        first_job=known.first_job,
+        archived=known.tally,
+        forgotten_to=known.forgotten_to,
+        last_record_at=known.last_record_at,
+    )
+    agents.coordinator = coordinator
+    logs = LogConnections(
+        owner,
+        store,
+        coordinator,
+        connections_max=2 * config.limits.agents_max,
+        heartbeat_s=config.heartbeat_s,
+    )
+    app = make_app(
+        coordinator=coordinator,
+        agents=agents,
+        log_connections=logs,
+        log_store=store,
+        tokens=tokens,
+        origins=_origins(config),
+        limits=config.limits,
+        rules=SubmitRules(config.pool_defaults, allowed),
+    )
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
+    retention = Retention(config.job_logs_path, store, coordinator, keep)
+    room = MakeRoom(config.job_logs_path, store.space, coordinator, retention.remove)
+    kept = KeepJobs(config.ended_jobs.keep_s, config.ended_jobs.keep_max)
+    forgetting = Forgetting(coordinator, kept)
+    sender = Sender(coordinator, owner, allowed, secret)
+    return _Parts(
+        owner, coordinator, agents, logs, store, retention, room, forgetting, sender, runner
+    )
+
+
+def _origins(config: CoordinatorConfig) -> Origins:
+    names = config.listen.names
+    if config.tls is not None and not names:
+        return Origins(None)
+    return Origins((*names, config.listen.host, socket.gethostname()))
+
+
+async def _start(
+    parts: _Parts, config: CoordinatorConfig, epoch: int, certificate: Renewed | None
+) -> asyncio.Server:
+    """Take over the state, and only then let anybody in."""
+    parts.store.prepare()
+    parts.owner.spawn(parts.coordinator.run(epoch), name="owner", eternal=True)
+    parts.owner.spawn(parts.store.run(), name="log-sync", eternal=True)
+    lag = parts.coordinator.meters.loop_lag
+    parts.owner.spawn(_measure_lag(lag), name="loop-lag", eternal=True)
+    await parts.owner.run_until(parts.coordinator.started)
+    parts.owner.spawn(parts.coordinator.archive_ended(), name="archive", eternal=True)
+    parts.owner.spawn(parts.retention.run(), name="log-retention", eternal=True)
+    parts.owner.spawn(parts.room.run(), name="log-room", eternal=True)
+    parts.owner.spawn(parts.forgetting.run(), name="ended-jobs", eternal=True)
+    parts.owner.spawn(parts.sender.run(), name="webhooks", eternal=True)
+    parts.owner.spawn(parts.coordinator.watch_space(), name="space", eternal=True)
+    parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
+    if certificate is not None:
+        parts.owner.spawn(_renew(certificate), name="certificate", eternal=True)
+    await parts.runner.setup()
+    try:
+        context = None if certificate is None else certificate.context
+        server = await _listen(parts.runner, config, context)
+    except BaseException:
+        await parts.runner.cleanup()
+        raise
+    addresses = [found.getsockname() for found in server.sockets]
+    where = " ".join(host_port(str(address[0]), address[1]) for address in addresses)
+    jobs = len(parts.coordinator.state.jobs) + parts.coordinator.archive.ended.total()
+    _log.info("serving", address=where, epoch=epoch, jobs=jobs)
+    notifier = Notifier()
+    notifier.ready(f"epoch {epoch}, {where}")
+    if notifier.watchdog_s is not None:
+        parts.owner.spawn(
+            _watchdog(notifier, parts.coordinator, notifier.watchdog_s), name="watchdog"
+        )
+    return server
+
+
+async def _measure_lag(lag: Histogram) -> Never:
+    """How late the loop is for what it had a second's notice of."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_EVERY_S
+        await asyncio.sleep(_LAG_EVERY_S)
+        lag.add(max(0.0, loop.time() - due))
+
+
+async def _renew(certificate: Renewed) -> Never:
+    """Cert and key change one after the other, so that they may not fit for a moment."""
+    told = ""
+    while True:
+        await asyncio.sleep(_RENEW_EVERY_S)
+        problem = ""
+        try:
+            if certificate.look():
+                _log.info("certificate_read")
+        except TlsError as error:
+            problem = str(error)
+        if problem and problem != told:
+            _log.error("certificate_unreadable", why=problem, done="the one of before is shown")
+        told = problem
+
+
+async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:
+    """The service manager hears of us through the owner: if that hangs, it hears nothing."""
+    while True:
+        await coordinator.beat()
+        notifier.watchdog()
+        await asyncio.sleep(every_s)
+
+
+async def _stop(parts: _Parts, server: asyncio.Server) -> None:
+    """Take nothing new, let everybody know, put everything on disk. Agents and jobs go on."""
+    Notifier().stopping()
+    _log.info("stopping")
+    server.close()
+    parts.coordinator.changes.close()
+    parts.agents.close_all()
+    await parts.logs.close_all()
+    await parts.runner.cleanup()
+    try:
+        await parts.store.sync()
+    except LogStoreError as error:
+        # The agents have what was not acknowledged, and send it to the next process.
+        _log.error("log_sync_failed", why=str(error))
+    parts.store.close()
+
+
+async def _listen(
+    runner: web.AppRunner, config: CoordinatorConfig, context: ssl.SSLContext | None
+) -> asyncio.Server:
+    host, port = config.listen.host, config.listen.port
+    manager = runner.server
+    assert manager is not None
+    connections = Connections(
+        pending_per_address_max=config.limits.pending_connections_per_address_max,
+        per_token_max=config.limits.connections_per_token_max,
+    )
+    try:
+        return await asyncio.get_running_loop().create_server(
+            lambda: GuardedConnection(connections, manager),
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HEAD_S,
+            backlog=1024,
+        )
+    except OSError as error:
+        raise ListenError(_cannot_listen(host, port, error)) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    where = f"listen: {host}:{port} cannot be used"
+    match error.errno:
+        case errno.EADDRINUSE:
+            who = " and ".join(listeners(port)) or "another program"
+            return f"{where}: {who} listens there; stop it, or set another listen.port"
+        case errno.EADDRNOTAVAIL:
+            return (
+                f"{where}: this machine has no such address; set listen.host to one that `ip "
+                "address` shows, or to 0.0.0.0 for all of them"
+            )
+        case errno.EACCES | errno.EPERM:
+            return f"{where}: this user may not listen there; set listen.port above 1023"
+        case _:
+            why = error.strerror or str(error)
+            return f"{where} ({why}); set another listen.host or listen.port"
+
+
+def _limits(config: CoordinatorConfig) -> Limits:
+    return Limits(
+        lease_s=config.lease_s,
+        brake_s=config.brake_s,
+        heartbeat_s=config.heartbeat_s,
+        silence_s=_SILENT_BEATS * config.heartbeat_s,
+        prepare_timeout_s=config.prepare_timeout_s,
+        arrange_timeout_s=config.arrange_timeout_s,
+        start_timeout_s=config.start_timeout_s,
+        hangs=HangLimits(
+            quiet_s=config.hangs.quiet_s,
+            gaps=config.hangs.gaps,
+            slow_s=config.hangs.slow_s,
+            again_s=config.hangs.again_s,
+        ),
+        quarantine=Quarantine(
+            jobs=config.quarantine.jobs,
+            forgiven_after=config.quarantine.forgiven_after,
+            pool_share=config.quarantine.pool_share,
+            restarts=config.quarantine.restarts,
+        ),
+        own_names=_own_names(config),
+    )
+
+
+def _own_names(config: CoordinatorConfig) -> frozenset[str]:
+    """The names of this machine that no node of another machine may have. Raises TlsError."""
+    hostname = socket.gethostname()
+    names = [*config.listen.names, config.listen.host, hostname, hostname.partition(".")[0]]
+    if config.tls is not None:
+        names += certificate_names(config.tls.cert, config.tls.key)
+    return frozenset(name.lower().rstrip(".") for name in names)
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop

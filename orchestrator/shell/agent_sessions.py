@@ -1,0 +1,259 @@
+"""The agents' control connections: frames to stimuli, commands to frames, one session each.
+
+A session has one reader (its request handler) and one writer with a bounded outbox, so that an
+agent that does not read slows nobody: it is cut off, and says everything again when it is back.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from muster.daemon.listen_address import is_loopback
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.codec import (
+    FRAME_BYTES_MAX,
+    CommandFrame,
+    FrameTooLarge,
+    ProtocolError,
+    UnknownMessage,
+    decode_report,
+    encode,
+)
+from muster.protocol.control_channel import (
+    ArrangeTask,
+    Command,
+    Hello,
+    PrepareTask,
+    Refusal,
+    Refused,
+    TaskReport,
+)
+from muster.protocol.ids import SessionId
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.sequencing import Link
+from muster.protocol.states import TaskState
+from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
+from orchestrator.shell.coordinator import Coordinator
+
+HELLO_TIMEOUT_S: Final = 5.0
+OUTBOX_MAX: Final = 512
+_CLOSE_TIMEOUT_S: Final = 0.5
+_REASON_BYTES_MAX: Final = 120
+
+_log = structlog.get_logger("muster.agents")
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """The last thing in an outbox: what stands before it is still sent."""
+
+    why: str
+    code: int = WSCloseCode.POLICY_VIOLATION
+
+
+@dataclass(slots=True)
+class _Session:
+    id: SessionId
+    socket: web.WebSocketResponse
+    request: web.Request
+    log: structlog.stdlib.BoundLogger  # says whose session it is
+    link: Link = field(default_factory=Link)
+    outbox: asyncio.Queue[Command | _Close] = field(
+        default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
+    )
+    closing: bool = False
+    met_unknown: bool = False  # which is told once
+
+    def abort(self) -> None:
+        """End the connection without asking the other side."""
+        self.closing = True
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+
+class AgentSessions:
+    """All control connections, by session. Its `Sessions` part is what the owner acts through."""
+
+    def __init__(self, owner: TaskOwner, *, message_bytes_max: int, agents_max: int) -> None:
+        self._owner = owner
+        self._message_bytes_max = min(message_bytes_max, FRAME_BYTES_MAX)
+        self._agents_max = agents_max
+        self._sessions: dict[SessionId, _Session] = {}
+        self._next = 1
+        self._stopping = False
+        self.coordinator: Coordinator | None = None
+        self.received_bytes = self.sent_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def send(self, session: SessionId, command: Command) -> None:
+        self._put(session, command)
+
+    def refuse(self, session: SessionId, refused: Refused) -> None:
+        if (found := self._sessions.get(session)) is not None:
+            found.log.warning("agent_refused", code=refused.code, why=refused.text)
+        self._put(session, refused)
+        self._put(session, _Close(refused.code))
+
+    def close(self, session: SessionId, why: str) -> None:
+        self._put(session, _Close(why))
+
+    def close_all(self) -> None:
+        """Tell every agent that this process goes away; its tasks run on."""
+        self._stopping = True
+        for session in list(self._sessions):
+            self._put(session, _Close("the coordinator is restarting", WSCloseCode.GOING_AWAY))
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """The route of an agent's control connection, from its Hello to its end."""
+        assert self.coordinator is not None
+        socket = web.WebSocketResponse(
+            compress=False,
+            max_msg_size=self._message_bytes_max,
+            timeout=_CLOSE_TIMEOUT_S,
+            decode_text=False,
+        )
+        await socket.prepare(request)
+        peer = request.remote or ""
+        log = _log.bind(session=self._next, peer=peer)
+        session = _Session(SessionId(self._next), socket, request, log)
+        self._next += 1
+        full = len(self._sessions) >= self._agents_max
+        if full or self._stopping:
+            why = f"{self._agents_max} agents are connected, the limit" if full else "restarting"
+            await _close(socket, _Close(why, WSCloseCode.TRY_AGAIN_LATER))
+            return socket
+        self._sessions[session.id] = session
+        writer = self._owner.spawn(self._write(session), name=f"session-{session.id}")
+        said_hello = False
+        try:
+            hello = await _hello(session)
+            said_hello = True
+            session.log = log.bind(node=hello.node)
+            local = _is_local(request, peer)
+            await self.coordinator.put(HelloReceived(session.id, hello, peer, local))
+            await self._read(session, self.coordinator)
+        except ProtocolError as error:
+            session.log.warning("agent_protocol_error", why=str(error))
+            self._put(session.id, _Close(str(error)))
+        finally:
+            del self._sessions[session.id]
+            if said_hello:
+                self.coordinator.put_now(SessionEnded(session.id))
+            if session.closing:
+                # Our last words are on their way, with the reason.
+                await asyncio.wait([writer], timeout=_CLOSE_TIMEOUT_S)
+            writer.cancel()
+            session.abort()
+        return socket
+
+    async def _read(self, session: _Session, coordinator: Coordinator) -> None:
+        while (data := await _frame(session.socket)) is not None:
+            self.received_bytes += len(data)
+            try:
+                frame = decode_report(data)
+            except UnknownMessage as unknown:
+                session.link.accept(unknown.seq)
+                if not session.met_unknown:
+                    session.met_unknown = True
+                    session.log.info("message_ignored", why=str(unknown))
+                continue
+            if not session.link.accept(frame.seq):
+                continue
+            report = frame.body
+            if isinstance(report, Hello):
+                raise ProtocolError("a second hello on the same connection")
+            await coordinator.put(ReportReceived(session.id, report))
+
+    async def _write(self, session: _Session) -> None:
+        while True:
+            item = await session.outbox.get()
+            if isinstance(item, _Close):
+                await _close(session.socket, item)
+                return
+            try:
+                data = encode(CommandFrame(session.link.sent + 1, item))
+            except FrameTooLarge as error:
+                session.log.error("command_too_large", why=str(error))
+                if not isinstance(item, PrepareTask | ArrangeTask):
+                    session.abort()
+                    return
+                await self._unsayable(session, item, str(error))
+                continue
+            session.link.next_seq()
+            self.sent_bytes += len(data)
+            try:
+                await session.socket.send_frame(data, WSMsgType.TEXT)
+            except ConnectionError:
+                session.abort()  # the reader sees the end as well
+                return
+
+    async def _unsayable(
+        self, session: _Session, command: PrepareTask | ArrangeTask, why: str
+    ) -> None:
+        """Said again after every new connection it would never be said: its task has failed."""
+        assert self.coordinator is not None
+        state = TaskState.ASSIGNED if isinstance(command, PrepareTask) else TaskState.PREPARED
+        text = f"what it has to be told is {why}; make the job's environment or command smaller"
+        refused = TaskReport(command.task, state, refusal=Refusal(RefusalCode.TOO_LARGE, text))
+        await self.coordinator.put(ReportReceived(session.id, refused))
+
+    def _put(self, name: SessionId, item: Command | _Close) -> None:
+        session = self._sessions.get(name)
+        if session is None or session.closing:
+            return
+        if isinstance(item, _Close):
+            session.closing = True
+        try:
+            session.outbox.put_nowait(item)
+        except asyncio.QueueFull:
+            session.log.warning("agent_does_not_read", waiting=OUTBOX_MAX)
+            session.abort()
+
+
+def _is_local(request: web.Request, peer: str) -> bool:
+    """Whether the agent runs on this machine: both ends of its connection have one address."""
+    own = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return is_loopback(peer) or (own is not None and peer == own[0])
+
+
+async def _hello(session: _Session) -> Hello:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            data = await _frame(session.socket)
+    except TimeoutError:
+        raise ProtocolError(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+    if data is None:
+        raise ProtocolError("the connection ended before its hello")
+    frame = decode_report(data)
+    session.link.accept(frame.seq)
+    if not isinstance(frame.body, Hello):
+        raise ProtocolError("the first message is not a hello")
+    return frame.body
+
+
+async def _frame(socket: web.WebSocketResponse) -> bytes | None:
+    """The next text frame; None when the connection has ended. Raises ProtocolError."""
+    message = await socket.receive()
+    match message.type:
+        case WSMsgType.TEXT:
+            data: bytes = message.data
+            return data
+        case WSMsgType.CLOSE | WSMsgType.CLOSING | WSMsgType.CLOSED:
+            return None
+        case WSMsgType.ERROR:
+            raise ProtocolError(f"not a websocket frame that we take: {message.data}")
+        case _:
+            raise ProtocolError(f"a frame of type {message.type.name}; messages are text frames")
+
+
+async def _close(socket: web.WebSocketResponse, close: _Close) -> None:
+    try:
+        reason = close.why.encode()[:_REASON_BYTES_MAX].decode(errors="ignore").encode()
+        await socket.close(code=close.code, message=reason)
+    except ConnectionError:
+        return

@@ -1,0 +1,247 @@
+"""Jobs that have ended: moved out of the state into the journal's archive, and found again there.
+
+Whoever wants a job looks at the state first and then here: it leaves the state when it is in the
+archive, on disk.
+"""
+
+import asyncio
+import sqlite3
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from muster.http.views import JobSummary
+from muster.protocol.ids import JobId
+from muster.protocol.instant import Instant
+from muster.protocol.states import ENDED_STATES, JobState
+from orchestrator.core.engine.decide import decide
+from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.model.errors import InvalidTransition
+from orchestrator.core.model.job import JobPhase
+from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.state import Job, State
+from orchestrator.core.model.status import job_state
+from orchestrator.core.views.display import job_summary
+from orchestrator.journal import archive
+from orchestrator.journal.archive import Archived, Asked
+from orchestrator.journal.errors import CorruptJournalError
+from orchestrator.journal.writer import JournalWriter
+
+# Whoever waited for a job looks at it now: meanwhile it is still in the state.
+LINGER_S: Final = 1.0
+# A commit waits for a move at most as long as one of so many takes: some 10 ms.
+_BATCH: Final = 32
+ROOM_AGAIN_S: Final = 10.0
+_KEPT: Final = 64
+# Fields are only ever added behind the others, and quotes in a text are escaped.
+_LAST_FIELD: Final = f',"{JobSummary.__struct_encode_fields__[-1]}":'.encode()
+_decode_summary: Final = msgspec.json.Decoder(JobSummary).decode
+
+
+class Line(NamedTuple):
+    """A job's summary as it is to be sent: what was written when the job ended is not read again
+    to be written again."""
+
+    id: int
+    summary: JobSummary | msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Jobs, the newest first: all from the number `floor` on, but for those above the limit; 0:
+    there is nothing below."""
+
+    jobs: list[Line]
+    floor: int
+
+
+class Archive:
+    """What has gone from the state, and what is to go. `ended` counts the former by state."""
+
+    def __init__(
+        self,
+        journal: JournalWriter,
+        state: State,
+        ended: Mapping[str, int],
+        forgotten_to: int = 0,
+    ) -> None:
+        """`forgotten_to`: the greatest number of a job that was, and is not even here any more."""
+        self.forgotten_to = forgotten_to
+        self.ended = Counter({JobState(name): count for name, count in ended.items()})
+        self._journal = journal
+        self._state = state
+        self._due = deque(job.id for job in state.jobs.values() if _may_go(job))
+        self._going = set(self._due)
+        self._work = asyncio.Event()
+        if self._due:
+            self._work.set()
+        self._moved: dict[JobId, JobState] = {}  # and not gone from the state yet
+        self._found: OrderedDict[JobId, Job] = OrderedDict()
+
+    def took_in(self, facts: Sequence[f.Fact]) -> None:
+        for fact in facts:
+            match fact:
+                case f.JobEnded(job) | nf.NoticeSettled(job):
+                    # Both in one turn are the end of it once.
+                    if _may_go(self._state.jobs[job]) and job not in self._going:
+                        self._due.append(job)
+                        self._going.add(job)
+                        self._work.set()
+                case f.JobForgotten(job):
+                    self.ended[self._moved.pop(job)] += 1
+                case _:
+                    pass
+
+    async def due(self) -> Sequence[JobId]:
+        """Wait for jobs to have ended; the first of them, a little later. They stay due."""
+        await self._work.wait()
+        if len(self._due) < _BATCH:
+            await asyncio.sleep(LINGER_S)
+        return [self._due[place] for place in range(min(len(self._due), _BATCH))]
+
+    async def move(self, state: State, jobs: Sequence[JobId]) -> bool:
+        """Put jobs, whose ends are on disk, into the archive; whether there was room. Raises
+        JournalError."""
+        rows = [_row(state, state.jobs[job]) for job in jobs]
+        if not await self._journal.archive(rows):
+            return False
+        self._moved |= {job: JobState(row.state) for job, row in zip(jobs, rows, strict=True)}
+        for _ in jobs:
+            self._going.discard(self._due.popleft())
+        if not self._due:
+            self._work.clear()
+        return True
+
+    async def find(self, name: JobId) -> Job | None:
+        """A job that is in the archive, as it was when it ended. Raises JournalError."""
+        found = self._found.get(name)
+        if found is None:
+            found = await self._journal.read(partial(_retraced, name))
+        if found is not None:
+            self._found[name] = found
+            self._found.move_to_end(name)
+            while len(self._found) > _KEPT:
+                self._found.popitem(last=False)
+        return found
+
+    async def oldest(self, after: int, limit: int) -> list[tuple[int, float]]:
+        """The first jobs here after a number, and when each ended. Raises JournalError."""
+        return await self._journal.read(partial(archive.oldest, after=after, limit=limit))
+
+    async def forget(self, jobs: Sequence[int]) -> bool:
+        """Keep nothing of these jobs; whether there was room to note that. Raises JournalError."""
+        states = await self._journal.forget(jobs)
+        if states is None:
+            return False
+        for state, count in states.items():
+            self.ended[JobState(state)] -= count
+        for job in jobs:
+            self._found.pop(JobId(job), None)
+        self.forgotten_to = max(self.forgotten_to, *jobs)
+        return True
+
+    async def submitted(self, user: str, key: str) -> tuple[JobId, str] | None:
+        """The job of an idempotency key, and the digest of what came with it. Raises
+        JournalError."""
+        found = await self._journal.read(partial(archive.by_key, user=user, key=key))
+        return None if found is None else (JobId(found[0]), found[1])
+
+    async def ended_at(self, jobs: Sequence[JobId]) -> dict[int, float]:
+        """When those of them that are here ended (UTC seconds). Raises JournalError."""
+        return await self._journal.read(partial(archive.ended_at, jobs=jobs))
+
+    async def page(
+        self,
+        before: int,
+        limit: int,
+        *,
+        states: Sequence[JobState] | None,
+        user: str | None,
+        name: str | None,
+        pool: str | None,
+    ) -> Page:
+        """Jobs of lesser numbers than `before` of which all that is not None is so. Raises
+        JournalError."""
+        ended = None if states is None else {state.value for state in ENDED_STATES & {*states}}
+        if ended is not None and not ended:
+            return Page([], 0)
+        if ended is not None and len(ended) == len(ENDED_STATES):
+            ended = None
+        return await self._journal.read(
+            partial(_page, Asked(before, limit, ended, user, name, pool))
+        )
+
+    async def answer(
+        self, state: State, asked: s.Stimulus, now: Instant, limits: Limits
+    ) -> a.Result | None:
+        """What the core says to a request for a job that is here; None where it is not. Raises
+        JournalError."""
+        name: JobId | None = getattr(asked, "job", None)
+        job = None if name is None else await self.find(name)
+        if job is None:
+            return None
+        books = State(epoch=state.epoch, nodes=state.nodes, jobs={job.id: job})
+        decision = decide(books, asked, now, limits)
+        if decision.facts:
+            raise AssertionError(f"{asked} changes job {name}, which is in the archive")
+        (answer,) = (act.result for act in decision.actions if isinstance(act, a.Answer))
+        return answer
+
+
+def _may_go(job: Job) -> bool:
+    """Whether nothing happens to it any more, and none of its webhooks has still to be told."""
+    return job.phase is JobPhase.ENDED and not job.notices
+
+
+def _row(state: State, job: Job) -> Archived:
+    if job.ended_at is None:
+        raise AssertionError(f"job {job.id} has not ended")
+    return row_of(job, state.keys[job.user, job.key][1] if job.key else "")
+
+
+def row_of(job: Job, digest: str = "") -> Archived:
+    """A job that has ended as its row in the archive."""
+    summary = job_summary(State(), job, Instant(0.0, 0.0))
+    return Archived(
+        job=job.id,
+        user=job.user,
+        name=job.spec.name,
+        pool=job.spec.pool,
+        state=job_state(job).value,
+        ended_at=job.ended_at or 0.0,
+        key=job.key,
+        digest=digest,
+        summary=msgspec.json.encode(summary),
+    )
+
+
+def _retraced(name: JobId, database: sqlite3.Connection) -> Job | None:
+    facts = archive.facts_of(database, name)
+    if not facts:
+        return None
+    try:
+        return retrace((recorded.fact, recorded.at) for recorded in facts)
+    except (InvalidTransition, LookupError, ValueError) as error:
+        raise CorruptJournalError(
+            f"the facts of job {name} in the archive do not follow from each other ({error})"
+        ) from error
+
+
+def _page(asked: Asked, database: sqlite3.Connection) -> Page:
+    found = archive.search(database, asked)
+    return Page([line_of(row) for row in found.jobs], found.floor)
+
+
+def line_of(row: Archived) -> Line:
+    """An older release has written fewer fields: those are read, and get their defaults."""
+    if row.summary.rfind(_LAST_FIELD) >= 0:
+        return Line(row.job, msgspec.Raw(row.summary))
+    return Line(row.job, _decode_summary(row.summary))

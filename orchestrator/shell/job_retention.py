@@ -1,0 +1,99 @@
+"""How long jobs that have ended are known: by age and by number together, the oldest first."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Never
+
+import structlog
+
+from orchestrator.core.storage.removal import Allowance
+from orchestrator.journal.errors import JournalError, JournalWriteError
+from orchestrator.shell.coordinator import Coordinator
+from orchestrator.shell.wall_clock_age import Ages
+
+SWEEP_EVERY_S: Final = 60.0
+_LOOKED_AT: Final = 256
+# What else is to be written waits for one of these at most.
+_AT_ONCE: Final = 8
+_PAUSE_S: Final = 0.02
+
+_log = structlog.get_logger("muster.archive")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepJobs:
+    """What is kept: jobs that ended at most `age_s` ago, and at most so many."""
+
+    age_s: float
+    jobs_max: int
+
+
+class Forgetting:
+    """Takes out of the archive what is too old or too much."""
+
+    def __init__(self, coordinator: Coordinator, keep: KeepJobs) -> None:
+        self._coordinator = coordinator
+        self._keep = keep
+        self._ages = Ages(coordinator.now())
+        self._allowed = Allowance()
+        self._doubt = ""
+
+    async def run(self) -> Never:
+        """Sweep from time to time, until cancelled. Raises JournalWriteError."""
+        while True:
+            try:
+                await self.sweep()
+            except JournalWriteError:
+                raise
+            except JournalError as error:
+                # It cannot be read now: for want of a descriptor, say.
+                _log.error("forgetting_failed", why=str(error), again_in_s=SWEEP_EVERY_S)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def sweep(self) -> int:
+        """Forget what is to be forgotten by now; how many jobs that was. It ends with a stretch of
+        jobs that all stay: those after it are younger, but for some that ran for very long. For its
+        age nothing goes while the clock is in doubt, and not very much at once."""
+        archive, ages = self._coordinator.archive, self._ages
+        now = self._coordinator.now()
+        ages.look(now)
+        total, age_s = archive.ended.total(), self._keep.age_s
+        allowed = self._allowed.look(now.mono, total, age_s) if self._is_sure() else 0
+        excess = total - self._keep.jobs_max
+        after = gone = 0
+        while rows := await archive.oldest(after, _LOOKED_AT):
+            going = []
+            for place, (job, ended_at) in enumerate(rows):
+                if place < excess - gone:
+                    going.append(job)
+                elif allowed and ages.of(ended_at) > age_s:
+                    going.append(job)
+                    allowed -= 1
+                    self._allowed.take(1)
+            if not going:
+                break
+            for first in range(0, len(going), _AT_ONCE):
+                if not await archive.forget(going[first : first + _AT_ONCE]):
+                    return gone  # there is no room to write that down: later
+                gone += len(going[first : first + _AT_ONCE])
+                await asyncio.sleep(_PAUSE_S)
+            after = rows[-1][0]
+        if gone:
+            _log.info("jobs_forgotten", jobs=gone, last=archive.forgotten_to)
+        return gone
+
+    def _is_sure(self) -> bool:
+        """Whether the clock is right, as far as can be told; what is the matter is logged once."""
+        doubt = self._coordinator.clock_doubt()
+        if doubt and not self._doubt:
+            _log.warning(
+                "clock_in_doubt",
+                why=doubt,
+                hint="no job and no log is removed for its age meanwhile: set the time",
+            )
+        elif self._doubt and not doubt:
+            _log.info("clock_no_longer_in_doubt")
+        self._doubt = doubt
+        return not doubt

@@ -1,0 +1,105 @@
+"""The folders of the log store: what is put on disk, noted, listed and removed in them.
+
+Everything here waits for a disk.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from muster.daemon.durable_files import sync_directory
+from muster.daemon.errors import FileError
+from muster.protocol.ids import JobId
+from orchestrator.shell.logs.index import index_path
+from orchestrator.shell.logs.stream_file import LogStoreError, allocated
+from orchestrator.shell.logs.tombstone import is_mark
+
+_SILENT: Final = "silent"
+
+
+def sync_files(files: Iterable[Path], folders: Iterable[Path]) -> None:
+    """Put streams, their indexes and the names in folders on disk. Raises LogStoreError."""
+    # Opened anew, so that the loop may close a stream while this thread syncs it.
+    try:
+        for path in files:
+            for name in (path, index_path(path)):
+                try:
+                    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        for folder in folders:
+            if folder.exists():  # it may have been removed meanwhile
+                sync_directory(folder)
+    except (OSError, FileError) as error:
+        raise LogStoreError(f"logs cannot be put on disk: {error}") from error
+
+
+def remove_all_but_mark(root: Path) -> None:
+    """Everything of a job's folder but the mark. Raises OSError."""
+    for entry in os.scandir(root):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        elif not is_mark(entry.name):
+            os.unlink(entry.path)
+    sync_directory(root)
+
+
+def note_silent(folder: Path, node_rank: int) -> None:
+    """Note that a task has written nothing. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    path = f"{folder}/{_SILENT}"
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
+    try:
+        os.write(fd, b"%d\n" % node_rank)
+    finally:
+        os.close(fd)
+
+
+def silent_ranks(folder: Path) -> list[int]:
+    """The node ranks of tasks without output; a line that a power cut has torn is none."""
+    try:
+        text = (folder / _SILENT).read_bytes()
+    except FileNotFoundError:
+        return []
+    return [int(line) for line in text.split(b"\n")[:-1] if line.isdigit()]
+
+
+def numbered(folder: Path) -> list[int]:
+    """The folders that are named by a number."""
+    try:
+        return sorted(int(e.name) for e in os.scandir(folder) if e.name.isdecimal() and e.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def present_jobs(root: Path) -> list[JobId]:
+    """The jobs that have a folder. Raises LogStoreError."""
+    try:
+        with os.scandir(root) as entries:
+            return [JobId(int(entry.name)) for entry in entries if entry.name.isdecimal()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise LogStoreError(f"{root} cannot be read: {error.strerror}") from error
+
+
+def bytes_below(folder: Path) -> int:
+    """Bytes on disk of the streams below and their indexes; what vanishes meanwhile counts
+    nothing.
+    """
+    return sum(
+        allocated(os.path.join(above, name))
+        for above, _, files in os.walk(folder)
+        for name in files
+        if not is_mark(name) and name != _SILENT
+    )

@@ -1,0 +1,265 @@
+"""Many streams as one: history in the order of time, what comes live in the order of arrival.
+
+A reader begins by noting how many arrivals there have been (the boundary). Those before it are its
+history, merged by the time at which an agent read them; those after it follow as they arrived. A
+cursor is a place in that order, boundary included, so that a reader who comes back with it misses
+nothing and sees nothing twice, however much has arrived meanwhile.
+
+Everything here reads files: call it from a thread.
+"""
+
+import heapq
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from orchestrator.shell.logs.gaps import gap_text
+from orchestrator.shell.logs.index import Entry, IndexFile, incomplete_tail
+from orchestrator.shell.logs.stream_file import LogStoreError, StreamKey, key_of_file
+
+PIECE_BYTES: Final = 64 * 1024
+_TAIL_BYTES_MAX: Final = 64 << 20
+_FILES_OPEN_MAX: Final = 16
+_HISTORY: Final = re.compile(
+    r"h([0-9]{1,18})\.(-?0x[01]\.[0-9a-f]{1,13}p-?[0-9]{1,4})\.([0-9]{1,9})\.([0-9]{1,9})"
+    r"\.([a-z]+(?:\.[0-9]{1,9})?)\.([0-9]{1,18})"
+)
+_LIVE: Final = re.compile(r"l([0-9]{1,18})\.([0-9]{1,18})")
+
+
+class BadCursorError(ValueError):
+    """A text that is no cursor of a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Within what had arrived before `boundary`: after byte `offset` of `stream`, read at `ts`."""
+
+    boundary: int
+    ts: float
+    stream: StreamKey
+    offset: int
+
+    def __str__(self) -> str:
+        key = self.stream
+        where = f"{key.attempt}.{key.node_rank}.{key.file_name}"
+        # Without the plus, which a query string reads as a space.
+        return f"h{self.boundary}.{self.ts.hex().replace('+', '')}.{where}.{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """After byte `offset` of the stream to which arrival `seq` belongs."""
+
+    seq: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"l{self.seq}.{self.offset}"
+
+
+Place = History | Live
+
+
+class Source(NamedTuple):
+    """A stream to be read: only bytes from `offset` on, and only what an agent read at or after
+    `since` (UTC seconds). `last_seq`: its newest arrival.
+    """
+
+    key: StreamKey
+    path: Path
+    last_seq: int
+    since: float = 0.0
+    offset: int = 0
+
+
+class Piece(NamedTuple):
+    """Bytes of one stream from `offset`, and the place right after them; or a gap in their place,
+    with the reason.
+    """
+
+    key: StreamKey
+    offset: int
+    ts: float
+    data: bytes
+    place: Place
+    gap: str | None = None
+
+
+def parse_cursor(text: str) -> Place:
+    """The place that `str(place)` named. Raises BadCursorError."""
+    if live := _LIVE.fullmatch(text):
+        return Live(int(live[1]), int(live[2]))
+    found = _HISTORY.fullmatch(text)
+    key = key_of_file(int(found[3]), int(found[4]), found[5]) if found else None
+    if found is None or key is None:
+        raise BadCursorError("not a cursor that a log record carried")
+    try:
+        ts = float.fromhex(found[2])
+    except OverflowError:
+        raise BadCursorError("its time is beyond what a number can hold") from None
+    return History(int(found[1]), ts, key, int(found[6]))
+
+
+def history(sources: Iterable[Source], boundary: int, after: History | None) -> Iterator[Piece]:
+    """What arrived before `boundary`, by time, from `after` on."""
+    found = (_by_time(source, boundary, after) for source in sources)
+    with _Files() as files:
+        for ts, key, _, source, entry in heapq.merge(*found):
+            same = after is not None and (ts, key) == (after.ts, after.stream)
+            skip = after.offset if after is not None and same else 0
+            if entry.gap and skip <= entry.start:
+                end = _end_of_gap(source, entry)
+                why = gap_text(entry.gap, end - entry.start)
+                yield Piece(key, entry.start, ts, b"", History(boundary, ts, key, end), why)
+            for offset, data in files.read(source, entry, skip):
+                place = History(boundary, ts, key, offset + len(data))
+                yield Piece(key, offset, ts, data, place)
+
+
+def live(sources: Iterable[Source], after: Live, until: int) -> Iterator[Piece]:
+    """What arrived from `after` on and before arrival `until`, in that order."""
+    # Of many streams few have grown since the last look, and each look at an index costs.
+    found = (_by_arrival(s, after.seq, until) for s in sources if s.last_seq >= after.seq)
+    with _Files() as files:
+        for seq, key, source, entry in heapq.merge(*found):
+            skip = after.offset if seq == after.seq else 0
+            if entry.gap and skip <= entry.start:
+                end = _end_of_gap(source, entry)
+                why = gap_text(entry.gap, end - entry.start)
+                yield Piece(key, entry.start, entry.ts, b"", Live(seq, end), why)
+            for offset, data in files.read(source, entry, skip):
+                yield Piece(key, offset, entry.ts, data, Live(seq, offset + len(data)))
+
+
+def last_lines(sources: Iterable[Source], boundary: int, lines: int) -> History | None:
+    """The place in history that has `lines` lines after it; None where that is all of it.
+
+    It looks back at most 64 MiB.
+    """
+    found = (_by_time(source, boundary, None, backward=True) for source in sources)
+    newlines, seen = 0, 0
+    with _Files() as files:
+        for ts, key, _, source, entry in heapq.merge(*found, reverse=True):
+            for offset, data in reversed(list(files.read(source, entry, 0))):
+                # The newline that ends the log's last line begins no further one.
+                end = len(data) - 1 if seen == 0 and data.endswith(b"\n") else len(data)
+                seen += len(data)
+                while (at := data.rfind(b"\n", 0, end)) >= 0:
+                    newlines += 1
+                    if newlines >= lines:
+                        return History(boundary, ts, key, offset + at + 1)
+                    end = at
+                if seen >= _TAIL_BYTES_MAX:
+                    return History(boundary, ts, key, offset)
+    return None
+
+
+def take(pieces: Iterator[Piece], bytes_max: int) -> list[Piece]:
+    """The next pieces, of at least `bytes_max` bytes together unless they end; empty at the end."""
+    taken: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        taken.append(piece)
+        size += len(piece.data)
+        if size >= bytes_max:
+            break
+    return taken
+
+
+def _by_time(
+    source: Source, boundary: int, after: History | None, *, backward: bool = False
+) -> Iterator[tuple[float, StreamKey, int, Source, Entry]]:
+    index = IndexFile(source.path)
+    count = index.bisect(len(index), lambda entry: entry.seq >= boundary)
+    first = _first_wanted(source, index, count)
+    if after is not None:
+        place = (after.ts, after.stream)
+        if source.key == after.stream:
+            begin = index.bisect(
+                count, lambda e: e.ts > after.ts or (e.ts == after.ts and e.end > after.offset)
+            )
+        else:
+            begin = index.bisect(count, lambda entry: (entry.ts, source.key) > place)
+        first = max(first, begin)
+    entries = index.backward(first, count) if backward else index.forward(first, count)
+    return ((e.ts, source.key, e.start, source, e) for e in entries)
+
+
+def _by_arrival(
+    source: Source, first_seq: int, until: int
+) -> Iterator[tuple[int, StreamKey, Source, Entry]]:
+    index = IndexFile(source.path)
+    count = len(index)
+    first = index.bisect(count, lambda entry: entry.seq >= first_seq)
+    last = index.bisect(count, lambda entry: entry.seq >= until)
+    first = max(first, _first_wanted(source, index, last))
+    return ((e.seq, source.key, source, e) for e in index.forward(first, last))
+
+
+def _first_wanted(source: Source, index: IndexFile, count: int) -> int:
+    """The first record that the source's own bounds let through."""
+    first = 0
+    if source.since > 0:
+        first = index.bisect(count, lambda entry: entry.ts >= source.since)
+    if source.offset > 0:
+        first = max(first, index.bisect(count, lambda entry: entry.end > source.offset))
+    return first
+
+
+def _end_of_gap(source: Source, entry: Entry) -> int:
+    index = IndexFile(source.path)
+    count = len(index)
+    after = index.bisect(count, lambda other: other.start > entry.start)
+    try:
+        if after < count:
+            return index.read(after, after + 1)[0].start
+        return os.stat(source.path, follow_symlinks=False).st_size
+    except OSError as error:
+        raise LogStoreError(f"{source.path} cannot be read: {error.strerror}") from error
+
+
+class _Files:
+    """Stream files that are being read, a few of them open: records may be a line each."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+
+    def read(self, source: Source, entry: Entry, skip_to: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of a record from offset `skip_to` of the stream, in pieces."""
+        at = max(entry.start, skip_to, source.offset)
+        if at >= entry.end or not entry.has_bytes:
+            return
+        try:
+            fd = self._fd(source.path)
+            while at < entry.end:
+                data = os.pread(fd, min(PIECE_BYTES, entry.end - at), at)
+                if not data:
+                    return
+                if at + len(data) < entry.end:
+                    data = data[: len(data) - incomplete_tail(data)]
+                yield at, data
+                at += len(data)
+        except OSError as error:
+            raise LogStoreError(f"{source.path} cannot be read: {error.strerror}") from error
+
+    def _fd(self, path: Path) -> int:
+        fd = self._open.get(path)
+        if fd is None:
+            fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if len(self._open) > _FILES_OPEN_MAX:
+                os.close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(path)
+        return fd

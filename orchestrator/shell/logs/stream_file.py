@@ -1,0 +1,307 @@
+"""One stream's file and its index, written at their end and nowhere else."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from muster.daemon.errors import DaemonError
+from muster.protocol.log_channel import StreamKind
+from orchestrator.shell.logs.gaps import Gap
+from orchestrator.shell.logs.index import (
+    CLOSES_GAP,
+    LENGTH_MAX,
+    RECORD_BYTES,
+    Entry,
+    IndexFile,
+    gap_entry,
+    incomplete_tail,
+    index_path,
+    pack,
+)
+
+_LOOK_BYTES: Final = 128 * 1024
+_LOOKS_MAX: Final = 16
+_OFFSET_MAX: Final = (1 << 63) - 1  # of a file
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class LogStoreError(DaemonError):
+    """Log bytes could not be written or read; the agent still has what was not acknowledged."""
+
+
+class NotWantedError(LogStoreError):
+    """A stream that its task must not have: it is not stored, now or later."""
+
+
+class Late(NamedTuple):
+    """Bytes of a stream, from `offset` on, that could not be stored since `since` (UTC seconds).
+    Nothing is lost: the node has them until they are.
+    """
+
+    offset: int
+    since: float
+    why: str
+
+
+class StreamKey(NamedTuple):
+    """One stream of a job; also the order of streams whose bytes have the same time."""
+
+    attempt: int
+    node_rank: int
+    kind: str
+    rank: int  # -1 where the stream is the node's
+
+    @property
+    def file_name(self) -> str:
+        return self.kind if self.rank < 0 else f"{self.kind}.{self.rank}"
+
+
+def key_of_file(attempt: int, node_rank: int, name: str) -> StreamKey | None:
+    """The stream that a file name stands for, or None where it is another file."""
+    kind, dot, rank = name.partition(".")
+    if kind not in {k.value for k in StreamKind} or (
+        dot and not (rank.isascii() and rank.isdecimal())
+    ):
+        return None
+    return StreamKey(attempt, node_rank, kind, int(rank) if dot else -1)
+
+
+class StreamFile:
+    """A stream as it is on disk. `size` counts its bytes, `ended` says that there will be no more.
+    `stored` is what the stream and its index take on disk: a gap is a hole of the file.
+
+    The files are open only between `append` and `release`: there may be more streams than
+    descriptors. Nothing here syncs; the store does, for all streams together.
+    """
+
+    def __init__(self, key: StreamKey, path: Path) -> None:
+        """Take up what is on disk, if anything is."""
+        self.key = key
+        self.path = path
+        self.size = _size(path)
+        self.stored = allocated(path) + allocated(index_path(path))
+        self.gap: int = 0  # the reason of the gap that the stream ends with, if it does
+        self.last_seq = 0
+        self.last_ts = 0.0
+        self.ended = False
+        self._covered = 0
+        self._pending = b""
+        self._fds: tuple[int, int] | None = None
+        self._load(IndexFile(path))
+
+    @property
+    def is_open(self) -> bool:
+        return self._fds is not None
+
+    def repair(self, seq: int) -> bool:
+        """Index what a crash left without a record, as arrival `seq`; False: there is nothing."""
+        if self._covered >= self.size or self.ended:
+            return False
+        data, _ = self._open()
+        self._pending = b""
+        # A power cut may leave the length of a gap without its record. Nothing of that was
+        # acknowledged, so the node sends it again.
+        hole = os.lseek(data, self._covered, os.SEEK_HOLE)
+        if hole < self.size:
+            os.ftruncate(data, hole)
+            self.size = hole
+            if self._covered >= hole:
+                return False
+        ts = self.last_ts or os.fstat(data).st_mtime
+        tail = os.pread(data, 3, max(self._covered, self.size - 3))
+        try:
+            return self._cover(tail, ts, seq)
+        except OSError:
+            self._mend()  # on a full disk; what is appended later takes these bytes along
+            return False
+
+    def append(self, offset: int, data: memoryview, ts: float, seq: int) -> int | None:
+        """Write what is new of `data`, which begins at `offset`; return how many bytes that is.
+
+        None: bytes are missing before it, nothing was written. Raises LogStoreError.
+        """
+        if offset > self.size:
+            return None
+        new = data[self.size - offset :]
+        if not new or self.ended:
+            return 0
+        fd, index = self._open()
+        try:
+            if self.gap:
+                self._note(index, Entry(self.size, CLOSES_GAP, ts, seq))
+                self.gap = 0
+            written = 0
+            while written < len(new):
+                count = os.write(fd, new[written:])
+                written += count
+                self.size += count
+                self.stored += count
+            self._cover(bytes(new[-3:]), ts, seq)
+        except OSError as error:
+            self._mend()
+            raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        return len(new)
+
+    def skip(self, offset: int, length: int, gap: Gap, ts: float, seq: int) -> int | None:
+        """Count `length` bytes from `offset` without storing them; the result is as of `append`.
+
+        Each hole has a record of its own; what is beyond a bound grows, as one gap.
+        Raises LogStoreError.
+        """
+        if offset > self.size:
+            return None
+        count = offset + length - self.size
+        if count <= 0 or self.ended:
+            return 0
+        fd, index = self._open()
+        before = os.fstat(index).st_size
+        try:
+            if self.size + count > _OFFSET_MAX:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            if self.gap != gap or gap is Gap.HOLE:
+                if self._covered < self.size:
+                    self._pending = b""
+                    self._record(index, self.size, ts, seq)
+                    before = os.fstat(index).st_size
+                # Before the file grows: a crash in between leaves a record that is dropped.
+                self._note(index, gap_entry(self.size, gap, ts, seq))
+            os.ftruncate(fd, self.size + count)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(index, before)
+            self._mend()
+            raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self.size += count
+        self._covered, self.gap = self.size, int(gap)
+        return count
+
+    def end(self, ts: float, seq: int) -> None:
+        """Say that the stream is complete. Raises LogStoreError."""
+        if self.ended:
+            return
+        _, index = self._open()
+        try:
+            if self._covered < self.size:
+                self._pending = b""
+                self._record(index, self.size, ts, seq)
+            self._note(index, Entry(self.size, 0, ts, seq))
+        except OSError as error:
+            self._mend()
+            raise LogStoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self.ended = True
+
+    def release(self) -> None:
+        """Close the files; the next `append` opens them again."""
+        if self._fds is not None:
+            for fd in self._fds:
+                os.close(fd)
+            self._fds = None
+
+    def _mend(self) -> None:
+        """After a write that failed: no half record in the index, and the tail as it is."""
+        data, index = self._open()
+        whole = os.fstat(index).st_size // RECORD_BYTES
+        with contextlib.suppress(OSError):
+            os.ftruncate(index, whole * RECORD_BYTES)
+        begin = max(self._covered, self.size - 3)
+        self._pending = os.pread(data, self.size - begin, begin)
+
+    def _open(self) -> tuple[int, int]:
+        if self._fds is None:
+            try:
+                data = os.open(self.path, _FLAGS, 0o600)
+                try:
+                    index = os.open(index_path(self.path), _FLAGS, 0o600)
+                except OSError:
+                    os.close(data)
+                    raise
+            except OSError as error:
+                raise LogStoreError(f"{self.path} cannot be opened: {error.strerror}") from error
+            self._fds = (data, index)
+        return self._fds
+
+    def _cover(self, last_bytes: bytes, ts: float, seq: int) -> bool:
+        """Index what has been written, but for the beginning of an incomplete character."""
+        tail = (self._pending + last_bytes)[-3:]
+        held = incomplete_tail(tail)
+        self._pending = tail[len(tail) - held :]
+        if self.size - held <= self._covered:
+            return False
+        _, index = self._open()
+        self._record(index, self.size - held, ts, seq)
+        return True
+
+    def _record(self, index: int, end: int, ts: float, seq: int) -> None:
+        while self._covered < end:
+            length = min(end - self._covered, LENGTH_MAX)
+            self._note(index, Entry(self._covered, length, ts, seq))
+            self._covered += length
+
+    def _note(self, index: int, entry: Entry) -> None:
+        self.last_ts = max(entry.ts, self.last_ts)
+        _write(index, pack(entry._replace(ts=self.last_ts)))
+        self.stored += RECORD_BYTES
+        self.last_seq = entry.seq
+
+    def _load(self, index: IndexFile) -> None:
+        """Take up the index; cut what a crash left of a record, or of records of lost bytes."""
+        whole = index.bisect(len(index), lambda entry: entry.end > self.size)
+        if _size(index.path) > whole * RECORD_BYTES:
+            os.truncate(index.path, whole * RECORD_BYTES)
+        if whole == 0:
+            return
+        last = index.read(whole - 1, whole)[0]
+        if last.gap and _has_bytes(self.path, last.start):
+            # A power cut has taken the record that closes the gap. Bytes after it were not
+            # acknowledged, but where they begin is lost: the node sends all of it again.
+            os.truncate(self.path, last.start)
+            self.size = last.start
+            self._load(index)
+            return
+        self.last_seq, self.last_ts, self._covered = last.seq, last.ts, last.end
+        self.ended = last.length == 0
+        self.gap = last.gap
+        if self.gap:
+            self._covered = self.size
+        if self._covered < self.size <= self._covered + 3:
+            with self.path.open("rb") as file:
+                file.seek(self._covered)
+                self._pending = file.read(3)
+
+
+def _has_bytes(path: Path, start: int) -> bool:
+    """Whether a file has bytes from `start` on that are not 0, as far as can be told quickly."""
+    with path.open("rb", buffering=0) as file:
+        for _ in range(_LOOKS_MAX):
+            try:
+                start = os.lseek(file.fileno(), start, os.SEEK_DATA)
+            except OSError:
+                return False
+            data = os.pread(file.fileno(), _LOOK_BYTES, start)
+            if data.strip(b"\0"):
+                return True
+            start += len(data)
+    return False
+
+
+def _write(fd: int, data: bytes) -> None:
+    if os.write(fd, data) != len(data):
+        raise OSError(28, "No space left on device")
+
+
+def allocated(path: str | Path) -> int:
+    """Bytes that a file takes on disk: holes take none. 0 if there is no such file."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return min(status.st_size, status.st_blocks * 512)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0

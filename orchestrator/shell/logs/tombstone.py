@@ -1,0 +1,43 @@
+"""What stays of a job's logs that retention took away: when that was, and why."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.daemon.durable_files import write_atomic
+from muster.protocol.ids import JobId
+
+_NAME: Final = "removed"
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Logs of a job that are gone since `at` (UTC seconds)."""
+
+    at: float
+    why: str
+
+    def text(self, job: JobId) -> str:
+        """A sentence for a reader who comes too late."""
+        when = datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"the logs of job {job} were removed at {when}: {self.why}"
+
+
+def read_removed(root: Path) -> Removed | None:
+    """The mark in a job's folder; None where its logs are kept. Raises OSError."""
+    try:
+        return msgspec.json.decode((root / _NAME).read_bytes(), type=Removed)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        return Removed(0.0, "the mark that says why cannot be read")
+
+
+def write_removed(root: Path, mark: Removed) -> None:
+    """Set the mark, on disk. Raises FileError."""
+    write_atomic(root / _NAME, msgspec.json.encode(mark), 0o600)
+
+
+def is_mark(name: str) -> bool:
+    return name == _NAME

@@ -1,0 +1,50 @@
+"""What the owner of the state counts about its own work, for whoever exports it."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from muster.protocol.outcome import CauseCode
+from orchestrator.core.facts import jobs as f
+
+FAST_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Upper bounds, in seconds, for what should take no time."""
+SLOW_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+"""The same for what somebody waits for."""
+
+
+class Histogram:
+    """How often a duration fell into each bucket (seconds; the last one has no upper bound)."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+
+class Meters:
+    """Counters of this process's life."""
+
+    def __init__(self) -> None:
+        self.turns = Histogram(FAST_S)
+        self.commits = Histogram(FAST_S)
+        self.facts = 0
+        self.attempts_started = 0
+        self.attempts_failed: Counter[CauseCode] = Counter()
+        self.loop_lag = Histogram(FAST_S)
+
+    def took_in(self, facts: Sequence[f.Fact]) -> None:
+        """Facts that were decided."""
+        for fact in facts:
+            match fact:
+                case f.AttemptStarted():
+                    self.attempts_started += 1
+                case f.StopRequested(_, _, cause) if cause.code is not CauseCode.COMPLETED:
+                    self.attempts_failed[cause.code] += 1
+                case _:
+                    pass

@@ -1,0 +1,64 @@
+"""Which addresses may be told. A job names its webhooks itself: without a list of those that are
+good, whoever may submit could reach whatever the coordinator reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from muster.spec.errors import RefusedError
+from muster.spec.field_readers import webhook
+
+_PORTS: Final = {"http": 80, "https": 443}
+NONE_ALLOWED: Final = "no webhook is allowed: the coordinator's configuration has no webhooks.allow"
+
+
+class Place(NamedTuple):
+    """Addresses of one server whose path is this one, or below it."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    def has(self, url: str) -> bool:
+        found = _place(urlsplit(url))
+        below = self.path if self.path.endswith("/") else f"{self.path}/"
+        return found[:3] == self[:3] and (found.path == self.path or found.path.startswith(below))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.path}"
+
+
+def read_allowed(entries: Sequence[str]) -> tuple[Place, ...]:
+    """What an operator has written: addresses, each with all that are below it. Raises
+    ValueError."""
+    made = []
+    for entry in entries:
+        try:
+            parts = urlsplit(webhook(entry))
+        except RefusedError as error:
+            raise ValueError(f"webhooks.allow: {entry!r} {error.message}; {error.hint}") from error
+        if parts.query:
+            raise ValueError(f"webhooks.allow: {entry!r} has a query; leave it out")
+        made.append(_place(parts))
+    return tuple(made)
+
+
+def refused(url: str, allowed: Iterable[Place]) -> str | None:
+    """Why an address may not be told, None if it may."""
+    places = list(allowed)
+    if any(place.has(url) for place in places):
+        return None
+    if not places:
+        return NONE_ALLOWED
+    return f"is not allowed; allowed are {', '.join(map(str, places))} and what is below"
+
+
+def _place(parts: SplitResult) -> Place:
+    port = parts.port or _PORTS[parts.scheme]
+    return Place(parts.scheme, (parts.hostname or "").lower(), port, parts.path or "/")

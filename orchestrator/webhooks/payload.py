@@ -1,0 +1,88 @@
+"""What a webhook gets: a JSON text about the job, and headers by which its receiver knows that it
+is from us."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final, assert_never
+
+import msgspec
+
+from muster.http.views import JobSummary
+from muster.protocol.instant import Instant
+from muster.protocol.outcome import Cause
+from muster.protocol.timestamp import Timestamp, timestamp
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.model.state import Attempt, Job, Notice, State
+from orchestrator.core.views.display import job_summary
+
+SCHEMA: Final = 1
+_GOES_ON: Final = frozenset({nf.Told.STARTED, nf.Told.IDLE, nf.Told.HUNG, nf.Told.SLOW})
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is the same each time that this is sent. `at`: when it happened; `job` is as it is when
+    it is sent. `cause`: why the attempt, or the job, ended, with the last lines of the rank that
+    failed first. `text`: what was found of one that goes on and hangs, is slow or is idle."""
+
+    schema: int = SCHEMA
+    id: str
+    event: str
+    at: Timestamp
+    cluster: str
+    attempt: int
+    job: JobSummary
+    cause: Cause | None
+    text: str = ""
+
+
+def message(state: State, job: Job, number: int, notice: Notice, now: Instant) -> Message:
+    attempt = job.attempts[notice.attempt - 1] if notice.attempt else None
+    goes_on = nf.Told(notice.event) in _GOES_ON
+    cause = None if attempt is None or goes_on else attempt.cause
+    return Message(
+        id=f"{state.cluster}-{job.id}-{number}",
+        event=notice.event,
+        at=timestamp(notice.at),
+        cluster=state.cluster,
+        attempt=notice.attempt,
+        job=job_summary(state, job, now),
+        cause=job.cause if notice.event == "ended" else cause,
+        text="" if attempt is None else _found(attempt, notice),
+    )
+
+
+def _found(attempt: Attempt, notice: Notice) -> str:
+    """The sentence for which it is told, though that may be over by now."""
+    event = nf.Told(notice.event)
+    match event:
+        case nf.Told.IDLE:
+            return attempt.idle
+        case nf.Told.HUNG | nf.Told.SLOW:
+            found = [verdict.text for at, verdict in attempt.hangs if at <= notice.at]
+            return found[-1] if found else ""
+        case nf.Told.STARTED | nf.Told.RETRYING | nf.Told.ENDED:
+            return ""
+        case _:
+            assert_never(event)
+
+
+def headers(
+    secret: bytes, told: Message, body: bytes, now: Instant, version: str
+) -> dict[str, str]:
+    """Signed with the time, so that nobody can send the same again for ever."""
+    sent = str(int(now.wall))
+    return {
+        "Content-Type": "application/json",
+        "User-Agent": f"muster/{version}",
+        "Muster-Event": told.event,
+        "Muster-Delivery": told.id,
+        "Muster-Timestamp": sent,
+        "Muster-Signature": f"sha256={signature(secret, sent, body)}",
+    }
+
+
+def signature(secret: bytes, sent: str, body: bytes) -> str:
+    """HMAC-SHA256 of the time, a full stop and the body, in hexadecimal."""
+    return hmac.new(secret, f"{sent}.".encode() + body, hashlib.sha256).hexdigest()

@@ -1,0 +1,115 @@
+"""What is told of the node around a task: its networks as they change, its fabric, its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.shim_protocol import ShimPhase
+from agent.core.state import State
+from muster.protocol import control_channel as m
+from muster.protocol.fabric import FabricGpu, NodeFabric
+from muster.protocol.ids import SessionId
+from muster.protocol.interfaces import Interface, InterfaceKind
+from muster.protocol.states import TaskState
+from tests.agent.core.playbook import IDENTITY, PATHS, PREPARE, TASK, Agent, reports
+
+ETH0 = (Interface("eth0", InterfaceKind.ETHERNET, ("10.0.0.1/24",)),)
+ETH1 = (Interface("eth1", InterfaceKind.ETHERNET, ("10.1.0.1/24",)),)
+
+
+def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
+    faces = (
+        Interface("lo", InterfaceKind.LOOPBACK, ("127.0.0.1/8", "::1/128")),
+        Interface("docker0", InterfaceKind.VIRTUAL, ("172.17.0.1/16",)),
+        Interface("veth1", InterfaceKind.VETH, ("10.0.1.1/24",)),
+        *ETH0,
+    )
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=faces)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.at_gate()
+    said = [r.prepared.addresses for r in reports(agent.actions) if r.prepared is not None]
+    assert set(said) == {("10.0.1.1", "10.0.0.1")}
+
+
+def test_a_network_that_a_task_finds_changed_is_told_by_itself_and_in_the_next_hello() -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    agent.hear(PREPARE)
+    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), ETH1))
+    said = [x.report for x in placed if isinstance(x, a.SendReport)]
+    assert [x.interfaces for x in said if isinstance(x, m.Heartbeat)] == [ETH1]
+    agent.turn(s.LinkDown())
+    (hello,) = [x.report for x in agent.turn(s.LinkUp()) if isinstance(x, a.SendReport)]
+    assert isinstance(hello, m.Hello)
+    assert hello.inventory.interfaces == ETH1
+
+
+@pytest.mark.parametrize("seen", [ETH0, None])
+def test_a_network_that_is_as_it_was_is_not_told_again(
+    seen: tuple[Interface, ...] | None,
+) -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    agent.hear(PREPARE)
+    placed = agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), seen))
+    assert not any(isinstance(x.report, m.Heartbeat) for x in placed if isinstance(x, a.SendReport))
+    assert agent.state.identity.inventory.interfaces == ETH0
+
+
+def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
+    inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
+    agent = Agent(State(replace(IDENTITY, inventory=inventory)))
+    agent.connect()
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
+    assert agent.turn(s.NetworkSeen(ETH1)) == []
+    agent.turn(s.LinkDown())
+    agent.turn(s.LinkUp())
+    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
+    assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
+
+
+def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
+    """It may be later than the interpreter is at its gate, or sooner."""
+    seen = NodeFabric(group="InfiniBand MT4129")
+    for order in ((s.FabricSeen(TASK, seen), None), (None, s.FabricSeen(TASK, seen))):
+        agent = Agent()
+        agent.connect()
+        agent.hear(PREPARE)
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, None))
+        first, last = order
+        if first is not None:
+            agent.turn(first)
+        (said,) = reports(agent.shim(ShimPhase.PREPARED))
+        if last is not None:
+            assert (said.state, said.prepared) == (TaskState.ASSIGNED, None)
+            (said,) = reports(agent.turn(last))
+        assert said.state is TaskState.PREPARED
+        assert said.prepared is not None
+        assert said.prepared.fabric == seen
+
+
+def test_of_whole_nodes_no_gpus_are_told() -> None:
+    """A gang of a thousand nodes writes what every node says into the journal."""
+    seen = NodeFabric(gpus=(FabricGpu("0000:1b:00.0", "GPU-1", (2,)),))
+    for gpus, told in (((), ()), (("GPU-1",), seen.gpus)):
+        agent = Agent()
+        agent.connect()
+        agent.hear(msgspec.structs.replace(PREPARE, gpus=gpus))
+        agent.turn(s.TaskPlaced(TASK, PATHS, (20001,), None, seen))
+        (said,) = reports(agent.shim(ShimPhase.PREPARED))
+        assert said.prepared is not None
+        assert said.prepared.fabric is not None
+        assert said.prepared.fabric.gpus == told
+
+
+def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
+    assert not Agent().turn(s.FabricSeen(TASK, NodeFabric()))

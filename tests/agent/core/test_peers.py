@@ -1,0 +1,141 @@
+"""Whom a node of a gang watches, and when it says that one does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.core import effects as a
+from agent.core import inputs as s
+from agent.core.peers import MISSED, Answers, neighbours
+from agent.core.shim_protocol import ShimPhase
+from agent.gang.peer_pings import Neighbours
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import StartTask
+from tests.agent.core.playbook import ARRANGE, TASK, Agent, reports
+
+GANG = msgspec.structs.replace(
+    ARRANGE, hosts=tuple((f"n{rank}", f"10.0.0.{rank}") for rank in range(5))
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "watched"),
+    [
+        ("n0", ("10.0.0.4", "10.0.0.1")),
+        ("n1", ("10.0.0.0", "10.0.0.2")),
+        ("n2", ("10.0.0.1", "10.0.0.3", "10.0.0.0")),
+        ("n4", ("10.0.0.3", "10.0.0.0")),
+        ("stranger", ()),
+    ],
+)
+def test_the_ring_and_the_first(node: str, watched: tuple[str, ...]) -> None:
+    assert neighbours(GANG, node) == watched
+
+
+def test_a_node_has_one_address_however_many_names() -> None:
+    hosts = (("n0", "10.0.0.1"), ("alias", "10.0.0.1"), ("n1", "10.0.0.2"))
+    assert neighbours(msgspec.structs.replace(ARRANGE, hosts=hosts), "n1") == ("10.0.0.1",)
+
+
+def test_one_that_never_answered_is_no_witness() -> None:
+    seen = Answers()
+    course = [*[False] * 10 * MISSED, True, *[False] * MISSED, True]
+    said = []
+    for answered in course:
+        seen.heard("a", answered=answered)
+        said.append(seen.silent)
+    assert [at for at, silent in enumerate(said) if silent] == [len(course) - 2]
+
+
+def test_no_false_alarm_in_an_hour_of_loss_and_stalls() -> None:
+    """One packet in a hundred is lost, either way, and each second has a chance of a stall of half
+    a second. The kernel repeats the question after a second; an answer counts within two."""
+    for seed in range(200):
+        chance, seen = random.Random(seed), Answers()
+        for _ in range(1200):
+            tries = [chance.random() < 0.99 and chance.random() < 0.99 for _ in range(2)]
+            stall = 0.5 if chance.random() < 0.05 else 0.0
+            arrives = next((n * 1.0 + stall for n, good in enumerate(tries) if good), None)
+            seen.heard("a", answered=arrives is not None and arrives < 2.0)
+            assert seen.silent == (), seed
+
+
+def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> None:
+    agent = Agent()
+    agent.at_gate()
+    agent.hear(GANG)
+    agent.turn(s.NetworkArranged(TASK))
+    started = agent.hear(StartTask(TASK))
+    assert a.WatchPeers(TASK, GANG) in started
+    agent.shim(ShimPhase.RUNNING, running_s=0.0)
+    (said,) = reports(agent.turn(s.PeersSeen(TASK, ("10.0.0.4",))))
+    assert said.silent == ("10.0.0.4",)
+    (again,) = reports(agent.turn(s.PeersSeen(TASK, ())))
+    assert again.silent == ()
+
+
+def test_changes_are_posted_and_the_end_ends_it() -> None:
+    async def course() -> list[s.Stimulus]:
+        heard: list[s.Stimulus] = []
+        more, alive = asyncio.Event(), {"10.0.0.0": True, "10.0.0.2": True}
+        asked = asyncio.Event()
+
+        def post(stimulus: s.Stimulus) -> None:
+            heard.append(stimulus)
+            more.set()
+
+        async def ask(address: str) -> bool | None:
+            asked.set()
+            return alive[address]
+
+        async with TaskOwner("test") as owner:
+            watch = Neighbours("n1", post, owner, ask, period_s=0.001)
+            watch.watch(TASK, GANG)
+            await asked.wait()
+            await asyncio.sleep(0.01)
+            alive["10.0.0.2"] = False
+            await more.wait()
+            more.clear()
+            alive["10.0.0.2"] = True
+            await more.wait()
+            watch.end(TASK)
+            await owner.close()
+        return heard
+
+    told = run(course())
+    assert told == [s.PeersSeen(TASK, ("10.0.0.2",)), s.PeersSeen(TASK, ())]
+
+
+def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
+    async def course() -> list[s.Stimulus]:
+        order: list[str] = []
+        asked = asyncio.Event()
+
+        async def ask(address: str) -> bool | None:
+            order.append(address)
+            asked.set()
+            return True
+
+        async with TaskOwner("test") as owner:
+            Neighbours("n1", lambda _: None, owner, ask).watch(TASK, GANG)
+            asyncio.get_running_loop().call_soon(order.append, "start")
+            await asked.wait()
+            await owner.close()
+        assert order[0] == "start"
+        return []
+
+    run(course())
+
+
+def run(course: Coroutine[Any, Any, list[s.Stimulus]]) -> list[s.Stimulus]:
+    async def bounded() -> list[s.Stimulus]:
+        async with asyncio.timeout(30):
+            return await course
+
+    return asyncio.run(bounded())

@@ -1,0 +1,82 @@
+"""Answers to the coordinator's looks, of a real process with a recorder as NCCL has it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.core.inputs import StacksSeen, Stimulus
+from agent.monitors.hangs import flight_recorder
+from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.stack_dumps import Looks
+from agent.taskdirs.taskdirs import NCCL, Folders, user_of
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import LookTask
+from tests.agent.monitors.hangs.test_monitor import TASK, Now, program, status
+from tests.agent.shims.shim_of import be_shim_of
+
+RECORDS = """
+import os, pickle, sys, time
+folder, log = FOLDER, LOG
+os.mkfifo(f"{folder}/frp_0.pipe")
+trigger = os.open(f"{folder}/frp_0.pipe", os.O_RDWR)
+print("ready", flush=True)
+os.read(trigger, 1)
+while not os.path.exists(f"{folder}/go"):
+    time.sleep(0.01)
+with open(log, "ab") as file:
+    file.write(b"dumps " * 1000)
+with open(f"{folder}/new", "wb") as file:
+    pickle.dump({"entries": []}, file)
+os.rename(f"{folder}/new", f"{folder}/fr_0")
+time.sleep(600)
+"""
+
+
+def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_recorder, "WAIT_S", 0.1)
+    folders = Folders(tmp_path, None)
+    folder = folders.path(TASK)
+    for name in ("logs", NCCL):
+        (folder / name).mkdir(parents=True)
+    be_shim_of(folder)
+    out = folder / "logs" / "out"
+    out.write_bytes(b"")
+    text = f"FOLDER, LOG = {str(folder / NCCL)!r}, {str(out)!r}\n" + RECORDS
+    asyncio.run(story(folders, folder, out, text))
+
+
+async def story(folders: Folders, folder: Path, out: Path, text: str) -> None:
+    clock, answers = Now(), asyncio.Queue[Stimulus]()
+    watch = HangWatch(clock, lambda _: None, 5.0, root=folder)
+    owner = TaskOwner("test")
+    looks = Looks(watch, folders, clock, answers.put_nowait, owner)
+
+    async def look() -> float | None:
+        clock.mono += 5.0
+        await watch.look()
+        told = watch.told(TASK)
+        assert told is not None
+        return told[0][0].still_s
+
+    with program(text) as process:
+        watch.heard(TASK, folder, status(process.pid))
+        await look()
+        with out.open("ab") as file:
+            file.write(b"step\n" * 100)
+        assert await look() is None
+        assert [await look() for _ in range(3)][-1] == pytest.approx(15.0)
+        looks.begin(LookTask(TASK, 1, 1, recorder=True))
+        async with asyncio.timeout(60):
+            answer = await answers.get()
+        assert isinstance(answer, StacksSeen)
+        assert "wrote nothing" in answer.report.recorded[0].problem
+        assert await look() == pytest.approx(15.0)
+        (folder / NCCL / "go").touch()
+        await flight_recorder.written(folder, user_of(folder), [flight_recorder.Asked(0)])
+        assert await look() == pytest.approx(15.0)
+    await owner.close()

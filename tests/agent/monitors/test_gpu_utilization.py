@@ -1,0 +1,89 @@
+"""The reader of the GPUs' use, between a driver that may hang and the agent's core."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from agent.core.inputs import IdleSeen, Stimulus
+from agent.monitors import gpu_utilization
+from agent.monitors.gpu_utilization import IdleWatch
+from muster.protocol.gpus import IdleGpus
+from muster.protocol.ids import TaskId
+from muster.protocol.instant import Instant
+
+TASK, WHOLE = TaskId("1.1.0"), TaskId("2.1.0")
+WANTED = IdleGpus(5, 10.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.mono = 100.0
+
+    def now(self) -> Instant:
+        return Instant(self.mono, 0.0)
+
+
+def watch(said: list[Stimulus], clock: Clock, *node: str) -> IdleWatch:
+    return IdleWatch(dict, lambda: node, clock, said.append)
+
+
+def test_each_task_is_judged_by_its_own_gpus_and_told_once() -> None:
+    said: list[Stimulus] = []
+    clock = Clock()
+    watched = watch(said, clock, "GPU-1", "GPU-2")
+    watched.begin(TASK, WANTED, ("GPU-1",))
+    watched.begin(WHOLE, WANTED, ())
+    watched.begin(TaskId("3.1.0"), None, ("GPU-1",))
+    for _ in range(4):
+        watched.heard({"GPU-1": 0, "GPU-2": 90})
+        clock.mono += 5.0
+    assert said == [IdleSeen(TASK, 100.0)]
+    watched.heard({"GPU-2": 0})
+    assert said[1:] == [IdleSeen(TASK, None)]
+    watched.end(TASK)
+    watched.heard({"GPU-1": 0, "GPU-2": 0})
+    assert len(said) == 2
+
+
+def test_a_node_without_gpus_is_never_idle() -> None:
+    said: list[Stimulus] = []
+    clock = Clock()
+    watched = watch(said, clock)
+    watched.begin(WHOLE, WANTED, ())
+    for _ in range(4):
+        watched.heard({})
+        clock.mono += 5.0
+    assert said == []
+
+
+def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_utilization, "PATIENCE_S", 0.05)
+    hangs, go = threading.Event(), threading.Event()
+    clock = Clock()
+
+    def read() -> dict[str, int]:
+        if hangs.is_set():
+            go.wait(60)
+        clock.mono += 5.0
+        return {"GPU-1": 0}
+
+    async def main() -> list[Stimulus]:
+        told: asyncio.Queue[Stimulus] = asyncio.Queue()
+        watched = IdleWatch(read, lambda: (), clock, told.put_nowait, every_s=0.001)
+        watched.begin(TASK, WANTED, ("GPU-1",))
+        looking = asyncio.create_task(watched.watch())
+        async with asyncio.timeout(60):
+            first = await told.get()
+            hangs.set()
+            second = await told.get()
+        go.set()
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await looking
+        return [first, second]
+
+    assert asyncio.run(main()) == [IdleSeen(TASK, 105.0), IdleSeen(TASK, None)]

@@ -1,0 +1,178 @@
+"""Ports between launches."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.config import Fabric as Settings
+from agent.core.inputs import PortsSeen, Stimulus
+from agent.monitors.fabric import Fabric
+from agent.monitors.traffic.rdma_ports import SHOWN_S, PortWatch, watch
+from muster.daemon.clock import SystemClock
+from muster.protocol.traffic import PortHealth
+from tests.agent.probe.fabric.trees import Node
+
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    made = Node(tmp_path)
+    made.hca("mlx5_0")
+    made.port("mlx5_0", link="InfiniBand")
+    made.file(f"{PORT}/counters/link_downed", "7\n")
+    return made
+
+
+def down(node: Node) -> None:
+    node.file(f"{PORT}/state", "1: DOWN\n")
+    node.file(f"{PORT}/phys_state", "2: Polling\n")
+
+
+def up(node: Node) -> None:
+    node.file(f"{PORT}/state", "4: ACTIVE\n")
+    node.file(f"{PORT}/phys_state", "5: LinkUp\n")
+
+
+def test_a_port_goes_down_and_comes_back(node: Node) -> None:
+    ports = PortWatch(node.root)
+    assert ports.look(0.0) == ()
+    down(node)
+    node.file(f"{PORT}/counters/link_downed", "8\n")
+    (found,) = ports.look(5.0)
+    assert found == PortHealth("mlx5_0:1", down=True, state="DOWN, Polling", flaps=1)
+    assert "port mlx5_0:1 is down (DOWN, Polling)" in found.text
+    up(node)
+    (found,) = ports.look(10.0)
+    assert found == PortHealth("mlx5_0:1", flaps=1)
+    assert "went down 1 time within the hour and is up again" in found.text
+    assert ports.look(5.0 + SHOWN_S) == (PortHealth("mlx5_0:1", flaps=1),)
+    assert ports.look(5.1 + SHOWN_S) == ()
+
+
+def test_a_flap_between_two_looks(node: Node) -> None:
+    ports = PortWatch(node.root)
+    ports.look(0.0)
+    node.file(f"{PORT}/counters/link_downed", "9\n")
+    assert ports.look(5.0) == (PortHealth("mlx5_0:1", flaps=2),)
+
+
+def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
+    shutil.rmtree(node.root / PORT / "counters")
+    ports = PortWatch(node.root)
+    ports.look(0.0)
+    down(node)
+    ports.look(5.0)
+    up(node)
+    assert ports.look(10.0) == (PortHealth("mlx5_0:1", flaps=1),)
+
+
+def test_a_port_that_was_never_up_is_no_news(node: Node) -> None:
+    down(node)
+    ports = PortWatch(node.root)
+    assert ports.look(0.0) == ports.look(5.0) == ()
+    up(node)
+    assert ports.look(10.0) == ()
+    down(node)
+    assert ports.look(15.0) != ()
+
+
+def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
+    """Of two cards one is dark; a third port, for storage, is no business of the jobs."""
+    node.hca("mlx5_1", hca_type="MT4129")
+    node.file("sys/class/infiniband/mlx5_0/hca_type", "MT4129\n")
+    node.port("mlx5_1", link="InfiniBand")
+    down(node)
+    node.hca("mlx5_2", hca_type="MT4125")
+    node.port("mlx5_2", state="1: DOWN", phys="3: Disabled", rate="40 Gb/sec (4X QDR)")
+    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
+    heard: list[Stimulus] = []
+
+    async def run() -> None:
+        told = asyncio.Event()
+
+        def post(stimulus: Stimulus) -> None:
+            heard.append(stimulus)
+            told.set()
+
+        ports = PortWatch(node.root, awaited=fabric.awaited)
+        watching = asyncio.create_task(
+            watch(ports, SystemClock(), post, period_s=0.01, first=fabric.look)
+        )
+        async with asyncio.timeout(30):
+            await told.wait()
+            told.clear()
+            up(node)
+            await told.wait()
+        watching.cancel()
+
+    asyncio.run(run())
+    assert heard[0] == PortsSeen((PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"),))
+    assert PortsSeen(()) in heard[1:]
+
+
+def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
+    node.port("mlx5_0", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
+    node.hca("mlx5_1")
+    node.port("mlx5_1", 1, link="InfiniBand")
+    node.port("mlx5_1", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
+    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
+    asyncio.run(fabric.look())
+    assert fabric.awaited() == {"mlx5_0:1", "mlx5_1:1"}
+    assert PortWatch(node.root, awaited=fabric.awaited).look(0.0) == ()
+
+
+def test_a_driver_that_is_loaded_anew_begins_to_count_anew(node: Node) -> None:
+    ports = PortWatch(node.root)
+    ports.look(0.0)
+    node.file(f"{PORT}/counters/link_downed", "0\n")
+    assert ports.look(5.0) == ()
+
+
+def test_a_device_that_goes(node: Node) -> None:
+    ports = PortWatch(node.root)
+    ports.look(0.0)
+    shutil.rmtree(node.root / "sys/class/infiniband/mlx5_0")
+    (found,) = ports.look(5.0)
+    assert (found.down, found.state) == (True, "gone, with its device")
+
+
+def test_memory_is_the_same_after_a_thousand_looks(node: Node) -> None:
+    ports = PortWatch(node.root)
+    told = [PortHealth("")]
+    for n in range(1000):
+        node.file(f"{PORT}/counters/link_downed", f"{n * 100}\n")
+        told = [*ports.look(float(n))]
+    assert [port.flaps for port in told] == [1000]
+
+
+def test_only_changes_are_posted(node: Node) -> None:
+    heard: list[Stimulus] = []
+
+    async def run() -> None:
+        changed = asyncio.Event()
+
+        def post(stimulus: Stimulus) -> None:
+            heard.append(stimulus)
+            changed.set()
+
+        ports = PortWatch(node.root)
+        ports.look(0.0)
+        watching = asyncio.create_task(watch(ports, SystemClock(), post, period_s=0.01))
+        async with asyncio.timeout(30):
+            down(node)
+            await changed.wait()
+            changed.clear()
+            up(node)
+            await changed.wait()
+        watching.cancel()
+
+    asyncio.run(run())
+    told = [stimulus.ports for stimulus in heard if isinstance(stimulus, PortsSeen)]
+    assert told[0][0].down
+    assert len(told) <= 3

@@ -1,0 +1,102 @@
+"""Which ranks a signal is for: those that there are, or also those that begin later."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.shim.commands import Malformed, Signal, parse
+from agent.shim.rank_signals import Warnings
+from agent.shim.ranks import Ranks
+from agent.shim.status import Exit, Phase, Rank, Status
+
+
+class Node:
+    """Notes who is signalled; its processes are all this one, which heeds SIGUSR1."""
+
+    def __init__(self) -> None:
+        self.status = Status("1.1.0", "/logs")
+        self.status.phase = Phase.RUNNING
+        self.ranks = Ranks(self.status, None)  # type: ignore[arg-type]
+        self.given: list[tuple[int, int]] = []
+        self.warnings = Warnings(self, self, self.status, self.ranks, lambda: None)  # type: ignore[arg-type]
+
+    def signal(self, pids: list[int], number: int) -> list[int]:
+        self.given += [(pid, number) for pid in pids]
+        return pids
+
+    def at(self, *_: Any) -> None:
+        """The loop's timer; the test looks again by itself."""
+
+    def begin(self, rank: int, pid: int) -> None:
+        known = self.status.ranks[rank] = Rank(rank, rank, "", "")
+        known.pid = pid
+
+    def give(self, number: int, **more: Any) -> None:
+        command = parse({"cmd": "signal", "signal": "SIGUSR1", "number": number, **more})
+        assert isinstance(command, Signal)
+        self.warnings.give(command, None)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    yield Node()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_warning_is_for_ranks_that_begin_later_too(node: Node) -> None:
+    node.begin(0, 900)
+    node.give(1)
+    node.begin(1, os.getpid())
+    node.warnings.look()
+    node.warnings.look()
+    assert node.given == [(900, 10), (os.getpid(), 10)]
+
+
+def test_another_signal_is_for_those_that_there_are(node: Node) -> None:
+    node.begin(0, 900)
+    node.give(1, late=False)
+    node.begin(1, os.getpid())
+    node.warnings.look()
+    assert node.given == [(900, 10)]
+    assert node.status.signalled == 1
+
+
+def test_before_any_rank_has_begun_it_waits_for_the_first_of_them(node: Node) -> None:
+    node.give(1, late=False)
+    node.begin(0, os.getpid())
+    node.warnings.look()
+    node.begin(0, os.getpid())  # the next round
+    node.warnings.look()
+    assert node.given == [(os.getpid(), 10)]
+
+
+def test_a_warning_outlives_the_signals_after_it(node: Node) -> None:
+    node.begin(0, 900)
+    node.give(1)
+    node.give(2, late=False)
+    node.begin(1, os.getpid())
+    node.warnings.look()
+    assert node.given == [(900, 10), (900, 10), (os.getpid(), 10)]
+    assert node.status.signalled == 2
+
+
+def test_some_ranks_and_each_number_once(node: Node) -> None:
+    for rank in range(3):
+        node.begin(rank, 900 + rank)
+    node.status.ranks[2].exit = Exit(0, None)
+    node.give(2, ranks=[1, 2], late=False)
+    node.give(2, late=False)
+    node.give(1, late=False)
+    assert node.given == [(901, 10)]
+
+
+@pytest.mark.parametrize("ranks", ["all", [1, "2"], {"1": 2}])
+def test_ranks_are_numbers(ranks: Any) -> None:
+    with pytest.raises(Malformed, match="ranks"):
+        parse({"cmd": "signal", "signal": "USR1", "number": 1, "ranks": ranks})

@@ -1,0 +1,156 @@
+"""What is said of a task by who keeps it: with real files, a real shipper and no shim."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog.testing
+
+from agent.core.inputs import ShimReported, Stimulus, TaskFound, TaskPaths, TaskRemoved
+from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStatus
+from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.traffic.nccl_log import LOG
+from agent.monitors.traffic.sampler import STATE, Watched
+from agent.monitors.traffic.samplers import Proofs
+from agent.taskdirs.taskdirs import NCCL, Folders
+from agent.tasks import supervisor as module
+from agent.tasks.adoption import FoundTask, examine
+from agent.tasks.supervisor import Keeper
+from muster.daemon.clock import SystemClock
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.control_channel import NO_OUTPUT
+from muster.protocol.fabric import NodeFabric
+from muster.protocol.ids import TaskId
+from muster.protocol.log_channel import StreamId, StreamKind
+from tests.agent.coordinator import DEADLINE_S, Coordinator
+from tests.agent.logs.test_shipper import STREAMS, TASK, shipping
+from tests.descriptors import descriptors_left
+
+NONE_LEFT = os.strerror(errno.EMFILE)
+OTHER = TaskId("8.1.0")
+RUNNING = ShimStatus(TASK, ShimPhase.RUNNING, streams=STREAMS)
+ENDED = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0), streams=STREAMS)
+EARLIER = b"h.1 what the earlier life had read\n"
+SINCE = b"h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n"
+
+
+@dataclass
+class Bench:
+    folder: Path
+    coordinator: Coordinator
+    posted: asyncio.Queue[Stimulus]
+    proofs: Proofs
+    keeper: Keeper
+
+    async def next(self) -> Stimulus:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.posted.get()
+
+
+@asynccontextmanager
+async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
+    posted: asyncio.Queue[Stimulus] = asyncio.Queue()
+    async with (
+        Coordinator() as coordinator,
+        shipping(root, coordinator, NO_OUTPUT) as (logs, stored),
+        TaskOwner("test") as owner,
+    ):
+        folders = Folders(root, None)
+        folder = folders.path(TASK)
+        for name in ("logs", NCCL):
+            (folder / name).mkdir(parents=True)
+        for stream in STREAMS:
+            (folder / stream.path).touch()
+        say = posted.put_nowait
+        proofs = Proofs(root, folders, logs, SystemClock(), say, owner)
+        hangs = HangWatch(SystemClock(), say, 5.0, root=root)
+        known = (TaskPaths("", "", "", ""), (), NodeFabric(), ()) if adopted else None
+        # The connection is there: what is said is heard at once.
+        logs.complete(OTHER, reported=False)
+        assert await stored.take(1) == {OTHER}
+        keeper = Keeper(TASK, folders, logs, proofs, hangs, say, found=known)
+        yield Bench(folder, coordinator, posted, proofs, keeper)
+
+
+@pytest.mark.parametrize("earlier", [b"", EARLIER])
+def test_nccls_lines_of_a_task_that_ended_without_us_are_sent_before_its_log_ends(
+    tmp_path: Path, earlier: bytes
+) -> None:
+    async def story() -> None:
+        async with keeping(tmp_path, adopted=True) as bench:
+            (bench.folder / LOG).write_bytes(earlier)
+            (bench.folder / NCCL / "h.1").write_bytes(SINCE)
+            (bench.folder / STATE).write_bytes(msgspec.json.encode(Watched()))
+            bench.proofs.adopt(TASK)
+            bench.keeper._heard(ENDED)
+            async with asyncio.timeout(DEADLINE_S):
+                await bench.keeper.known.wait()
+            await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
+            sent = bench.coordinator.logs.data[StreamId(TASK, StreamKind.NCCL)]
+            assert sent.startswith(earlier)
+            assert b"mlx5_0" in sent
+            assert isinstance(await bench.next(), TaskFound)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_of_what_an_earlier_life_may_have_sent_nobody_says_that_there_is_nothing(
+    tmp_path: Path, adopted: bool
+) -> None:
+    """Its program may have emptied the file meanwhile."""
+
+    async def story() -> None:
+        async with keeping(tmp_path, adopted=adopted) as bench:
+            for status in (RUNNING, ENDED):
+                bench.keeper._heard(status)
+            began, ended = await bench.next(), await bench.next()
+            assert isinstance(began, TaskFound if adopted else ShimReported)
+            assert isinstance(ended, ShimReported)
+            assert ended.no_output is not adopted
+            if adopted:
+                await bench.coordinator.logs.until(lambda store: TASK in store.tasks)
+
+    asyncio.run(story())
+
+
+def test_a_task_whose_shim_died_is_told_of_as_soon_as_there_are_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        blind = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def look(folder: Path) -> FoundTask:
+            try:
+                return examine(folder)
+            except OSError:
+                loop.call_soon_threadsafe(blind.set)
+                raise
+
+        monkeypatch.setattr(module, "examine", look)
+        monkeypatch.setattr(module, "_PAUSE_MAX_S", 0.01)
+        async with keeping(tmp_path, adopted=False) as bench:
+            with structlog.testing.capture_logs() as said:
+                with descriptors_left():
+                    keeps = loop.create_task(bench.keeper.run())
+                    async with asyncio.timeout(DEADLINE_S):
+                        await blind.wait()
+                ended = await bench.next()
+            assert (said[0]["event"], said[0]["why"]) == ("task_not_examined", NONE_LEFT)
+            assert isinstance(ended, ShimReported)
+            assert ended.status.phase is ShimPhase.CLEANED
+            bench.keeper.remove()
+            assert isinstance(await bench.next(), TaskRemoved)
+            assert not bench.folder.exists()
+            await keeps
+
+    asyncio.run(story())

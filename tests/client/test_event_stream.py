@@ -1,0 +1,64 @@
+"""The reader of a stream of events, without a network: its lines, its cuts, its end."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from muster.client.endpoints import Query
+from muster.client.errors import BadAnswerError, UnreachableError
+from muster.client.event_stream import EventFeed
+from muster.client.resumable_stream import read_feed
+from muster.http.views import EventsEnd, EventView
+from muster.protocol.timestamp import timestamp
+
+
+def event(seq: int) -> list[bytes]:
+    view = EventView(seq, timestamp(seq), "JobSubmitted", 1, f"step {seq}", {})
+    return [b"id: %d" % seq, b"event: JobSubmitted", b"data: " + msgspec.json.encode(view), b""]
+
+
+def end(*, final: bool, reason: str = "") -> list[bytes]:
+    return [b"event: end", b"data: " + msgspec.json.encode(EventsEnd(final, reason)), b""]
+
+
+class Script:
+    """What each connection in turn brings; an exception in it is raised."""
+
+    def __init__(self, *connections: Sequence[bytes | Exception]) -> None:
+        self.connections = list(connections)
+        self.asked: list[Query] = []
+
+    def open(self, parameters: Query) -> Iterator[bytes]:
+        self.asked.append(parameters)
+        for line in self.connections.pop(0):
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+    def read(self, after: int = 0) -> list[int]:
+        events = read_feed(EventFeed(after), self.open, lambda step: step(), lambda _: None)
+        return [view.seq for view in events]
+
+
+def test_a_cut_stream_goes_on_behind_the_last_event() -> None:
+    script = Script(
+        [b"retry: 1000", b"", *event(3), b": nothing new", b"", *event(5)],
+        [b"retry: 1000", UnreachableError("", "gone", "")],
+        [b"retry: 1000", *event(7), *end(final=False, reason="server restarting")],
+        [b"retry: 1000", *end(final=True)],
+    )
+    assert script.read(after=2) == [3, 5, 7]
+    assert [asked["after"] for asked in script.asked] == [2, 5, 5, 7]
+
+
+def test_one_that_always_ends_at_once_is_given_up() -> None:
+    script = Script(*([b"", *end(final=False, reason="odd")] for _ in range(30)))
+    with pytest.raises(BadAnswerError, match="odd"):
+        script.read()
+
+
+@pytest.mark.parametrize("data", [b"{}", b"x", b"\xff"])
+def test_an_event_that_is_none(data: bytes) -> None:
+    with pytest.raises(BadAnswerError, match="cannot be read"):
+        Script([b"event: JobSubmitted", b"data: " + data]).read()

@@ -1,0 +1,260 @@
+"""Connections that never say who they are, never finish their request, or never take the answer."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from muster.protocol.tokens import TokenClass, TokenRecord, digest
+from orchestrator.api.http import connection_limits
+from orchestrator.api.http.connection_limits import Connections, GuardedConnection
+from orchestrator.api.http.problems import ApiError
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n"
+Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def token(name: str, class_: TokenClass = TokenClass.ADMIN) -> TokenRecord:
+    return TokenRecord(id=name, class_=class_, sha256=digest("x"), user="u")
+
+
+async def fine(_request: web.Request) -> web.StreamResponse:
+    return web.Response(text="fine")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    connections: Connections,
+    serve: Handler = fine,
+    connection: type[GuardedConnection] = GuardedConnection,
+) -> AsyncIterator[Dial]:
+    """A server of guarded connections over loopback, with the middleware's two calls."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        assert isinstance(request.protocol, GuardedConnection)
+        request.protocol.request_began()
+        try:
+            name = request.headers.get("X-Token")
+            if name is not None:
+                class_ = TokenClass.JOIN if name == "join" else TokenClass.ADMIN
+                request.protocol.identified(token(name, class_))
+            return await handler(request)
+        except ApiError as error:
+            return web.Response(status=error.status)
+        finally:
+            request.protocol.request_ended()
+
+    app = web.Application(middlewares=[middleware])
+    app.router.add_route("*", "/", serve)
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)
+    await runner.setup()
+    manager = runner.server
+    assert manager is not None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: connection(connections, manager), "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writers.append(writer)
+        return reader, writer
+
+    try:
+        async with asyncio.timeout(60):
+            yield dial
+    finally:
+        for writer in writers:
+            writer.close()
+        server.close()
+        await runner.cleanup()
+
+
+def short(**changes: float) -> Connections:
+    given = {"pending_per_address_max": 100, "per_token_max": 100, "head_s": 0.2, **changes}
+    return Connections(
+        pending_per_address_max=int(given["pending_per_address_max"]),
+        per_token_max=int(given["per_token_max"]),
+        head_s=given["head_s"],
+    )
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b"reset"
+
+
+async def trickle(writer: asyncio.StreamWriter) -> None:
+    """Headers without end, a byte after the other."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+
+def test_a_head_that_never_ends_is_cut_off() -> None:
+    async def main() -> None:
+        async with serving(short()) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"X-Slow: ")
+            task = asyncio.create_task(trickle(writer))
+            answer = await rest(reader)
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"application/problem+json" in answer
+            # It is cut off, however long it goes on.
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_time() -> None:
+    class Late(GuardedConnection):
+        __slots__ = ()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._head_is_late()
+
+    async def main() -> None:
+        async with serving(short(), connection=Late) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"\r\n")
+            assert await reader.readuntil(b"fine")
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
+    class Late(GuardedConnection):
+        __slots__ = ()
+
+        async def _handle_request(self, *args: Any) -> tuple[web.StreamResponse, bool]:
+            self._head_is_late()
+            return await super()._handle_request(*args)
+
+    async def main() -> None:
+        async with serving(short(), connection=Late) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"\r\n")
+            assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
+
+    asyncio.run(main())
+
+
+def test_one_that_says_nothing_is_cut_off_without_a_word() -> None:
+    async def main() -> None:
+        async with serving(short()) as dial:
+            reader, _ = await dial()
+            assert await rest(reader) == b""
+
+    asyncio.run(main())
+
+
+def test_a_kept_connection_has_the_same_deadline_for_its_next_head() -> None:
+    async def main() -> None:
+        async with serving(short()) as dial:
+            reader, writer = await dial()
+            for _ in range(2):
+                writer.write(REQUEST + b"\r\n")
+                assert await reader.readuntil(b"fine")
+            writer.write(b"G")
+            assert await rest(reader) == b""
+
+    asyncio.run(main())
+
+
+def test_a_slow_handler_and_an_idle_kept_connection_are_none_of_its_business() -> None:
+    late = asyncio.Event()
+
+    async def slow(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.5)  # longer than a head may take
+        late.set()
+        return web.Response(text="fine")
+
+    async def main() -> None:
+        async with serving(short(), slow) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"\r\n")
+            assert await reader.readuntil(b"fine")
+            await asyncio.sleep(0.5)
+            writer.write(REQUEST + b"\r\n")
+            assert await reader.readuntil(b"fine")
+
+    asyncio.run(main())
+
+
+def test_the_oldest_of_too_many_that_have_not_said_who_they_are_goes() -> None:
+    async def main() -> None:
+        async with serving(short(pending_per_address_max=3, head_s=60)) as dial:
+            known = await dial()
+            known[1].write(REQUEST + b"X-Token: a\r\n\r\n")
+            await known[0].readuntil(b"fine")
+            pending = [await dial() for _ in range(3)]
+            newest = await dial()
+            assert await rest(pending[0][0]) in (b"", b"reset")
+            for reader, writer in (known, pending[1], pending[2], newest):
+                writer.write(REQUEST + b"\r\n")
+                assert await reader.readuntil(b"fine")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("name", "status"), [("a", b"429"), ("b", b"200"), ("join", b"200")])
+def test_a_token_has_so_many_connections(name: str, status: bytes) -> None:
+    async def main() -> None:
+        async with serving(short(per_token_max=2, head_s=60)) as dial:
+            for holder in ("a", "a", "join", "join"):
+                reader, writer = await dial()
+                writer.write(REQUEST + f"X-Token: {holder}\r\n\r\n".encode())
+                await reader.readuntil(b"fine")
+            reader, writer = await dial()
+            writer.write(REQUEST + f"X-Token: {name}\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == status
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_went_is_not_counted() -> None:
+    async def main() -> None:
+        connections = short(per_token_max=1, head_s=60)
+        async with serving(connections) as dial:
+            for _ in range(3):
+                reader, writer = await dial()
+                writer.write(REQUEST + b"X-Token: a\r\nConnection: close\r\n\r\n")
+                assert b"fine" in await rest(reader)
+                writer.close()
+        assert connections._by_token == {}
+        assert connections._pending == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_taken(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """A plain one is given up; a stream may wait, as it holds little."""
+    monkeypatch.setattr(connection_limits, "WRITE_S", 0.2)
+    size = 32 << 20
+    done: list[str] = []
+
+    async def large(request: web.Request) -> web.StreamResponse:
+        assert isinstance(request.protocol, GuardedConnection)
+        request.protocol.patient = stream
+        return web.Response(body=bytes(size))
+
+    async def main() -> None:
+        async with serving(short(), large) as dial:
+            reader, writer = await dial()
+            writer.write(REQUEST + b"Connection: close\r\n\r\n")
+            await asyncio.sleep(1.0)  # the reader sleeps: that is what this is about
+            data = await rest(reader)
+            done.append("whole" if len(data) > size else "cut")
+
+    asyncio.run(main())
+    assert done == ["whole" if stream else "cut"]

@@ -1,0 +1,34 @@
+"""docs/job-file.md names every MUSTER_* variable that a job finds, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[4]
+PAGE = (ROOT / "docs" / "job-file.md").read_text()
+SECTION = PAGE.partition("### What Muster sets\n")[2].partition("\n### ")[0]
+
+
+def in_code(*folders: str) -> set[str]:
+    """The variables that these modules write or read as text of their own."""
+    found: set[str] = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= set(re.findall(r'"(MUSTER_[A-Z_]+)"', path.read_text()))
+    return found
+
+
+def test_every_variable_of_a_job_is_on_the_page() -> None:
+    listed = re.findall(r"^\| `(MUSTER_[A-Z_]+)` \|", SECTION, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == in_code("orchestrator/core", "agent/shim")
+
+
+def test_what_is_known_before_the_gang_is_settled_is_on_the_page() -> None:
+    launch = (ROOT / "orchestrator" / "core" / "gangs" / "launch.py").read_text()
+    early = launch.partition("def _identity")[2]
+    task = (ROOT / "agent" / "shim" / "task.py").read_text()
+    names = set(re.findall(r'"(MUSTER_[A-Z_]+)"', early + task))
+    told = SECTION.partition("before the start of the gang have")[2]
+    assert set(re.findall(r"`(MUSTER_[A-Z_]+)`", told)) == names

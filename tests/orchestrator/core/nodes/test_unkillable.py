@@ -1,0 +1,144 @@
+"""A node on which processes outlive SIGKILL."""
+
+from __future__ import annotations
+
+from muster.protocol.control_channel import ForgetTask, TaskReport
+from muster.protocol.ids import NodeName
+from muster.protocol.outcome import CauseCode
+from muster.protocol.states import JobState, TaskState
+from muster.spec.model import Retry
+from orchestrator.core.facts import effects as a
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.views.display import node_view
+from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
+
+
+def reason_of(cluster: Cluster) -> str:
+    drain = cluster.node("a").drain
+    assert drain is not None
+    return drain.reason
+
+
+def test_it_is_drained_with_the_pids_in_the_reason_and_given_no_job() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.cancel(1)
+    pids = tuple(range(101, 111))
+    cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=pids)
+    drain = node_view(cluster.node("a"), cluster.now).drain
+    assert drain is not None
+    assert (drain.user, drain.quarantine) == ("muster", False)
+    assert drain.reason.startswith(
+        "unkillable: SIGKILL does not end 101, 102, 103, 104, 105, 106, 107, 108 and 2 more"
+        " of job 1,"
+    )
+    # Said again it is no news, and the job that follows waits although the first has ended.
+    before = cluster.node("a").drains
+    cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=pids)
+    assert cluster.node("a").drains == before
+    cluster.clean(running)
+    assert cluster.shown(1) is JobState.CANCELLED
+    cluster.submit(spec())
+    assert cluster.shown(2) is JobState.QUEUED
+    cluster.resume("a", check=False)
+    assert cluster.shown(2) is JobState.PREPARING
+
+
+def test_a_task_that_was_given_up_as_lost_drains_it_too() -> None:
+    cluster = Cluster()
+    cluster.join("a", tasks=(TaskReport(task(7, 1, 0), TaskState.STARTED, survivors=(33,)),))
+    assert "SIGKILL does not end 33 of job 7" in reason_of(cluster)
+
+
+def test_a_drain_by_a_person_keeps_its_reason() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.drain("a", "bad DIMM")
+    cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=(5,))
+    assert reason_of(cluster) == "bad DIMM"
+
+
+def test_what_ended_the_rank_stays_the_cause() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    bad = prepared(address="nowhere")
+    cluster.report(task(1, 1, 0), TaskState.PREPARED, prepared=bad, survivors=(5,))
+    (attempt,) = cluster.job(1).attempts
+    assert attempt.cause is not None
+    assert attempt.cause.code is CauseCode.ARRANGE_FAILED
+    assert "SIGKILL does not end 5" in reason_of(cluster)
+
+
+def test_a_gang_waits_for_nothing_that_computes_no_more() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(nodes=2))
+    held, other = cluster.run_gang(1)
+    cluster.cancel(1)
+    cluster.clean(other)
+    cluster.report(held, TaskState.STARTED, prepared=prepared(), survivors=(7,), doomed=True)
+    assert cluster.shown(1) is JobState.CANCELLED
+    name = cluster.state.task(held).node  # type: ignore[union-attr]
+    assert [it.name for it in cluster.state.nodes.values() if it.drain is not None] == [name]
+    cluster.submit(spec())
+    assert cluster.job(2).attempts[0].tasks[0].node != name
+    # Until it is gone, the node is resumed by nobody who does not insist.
+    declined = cluster.resume(name)
+    assert isinstance(declined, a.Declined)
+    assert f"SIGKILL has not ended 7 of task {held} yet" in declined.text
+    session = cluster.node(name).session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, TaskReport(held, TaskState.CLEANED)))
+    assert cluster.commands(name, ForgetTask)[-1] == ForgetTask(held)
+    assert cluster.resume(name) == a.Serviced(NodeName(name), anything=True)
+
+
+def test_it_is_tried_again_elsewhere_once_its_failed_attempt_is_free() -> None:
+    cluster = Cluster()
+    cluster.join("a", "b")
+    cluster.submit(spec(retry=Retry(infra=1, backoff_s=0.0)))
+    (held,) = cluster.run_gang(1)
+    first = cluster.job(1).attempts[0].tasks[0].node
+    stopped = {"stopped_by": "shim_lost", "prepared": prepared(), "survivors": (7,)}
+    cluster.report(held, TaskState.STARTED, **stopped)
+    assert cluster.job(1).attempts[0].cause is not None
+    assert cluster.shown(1) is JobState.STOPPING
+    cluster.report(held, TaskState.STARTED, doomed=True, **stopped)
+    cluster.pass_time(2.0)
+    assert cluster.job(1).attempts[1].tasks[0].node != first
+
+
+def test_what_may_run_on_is_waited_for() -> None:
+    """It has outlived SIGKILL, as it forked faster or is another user's: none is pending for it."""
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.cancel(1)
+    cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=(7,))
+    assert cluster.shown(1) is JobState.STOPPING
+    cluster.report(running, TaskState.CLEANED, survivors=(7,), doomed=True)
+    assert cluster.shown(1) is JobState.CANCELLED
+
+
+def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    cluster.cancel(1)
+    cluster.leave("a")
+    told = TaskReport(running, TaskState.STARTED, survivors=(7,), doomed=True)
+    cluster.join("a", tasks=(told,))
+    assert cluster.shown(1) is JobState.CANCELLED
+    assert "SIGKILL does not end 7 of job 1" in reason_of(cluster)
+    assert isinstance(cluster.resume("a"), a.Declined)
+    # What another connection does not tell of is gone.
+    cluster.leave("a")
+    cluster.join("a")
+    assert cluster.resume("a") == a.Serviced(NodeName("a"), anything=True)

@@ -1,0 +1,154 @@
+"""Nodes are chosen by what they have for RDMA, before a gang of them is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.protocol.control_channel import Heartbeat
+from muster.protocol.fabric import NodeRdma
+from muster.protocol.ids import NodeName
+from muster.spec.model import Rdma
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts.effects import Declined, Submitted
+from orchestrator.core.scheduling.placement import never_fits
+from orchestrator.core.scheduling.scheduler import why_waiting
+from tests.orchestrator.core.playbook import Cluster, spec
+
+FAST = NodeRdma("InfiniBand MT4129", 8, 8, "fast")
+SLOW = NodeRdma("InfiniBand MT4123", 8, 8, "slow")
+SHORT = NodeRdma("InfiniBand MT4129", 6, 8, "short")
+DARK = NodeRdma("InfiniBand MT4129", 0, 8, "", "has no port that can be used: mlx5_0:1: port DOWN")
+NONE = NodeRdma(why="has no RDMA device that jobs can use")
+
+
+def cluster_of(**nodes: NodeRdma | None) -> Cluster:
+    cluster = Cluster()
+    for name, rdma in nodes.items():
+        cluster.join(name, rdma=rdma, gpus=8)
+    return cluster
+
+
+def placed(cluster: Cluster, job: int = 1) -> list[str]:
+    attempts = cluster.job(job).attempts
+    return [task.node for task in attempts[-1].tasks] if attempts else []
+
+
+def gang(nodes: int = 2, rdma: Rdma = Rdma.REQUIRED, **more: Any) -> Any:
+    return spec(nodes=nodes, rdma=rdma, **more)
+
+
+@pytest.mark.parametrize("rdma", [Rdma.REQUIRED, Rdma.PREFERRED])
+def test_a_gang_is_made_of_nodes_of_one_kind(rdma: Rdma) -> None:
+    cluster = cluster_of(a=FAST, b=SLOW, c=FAST, d=SLOW)
+    cluster.submit(gang(rdma=rdma))
+    assert placed(cluster) == ["a", "c"]
+    assert "one kind of RDMA" in cluster.job(1).attempts[0].why_there
+    cluster.submit(gang(rdma=rdma))
+    assert placed(cluster, 2) == ["b", "d"]
+
+
+def test_where_rdma_is_off_its_kind_is_nothing() -> None:
+    cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
+    cluster.submit(gang(rdma=Rdma.OFF))
+    assert placed(cluster) == ["a", "b"]
+
+
+def test_a_gang_that_would_be_refused_is_not_tried() -> None:
+    cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
+    cluster.submit(spec(placement={"include": ["c"]}))
+    cluster.submit(gang())
+    assert placed(cluster, 2) == []
+    told = why_waiting(cluster.state, cluster.job(2))
+    assert told == "needs 2 nodes with RDMA of one kind, and not enough of these are free"
+    cluster.cancel(1, force=True)
+    cluster.clean(cluster.job(1).attempts[0].tasks[0].id, stopped_by="kill")
+    assert placed(cluster, 2) == ["a", "c"]
+
+
+def test_nodes_of_one_kind_on_other_switches_are_nothing_to_wait_for() -> None:
+    """Of those of one switch it can only be tried: the plan says what differs."""
+    cluster = Cluster()
+    for name, rdma, leaf in (("a", FAST, 1), ("b", SLOW, 1), ("c", FAST, 2), ("d", SLOW, 2)):
+        cluster.join(name, rdma=rdma, gpus=8, labels={"switch": f"leaf{leaf}"})
+    cluster.submit(gang(placement={"spread": "same-switch"}))
+    assert placed(cluster) == ["a", "b"]
+
+
+def test_one_that_may_do_without_does_not_wait() -> None:
+    cluster = cluster_of(a=FAST, b=SLOW, c=FAST)
+    cluster.submit(spec(placement={"include": ["c"]}))
+    cluster.submit(gang(rdma=Rdma.PREFERRED))
+    assert placed(cluster, 2) == ["a", "b"]
+
+
+def test_where_no_kind_is_ever_enough_the_plan_decides() -> None:
+    # A node with fewer rails may be a smaller one, which the plan takes.
+    cluster = cluster_of(a=FAST, b=SHORT)
+    cluster.submit(gang())
+    assert placed(cluster) == ["a", "b"]
+
+
+def test_a_node_that_is_gone_is_no_reason_to_wait() -> None:
+    cluster = cluster_of(a=FAST, b=SHORT, c=FAST)
+    cluster.leave("c")
+    cluster.beat(1000)
+    cluster.submit(gang())
+    assert placed(cluster) == ["a", "b"]
+
+
+def test_required_where_nobody_has_it_is_refused_at_once_with_the_reason() -> None:
+    cluster = cluster_of(a=NONE, b=NONE)
+    answer = cluster.submit(gang())
+    assert isinstance(answer, Declined)
+    assert answer.code == "unsatisfiable"
+    assert (
+        "it needs 2 nodes and 0 of the 2 known can run it: a has no RDMA device that jobs can use "
+        "(rdma: required); b has no RDMA device that jobs can use (rdma: required)"
+    ) in answer.text
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        gang(rdma=Rdma.PREFERRED),
+        # Nothing goes between the nodes of one.
+        gang(nodes=1),
+        # Another network than NCCL's own is not ours to know.
+        gang(env={"NCCL_NET_PLUGIN": "ofi"}),
+    ],
+)
+def test_who_can_do_without_our_rdma_is_taken(wanted: Any) -> None:
+    cluster = cluster_of(a=NONE, b=NONE)
+    assert isinstance(cluster.submit(wanted), Submitted)
+
+
+@pytest.mark.parametrize("rdma", [None, DARK])
+def test_what_is_unknown_or_may_come_back_refuses_nobody(rdma: NodeRdma | None) -> None:
+    cluster = cluster_of(a=rdma, b=rdma)
+    assert never_fits(cluster.state, gang()) is None
+
+
+def test_a_node_that_says_that_its_ports_are_down_is_left_for_others() -> None:
+    cluster = cluster_of(a=FAST, b=FAST, c=FAST)
+    session = cluster.state.nodes[NodeName("a")].session
+    assert session is not None
+    cluster.turn(s.ReportReceived(session, Heartbeat(cluster.mono, rdma=DARK)))
+    assert cluster.state.nodes[NodeName("a")].inventory.rdma == DARK
+    cluster.submit(gang())
+    assert placed(cluster) == ["b", "c"]
+
+
+def test_jobs_without_need_stay_off_the_nodes_that_have_more() -> None:
+    cluster = cluster_of(b=FAST, c=FAST)
+    for name in ("x", "y"):
+        cluster.join(name, rdma=NONE, gpus=0)
+    cluster.submit(spec(nodes=2))
+    assert placed(cluster) == ["x", "y"]
+
+
+def test_of_nodes_alike_otherwise_those_with_rdma_are_taken_first() -> None:
+    cluster = cluster_of(a=NONE, b=NONE, c=FAST, d=FAST)
+    cluster.submit(spec(nodes=2))
+    assert placed(cluster) == ["c", "d"]

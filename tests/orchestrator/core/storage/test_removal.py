@@ -1,0 +1,73 @@
+"""When nothing is removed for its age, and how much at the most."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.storage.removal import Allowance, clock_doubt, hourly
+
+DAY = 86400.0
+YEAR = 365 * DAY
+OFF = 40 * DAY
+
+
+@pytest.mark.parametrize(
+    ("since", "ahead", "said"),
+    [
+        (0.0, [], ""),
+        (DAY, [], ""),
+        (-DAY, [DAY], ""),
+        (OFF, [], "40d after the last record"),
+        (-OFF, [], "40d before the last record"),
+        (OFF, [0.0], ""),  # nobody ran it for so long
+        (OFF, [0.0, 30.0, -OFF], ""),
+        (OFF, [0.0, -OFF], "40d after the last record"),
+        (0.0, [0.0, -OFF], ""),
+        (0.0, [-OFF], "1 of 1 connected nodes"),
+        (0.0, [-OFF, -OFF, 0.0], "2 of 3 connected nodes"),
+        (OFF, [-OFF, -OFF, 0.0], "2 of 3 connected nodes"),
+    ],
+)
+def test_the_clock_is_in_doubt_where_records_or_most_nodes_speak_against_it(
+    since: float, ahead: list[float], said: str
+) -> None:
+    doubt = clock_doubt(since, ahead)
+    assert said in doubt
+    assert bool(doubt) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("total", "keep_s", "allowed"),
+    [
+        (0, YEAR, 10),
+        (240, YEAR, 10),
+        (24_000, YEAR, 1000),
+        (24_000, 4 * DAY, 1000),
+        (24_000, DAY, 2000),  # twice as many as end in an hour
+        (24_000, 3600.0, 24_000),
+        (24_000, 0.0, 24_000),
+    ],
+)
+def test_so_many_go_in_an_hour(total: int, keep_s: float, allowed: int) -> None:
+    assert hourly(total, keep_s) == allowed
+
+
+@given(st.lists(st.floats(0, 7200), max_size=30), st.integers(0, 10_000))
+def test_a_day_removes_a_day_s_part_at_the_most(steps: list[float], total: int) -> None:
+    allowance, mono, gone = Allowance(), 0.0, 0
+    for step in steps:
+        mono += step
+        may = allowance.look(mono, total, YEAR)
+        allowance.take(may)
+        gone += may
+    assert gone <= hourly(total, YEAR) * (1 + mono / 3600)
+
+
+def test_what_was_not_taken_does_not_add_up() -> None:
+    allowance = Allowance()
+    assert allowance.look(0.0, 24_000, YEAR) == 1000
+    allowance.take(1000)
+    assert allowance.look(1800.0, 24_000, YEAR) == 500
+    assert allowance.look(10 * 3600.0, 24_000, YEAR) == 1000

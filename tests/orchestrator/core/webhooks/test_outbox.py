@@ -1,0 +1,95 @@
+"""What a job's webhooks are to be told, kept until each has heard it."""
+
+from __future__ import annotations
+
+from muster.protocol.ids import JobId
+from orchestrator.core.engine.invariants import check
+from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.facts import inputs as s
+from orchestrator.core.facts import webhooks as nf
+from orchestrator.core.facts.durability import Durability, durability_of
+from orchestrator.core.views.display import job_view
+from tests.orchestrator.core.playbook import Cluster, spec
+
+HOOKS = ("https://a.example.com/secret", "https://b.example.com/x")
+
+
+def told(cluster: Cluster) -> list[tuple[int, str, int]]:
+    return [
+        (fact.number, fact.event.value, fact.attempt)
+        for fact in cluster.facts
+        if isinstance(fact, nf.NoticeDue)
+    ]
+
+
+def test_each_start_retry_and_the_end_are_told() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec(notify=HOOKS, retry={"user": 1, "backoff_s": 1.0}))
+    cluster.finish(cluster.run_gang(1)[0], 3)
+    cluster.pass_time(2)
+    cluster.finish(cluster.run_gang(1, 2)[0])
+    wanted = [(1, "started", 1), (2, "retrying", 1), (3, "started", 2), (4, "ended", 2)]
+    assert told(cluster) == wanted
+    assert set(cluster.job(1).notices) == {(n, hook) for n in (1, 2, 3, 4) for hook in (0, 1)}
+    assert check(cluster.state) == []
+
+
+def test_a_job_without_webhooks_has_nothing_to_tell() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    cluster.finish(cluster.run_gang(1)[0])
+    assert told(cluster) == []
+    assert cluster.state.telling == set()
+
+
+def ended() -> Cluster:
+    """One whose end is to be told, and nothing else."""
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec(notify=HOOKS[:1]))
+    cluster.cancel(1, force=True)
+    cluster.clean(cluster.job(1).attempts[0].tasks[0].id)
+    assert told(cluster) == [(1, "ended", 1)]
+    return cluster
+
+
+def tell(cluster: Cluster, problem: str = "", *, over: bool = True) -> None:
+    cluster.turn(s.NoticeTried(JobId(1), 1, 0, problem, over))
+
+
+def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> None:
+    cluster = ended()
+    tell(cluster, "nothing listens there", over=False)
+    (shown,) = job_view(cluster.state, cluster.job(1), cluster.now).notices
+    assert (shown.to, shown.event) == ("a.example.com", "ended")
+    assert shown.problem == "nothing listens there"
+    again = cluster.replayed()
+    assert set(again.jobs[JobId(1)].notices) == {(1, 0)}
+    assert again.telling == {1}
+
+
+def test_one_that_was_told_is_done_and_a_second_word_changes_nothing() -> None:
+    cluster = ended()
+    tell(cluster)
+    assert cluster.job(1).notices == {}
+    assert cluster.state.telling == set()
+    facts = len(cluster.facts)
+    tell(cluster, "late")
+    assert len(cluster.facts) == facts
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    assert view.notices == ()
+    assert not any("webhook" in step.text for step in view.timeline)
+
+
+def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None:
+    cluster = ended()
+    tell(cluster, "it answered 404")
+    view = job_view(cluster.state, cluster.job(1), cluster.now)
+    (step,) = [step.text for step in view.timeline if "webhook" in step.text]
+    assert step == "webhook a.example.com was not told of the end: it answered 404"
+    assert "secret" not in step
+    facts = [x for x in cluster.facts if getattr(x, "job", None) == 1]
+    kept = [(x, 1.0) for x in facts if durability_of(x) is not Durability.EPHEMERAL]
+    assert retrace(kept).notices == {}  # type: ignore[arg-type]

@@ -1,0 +1,111 @@
+"""An agent that does not read slows nobody: its connection is ended, and its end is told once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import web
+from msgspec.structs import replace
+
+from muster.daemon.task_owner import TaskOwner
+from muster.protocol.codec import COMMAND_BYTES_MAX, ReportFrame, decode_command, encode
+from muster.protocol.control_channel import ArrangeTask, PrepareTask, TaskReport
+from muster.protocol.ids import SessionId, TaskId
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.states import TaskState
+from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded, Stimulus
+from orchestrator.shell.agent_sessions import OUTBOX_MAX, AgentSessions
+from orchestrator.shell.coordinator import Coordinator
+from tests.orchestrator.fake_agent import DEADLINE_S, hello
+
+
+class Heard:
+    """Stands where the owner does, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stimuli: list[Stimulus] = []
+        self.more = asyncio.Event()
+
+    def put_now(self, stimulus: Stimulus) -> None:
+        self.stimuli.append(stimulus)
+        self.more.set()
+
+    async def put(self, stimulus: Stimulus) -> None:
+        self.put_now(stimulus)
+
+    async def until(self, kind: type[Any]) -> None:
+        while not any(isinstance(stimulus, kind) for stimulus in self.stimuli):
+            self.more.clear()
+            await self.more.wait()
+
+
+def big(number: int) -> PrepareTask:
+    env = {"X": "x" * 64 * 1024}
+    return PrepareTask(TaskId(f"{number}.1.0"), "none", None, None, (), env, timeout_s=1.0)
+
+
+@asynccontextmanager
+async def sessions(heard: Heard) -> AsyncIterator[tuple[AgentSessions, str]]:
+    """Connections of agents, and where they are to be made."""
+    async with asyncio.timeout(DEADLINE_S), TaskOwner("test") as owner:
+        agents = AgentSessions(owner, message_bytes_max=1 << 20, agents_max=10)
+        agents.coordinator = cast(Coordinator, heard)
+        app = web.Application()
+        app.router.add_get("/", agents.serve)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield agents, f"http://{host}:{port}/"
+        await runner.cleanup()
+
+
+def test_who_does_not_read_is_cut_off() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with (
+            sessions(heard) as (agents, url),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url) as socket,
+        ):
+            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+            await heard.until(HelloReceived)
+            for number in range(1, 2 * OUTBOX_MAX):
+                agents.send(SessionId(1), big(number))
+            await heard.until(SessionEnded)
+            assert len(agents) == 0
+            agents.send(SessionId(1), big(1))
+        assert heard.stimuli[1:] == [SessionEnded(SessionId(1))]
+
+    asyncio.run(main())
+
+
+def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() -> None:
+    """Cut off, the agent would come back and be owed the same."""
+    small = big(2)
+    large = replace(small, task=TaskId("1.1.0"), env={"X": "x" * COMMAND_BYTES_MAX})
+    arrange = ArrangeTask(TaskId("3.1.1"), (), large.env, (), "")
+
+    async def main() -> None:
+        heard = Heard()
+        async with (
+            sessions(heard) as (agents, url),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url) as socket,
+        ):
+            await socket.send_str(encode(ReportFrame(1, hello("n1"))).decode())
+            await heard.until(HelloReceived)
+            for command in (large, arrange, small):
+                agents.send(SessionId(1), command)
+            frame = decode_command(await socket.receive_str())
+            assert (frame.seq, frame.body) == (1, small)
+        reports = [s.report for s in heard.stimuli if isinstance(s, ReportReceived)]
+        told = [report for report in reports if isinstance(report, TaskReport)]
+        assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
+            (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),
+            (arrange.task, TaskState.PREPARED, RefusalCode.TOO_LARGE),
+        ]
+
+    asyncio.run(main())

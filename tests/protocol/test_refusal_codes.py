@@ -1,0 +1,32 @@
+"""Codes of refusals: one list, which a word of a later version does not break."""
+
+from __future__ import annotations
+
+from agent.shim import status
+from muster.protocol import codec
+from muster.protocol import control_channel as m
+from muster.protocol.codec import ReportFrame
+from muster.protocol.ids import TaskId
+from muster.protocol.refusal_codes import RefusalCode
+from muster.protocol.states import TaskState
+
+
+def test_a_shims_words_are_of_the_list() -> None:
+    """It imports nothing of ours, and so writes them down itself."""
+    ours = {code.name: code.value for code in RefusalCode}
+    assert {code.name: code.value for code in status.RefusalCode}.items() <= ours.items()
+
+
+def test_a_word_that_nobody_knows_yet_is_read() -> None:
+    refusal = m.Refusal("of_a_later_version", "it cannot", node_fault=True)
+    frame = ReportFrame(1, m.TaskReport(TaskId("1.1.0"), TaskState.ASSIGNED, refusal=refusal))
+    assert codec.decode_report(codec.encode(frame)) == frame
+
+
+def test_each_word_goes_over_the_wire_and_is_found_in_the_list() -> None:
+    for code in RefusalCode:
+        report = m.TaskReport(TaskId("1.1.0"), TaskState.ASSIGNED, refusal=m.Refusal(code, "no"))
+        body = codec.decode_report(codec.encode(ReportFrame(1, report))).body
+        assert isinstance(body, m.TaskReport)
+        assert body.refusal is not None
+        assert body.refusal.code in frozenset(RefusalCode)

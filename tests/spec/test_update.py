@@ -1,0 +1,20 @@
+"""What may be changed of a job that was submitted."""
+
+import pytest
+
+from muster.spec.errors import SpecError
+from muster.spec.model import JobSpec, Launcher, Shell
+from muster.spec.update import Amendment, amend
+
+SPEC = JobSpec(name="a", run=Shell("true"), launcher=Launcher.NONE)
+
+
+def test_a_setting_has_its_aliases() -> None:
+    for name in ("time_limit", "max_duration", "time"):
+        assert amend(SPEC, {name: "2h"}, 42) == Amendment(time_limit_s=7200.0)
+        assert amend(SPEC, {name: None}, 42) == Amendment(time_limit_s=None)
+
+
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match="another name of `time_limit`"):
+        amend(SPEC, {"time_limit": "1h", "max_duration": "2h"}, 42)

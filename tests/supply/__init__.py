@@ -1,1 +1,0 @@
-"""What is installed and from where: the files of hashes, and the bill of materials."""

@@ -1,0 +1,1 @@
+"""Programs for developers; nothing of the product imports them."""

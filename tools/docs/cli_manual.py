@@ -1,0 +1,124 @@
+"""docs/cli.md, made from the commands themselves: `python -m tools.docs.cli_manual >
+docs/cli.md`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+
+from muster.cli.commands import muster
+from muster.cli.exit_codes import EXIT_CODES
+
+_CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
+_BEGIN = """\
+# The command line
+
+Made by `python -m tools.docs.cli_manual > docs/cli.md`; `muster VERB --help` says the same.
+
+{intro}
+
+What a program reads is on stdout and nothing else: an id, a table, JSON with `--json`; what is
+said to people is on stderr. Tables fit the terminal: columns give way, the least important ones
+go, and in a pipe all of them are whole. Colours are for terminals, and not with `NO_COLOR` or
+`--no-color`. Nothing that a job, a user or a node is called reaches the terminal as a control
+sequence. Ctrl-C while following or waiting detaches; it stops no job but those of `muster bench`
+and `muster check`, which are theirs.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+{codes}
+
+## Options of most verbs
+
+| option | |
+|---|---|
+{common}
+"""
+
+
+def manual() -> str:
+    """The whole page."""
+    context = click.Context(muster, info_name="muster")
+    verbs = [
+        (name, command)
+        for name in muster.list_commands(context)
+        if (command := muster.get_command(context, name)) is not None
+    ]
+    codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES)
+    common = "\n".join(f"| `{option}` | {text} |" for option, text in _common())
+    parts = [_BEGIN.format(intro=_prose(muster.help or ""), codes=codes, common=common)]
+    for name, command in verbs:
+        parts.append("\n".join(_verb(f"muster {name}", command)))
+    return "\n".join(parts) + "\n"
+
+
+def _common() -> list[tuple[str, str]]:
+    """The options that most verbs have, as `ps` has them."""
+    context = click.Context(muster, info_name="muster")
+    command = muster.get_command(context, "ps")
+    assert command is not None
+    return [pair for pair in _options(command) if pair[0].startswith(_CONNECTION)]
+
+
+def _verb(name: str, command: click.Command) -> Iterator[str]:
+    yield f"## {name}\n"
+    if not command.add_help_option:
+        yield f"{command.help} `{name} --help` is that program's.\n"
+        return
+    context = click.Context(command, info_name=name)
+    if isinstance(command, click.Group):
+        yield f"{_prose(command.help or '')}\n"
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            if found is not None:
+                yield from (
+                    line.replace("## ", "### ", 1) for line in _verb(f"{name} {inner}", found)
+                )
+        return
+    yield f"    {_usage(context)}\n"
+    yield f"{_prose(command.help or '')}\n"
+    # By their text, too: of `init`, --url is another thing.
+    common = _common()
+    own = [pair for pair in _options(command) if pair not in common]
+    if own:
+        yield "| option | |"
+        yield "|---|---|"
+        yield from (f"| `{option}` | {text} |" for option, text in own)
+        yield ""
+
+
+def _usage(context: click.Context) -> str:
+    pieces = context.command.collect_usage_pieces(context)
+    return " ".join([context.info_name or "", *pieces])
+
+
+def _options(command: click.Command) -> list[tuple[str, str]]:
+    """Each option as it is typed, and its help; `|` is the table's own."""
+    context = click.Context(command, info_name="muster")
+    made = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if isinstance(parameter, click.Option) and record is not None:
+            made.append((record[0].replace("|", "\\|"), record[1].replace("|", "\\|")))
+    return made
+
+
+def _prose(text: str) -> str:
+    """Help text as Markdown: what is not to be wrapped is code."""
+    paragraphs = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b"):
+            lines = paragraph.removeprefix("\b").strip("\n").splitlines()
+            paragraphs.append("\n".join(f"    {line}" for line in lines))
+        else:
+            paragraphs.append(re.sub(r"\s+", " ", paragraph).strip())
+    return "\n\n".join(paragraphs)
+
+
+if __name__ == "__main__":
+    print(manual(), end="")

@@ -1,0 +1,1 @@
+"""The lock file of hashed requirements and the software bill of materials."""
