@@ -21,7 +21,7 @@ from agent.config import AgentConfig, load
 from agent.probe.fabric import command
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.logging import configure
-from muster.daemon.process_env import prepare_surroundings
+from muster.daemon.process_env import prepare_process_env
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -31,7 +31,7 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent; returns the exit code: 0 stopped, 1 failed, 2 cannot be started like this."""
-    prepare_surroundings()
+    prepare_process_env()
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given and given[0] in command.VERBS:
         try:

@@ -17,12 +17,12 @@ from msgspec import structs
 
 from agent.config import AgentConfig
 from agent.core.effects import (
-    Action,
     ArrangeNetwork,
     CloseLink,
     CreateTask,
+    Effect,
     KeepCluster,
-    LetGo,
+    ReleasePort,
     RemoveTask,
     RestoreNetwork,
     SendReport,
@@ -34,42 +34,42 @@ from agent.core.effects import (
     WatchTraffic,
     WriteHostfile,
 )
-from agent.core.inputs import CommandReceived, LogsStored, Stimulus, TimerFired
+from agent.core.inputs import CommandReceived, Input, LogsStored, TimerFired
 from agent.core.state import Identity, State
 from agent.core.turn import turn
-from agent.gang.host_names import Hosts, mode_of
-from agent.gang.peer_pings import Neighbours
+from agent.gang.host_names import GangHostNames, mode_of
+from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
-from agent.gang.setup import Network
+from agent.gang.setup import GangSetup
 from agent.identity import identify, node_name, read_name
 from agent.leftovers import units as left_units
-from agent.leftovers.inventory import traces
-from agent.leftovers.processes import end, remains, words
+from agent.leftovers.inventory import list_leftovers
+from agent.leftovers.processes import describe, kill_leftovers, leftover_processes
 from agent.link.control import ControlLink
 from agent.link.dialer import Dialer
 from agent.link.inbox import Inbox
 from agent.logs.shipper import LogShipper
-from agent.monitors.checkpoints import Checkpoints
-from agent.monitors.disks import Disks
-from agent.monitors.fabric import Fabric
-from agent.monitors.gpu_utilization import IdleWatch
-from agent.monitors.gpus import Gpus
-from agent.monitors.hangs.monitor import HangWatch
-from agent.monitors.hangs.stack_dumps import Looks
-from agent.monitors.hardware.monitor import HardwareWatch
+from agent.monitors.checkpoints import CheckpointMonitor
+from agent.monitors.disks import DiskMonitor
+from agent.monitors.fabric import FabricMonitor
+from agent.monitors.gpu_utilization import GpuUtilizationMonitor
+from agent.monitors.gpus import GpuMonitor
+from agent.monitors.hangs.monitor import HangMonitor
+from agent.monitors.hangs.stack_dumps import StackDumper
+from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.monitors.interfaces import watch
-from agent.monitors.traffic.rdma_ports import PortWatch
+from agent.monitors.traffic.rdma_ports import RdmaPortMonitor
 from agent.monitors.traffic.rdma_ports import watch as watch_ports
-from agent.monitors.traffic.samplers import Proofs
+from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims, by_units, options_of, restricted
-from agent.shims.forked import Template
-from agent.shims.systemd import Units
-from agent.single_agent import alone
-from agent.taskdirs.taskdirs import Folders, Owner, owner_named
-from agent.tasks.registry import Tasks
+from agent.shims.forked import ForkServer
+from agent.shims.systemd import SystemdUnits
+from agent.single_agent import single_agent_lock
+from agent.taskdirs.taskdirs import Owner, TaskDirs, owner_named
+from agent.tasks.registry import TaskRegistry
 from muster.daemon.clock import Clock, SystemClock
 from muster.daemon.durable_files import lock_directory, write_atomic
 from muster.daemon.errors import TaskEndedError
@@ -114,8 +114,8 @@ class Agent:
         self._shims = _shims(config)
         self._probe = network
         self._config = config
-        self._disks = Disks(config.state_dir, self._inbox.post)
-        self._idle = IdleWatch(
+        self._disks = DiskMonitor(config.state_dir, self._inbox.post)
+        self._idle = GpuUtilizationMonitor(
             lambda: use_of(Tree(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )
 
@@ -124,7 +124,7 @@ class Agent:
         config, identity = self._config, self._state.identity
         folders = await asyncio.to_thread(_folders_of, config, self._jobs_owner)
         async with self._dialer, TaskOwner("agent") as owner:
-            self._proofs = Proofs(
+            self._proofs = TrafficSamplers(
                 config.fabric.root,
                 folders,
                 self._logs,
@@ -132,11 +132,11 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
-            hangs = HangWatch(
+            hangs = HangMonitor(
                 self._clock, self._inbox.post, config.hangs.period_s, config.fabric.root
             )
-            self._looks = Looks(hangs, folders, self._clock, self._inbox.post, owner)
-            hardware = HardwareWatch(
+            self._looks = StackDumper(hangs, folders, self._clock, self._inbox.post, owner)
+            hardware = HardwareMonitor(
                 config.hardware.kmsg,
                 config.state_dir,
                 identity.boot_id,
@@ -145,9 +145,9 @@ class Agent:
                 self._inbox.post,
             )
             hardware.saw(identity.inventory.devices)
-            gpus = Gpus(config, self._inbox.post, hardware.saw)
-            fabric = Fabric(config, self._inbox.post)
-            self._tasks = Tasks(
+            gpus = GpuMonitor(config, self._inbox.post, hardware.saw)
+            fabric = FabricMonitor(config, self._inbox.post)
+            self._tasks = TaskRegistry(
                 folders,
                 self._shims,
                 self._logs,
@@ -157,7 +157,7 @@ class Agent:
                 self._proofs,
                 hangs,
                 gpus,
-                Checkpoints(
+                CheckpointMonitor(
                     owner_named(config.run_as),
                     self._inbox.post,
                     asyncio.get_running_loop().call_soon_threadsafe,
@@ -166,16 +166,16 @@ class Agent:
                 self._inbox.post,
                 owner,
             )
-            hosts = Hosts(config, folders.hosts_file)
-            self._neighbours = Neighbours(identity.node, self._inbox.post, owner)
-            self._network = Network(hosts, self._inbox.post, owner)
+            hosts = GangHostNames(config, folders.hosts_file)
+            self._neighbours = PeerPings(identity.node, self._inbox.post, owner)
+            self._network = GangSetup(hosts, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             owner.spawn(watch(self._probe, self._inbox.post), name="interfaces", eternal=True)
             owner.spawn(self._disks.watch(), name="disks", eternal=True)
             owner.spawn(hardware.run(gpus.look_again), name="hardware", eternal=True)
             if fabric.devices():
-                ports = PortWatch(config.fabric.root, awaited=fabric.awaited)
+                ports = RdmaPortMonitor(config.fabric.root, awaited=fabric.awaited)
                 watching = watch_ports(
                     ports,
                     self._clock,
@@ -221,13 +221,13 @@ class Agent:
         # Timers first: after a pause of the process, whatever was due was due before.
         await self._inbox.serve(self._turn, self._fire_due)
 
-    def _turn(self, stimulus: Stimulus) -> None:
+    def _turn(self, stimulus: Input) -> None:
         for action in turn(self._state, stimulus, self._clock.now()):
             self._perform(action)
         if isinstance(stimulus, CommandReceived):
             self._note(stimulus)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Effect) -> None:
         match action:
             case SendReport():
                 self._link.send(action.report)
@@ -245,7 +245,7 @@ class Agent:
                 self._tasks.write_hostfile(action.task, action.text)
             case ArrangeNetwork():
                 self._network.arrange(action.task, action.plan)
-            case LetGo():
+            case ReleasePort():
                 self._network.let_go(action.task)
             case WatchTraffic():
                 self._proofs.begin(action.plan)
@@ -316,7 +316,7 @@ async def serve(
     """Be the agent of this node until `stop`. Raises DaemonError, its text being for a person."""
     with lock_directory(config.state_dir):
         config = structs.replace(config, node=node_name(config))
-        with alone(config, environ):
+        with single_agent_lock(config, environ):
             owner = owner_named(config.run_as)
             _warn_of_root(config)
             _warn_of_network(config)
@@ -338,21 +338,21 @@ def _shims(config: AgentConfig) -> Shims:
             why="this agent forks its shims, so its jobs inherit the sandbox of its unit "
             "(NoNewPrivileges): install systemd/forked-shims.conf, or set shims to systemd",
         )
-    return Units(options) if units else Template(options)
+    return SystemdUnits(options) if units else ForkServer(options)
 
 
-def _folders_of(config: AgentConfig, owner: Owner | None) -> Folders:
+def _folders_of(config: AgentConfig, owner: Owner | None) -> TaskDirs:
     """In a thread. What they have of earlier lives is named before it goes."""
     _name_traces(config)
     hosts_file = config.hosts.file if mode_of(config) == "private" else None
-    return Folders(config.state_dir, owner, hosts_file)
+    return TaskDirs(config.state_dir, owner, hosts_file)
 
 
 def _name_traces(config: AgentConfig) -> None:
     """Before it is removed. Agents of one machine share its names and cgroups."""
     if config.shared_host:
         return
-    for what in traces(config.state_dir, config.hosts.file):
+    for what in list_leftovers(config.state_dir, config.hosts.file):
         _log.warning("left_by_an_earlier_life", what=what, done="removed at the start")
 
 
@@ -362,15 +362,15 @@ def _end_remains(config: AgentConfig) -> None:
     if units:
         staying = [unit.name for unit in units] if config.shared_host else left_units.stop(units)
         _log.warning("units_left", what=left_units.words(units), still_there=staying)
-    found = remains()
+    found = leftover_processes()
     if not found:
         return
     if config.shared_host:
-        _log.warning("left_by_an_earlier_life", what=words(found), done="nothing: shared_host")
+        _log.warning("left_by_an_earlier_life", what=describe(found), done="nothing: shared_host")
         return
-    held = end(found)
+    held = kill_leftovers(found)
     done = f"SIGKILL does not end {held}: reboot this machine" if held else "ended"
-    _log.warning("left_by_an_earlier_life", what=words(found), done=done)
+    _log.warning("left_by_an_earlier_life", what=describe(found), done=done)
 
 
 def _check_ports(config: AgentConfig) -> None:

@@ -29,7 +29,9 @@ class SecondAgentError(DaemonError):
 
 
 @contextlib.contextmanager
-def alone(config: AgentConfig, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def single_agent_lock(
+    config: AgentConfig, environ: Mapping[str, str] = os.environ
+) -> Iterator[None]:
     """Hold this machine alone, unless the configuration shares it.
 
     An ordinary user's agent holds it among the agents of that user; without a runtime folder of

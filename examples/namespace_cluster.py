@@ -16,7 +16,7 @@ from examples.rig.machine import Machine, pid_inside
 from examples.rig.rig import Rig
 from muster.client import Client, load_settings
 from muster.client.config import Settings
-from muster.client.http_common import CONNECT_TIMEOUT_S, Exchange
+from muster.client.http_common import CONNECT_TIMEOUT_S, HttpContext
 from muster.client.sync_transport import Transport
 
 COORDINATOR = 2
@@ -123,7 +123,7 @@ class _RigClient(Client):
 
 
 class _RigTransport(Transport):
-    def __init__(self, exchange: Exchange, rig: Rig) -> None:
+    def __init__(self, exchange: HttpContext, rig: Rig) -> None:
         super().__init__(exchange)
         self._rig = rig
 

@@ -22,7 +22,7 @@ import structlog
 from muster.daemon import logging as daemon_logging
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError, DaemonError, TaskEndedError, TlsError
-from muster.daemon.process_env import prepare_surroundings
+from muster.daemon.process_env import prepare_process_env
 from muster.daemon.tls import server_context
 from orchestrator.api.http.tokens import TokenStore
 from orchestrator.config import CoordinatorConfig, load, webhook_secret
@@ -45,7 +45,7 @@ _log = structlog.get_logger("muster.coordinator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    prepare_surroundings()
+    prepare_process_env()
     arguments = _parse(sys.argv[1:] if argv is None else list(argv))
     verb = arguments.verb
     try:

@@ -20,7 +20,7 @@ from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
 from muster.daemon.tls import Renewed, certificate_names
 from orchestrator.api.app import OPEN_REQUESTS, make_app
-from orchestrator.api.http.connection_limits import HEAD_S, Connections, GuardedConnection
+from orchestrator.api.http.connection_limits import HEAD_S, ConnectionLimits, GuardedConnection
 from orchestrator.api.http.cross_origin import Origins
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
@@ -32,17 +32,17 @@ from orchestrator.core.views.display import host_port
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator, replay
-from orchestrator.shell.job_retention import Forgetting, KeepJobs
-from orchestrator.shell.logs.ingest import LogConnections
+from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
+from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
 from orchestrator.shell.stats import Histogram
 from orchestrator.webhooks.allowlist import read_allowed
-from orchestrator.webhooks.sender import Sender
+from orchestrator.webhooks.sender import WebhookSender
 
 _SHUTDOWN_S: Final = 1.0
 # A node that was not heard for so many heartbeats is suspect, and its connection closed.
@@ -73,12 +73,12 @@ class _Parts:
     owner: TaskOwner
     coordinator: Coordinator
     agents: AgentSessions
-    logs: LogConnections
+    logs: LogIngest
     store: LogStore
     retention: Retention
     room: MakeRoom
-    forgetting: Forgetting
-    sender: Sender
+    forgetting: JobRetention
+    sender: WebhookSender
     runner: web.AppRunner
 
 
@@ -138,7 +138,7 @@ def _build(
 ) -> _Parts:
     allowed = read_allowed(config.webhooks.allow)
     owner = TaskOwner("coordinator")
-    changes = Changes()
+    changes = ChangeCounters()
     store = LogStore(
         config.job_logs_path,
         changes,
@@ -166,7 +166,7 @@ def _build(
         last_record_at=known.last_record_at,
     )
     agents.coordinator = coordinator
-    logs = LogConnections(
+    logs = LogIngest(
         owner,
         store,
         coordinator,
@@ -187,9 +187,9 @@ def _build(
     keep = Keep(config.job_logs.keep_s, config.job_logs.keep_bytes_max)
     retention = Retention(config.job_logs_path, store, coordinator, keep)
     room = MakeRoom(config.job_logs_path, store.space, coordinator, retention.remove)
-    kept = KeepJobs(config.ended_jobs.keep_s, config.ended_jobs.keep_max)
-    forgetting = Forgetting(coordinator, kept)
-    sender = Sender(coordinator, owner, allowed, secret)
+    kept = RetentionPolicy(config.ended_jobs.keep_s, config.ended_jobs.keep_max)
+    forgetting = JobRetention(coordinator, kept)
+    sender = WebhookSender(coordinator, owner, allowed, secret)
     return _Parts(
         owner, coordinator, agents, logs, store, retention, room, forgetting, sender, runner
     )
@@ -297,7 +297,7 @@ async def _listen(
     host, port = config.listen.host, config.listen.port
     manager = runner.server
     assert manager is not None
-    connections = Connections(
+    connections = ConnectionLimits(
         pending_per_address_max=config.limits.pending_connections_per_address_max,
         per_token_max=config.limits.connections_per_token_max,
     )

@@ -26,7 +26,7 @@ MISSED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ActivitySample:
     """One look: bytes since the last one (None: they cannot be read), seconds of CPU time, and what
     the kernel says. `asked`: whatever the rank has done since it was asked for."""
 
@@ -39,7 +39,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Cadence:
+class ActivityBaseline:
     """Of one rank, since `began`."""
 
     rank: int
@@ -62,7 +62,7 @@ class Cadence:
     def learned(self) -> bool:
         return self.louds >= LOUD_LOOKS and len(self.signs) >= SIGNS_MIN
 
-    def take(self, seen: Seen) -> None:
+    def take(self, seen: ActivitySample) -> None:
         """Add a look."""
         span = max(seen.at - self.seen_at, 1e-6)
         unseen = span - self.period_s if span > MISSED * self.period_s else 0.0
@@ -120,7 +120,7 @@ class Cadence:
         )
 
 
-def gist(told: RankActivity) -> tuple[object, ...]:
+def signature(told: RankActivity) -> tuple[object, ...]:
     """What of it is news when it changes."""
     quiet = told.still_s is not None
     # Whether one that moves sleeps at this very moment is no news.

@@ -82,7 +82,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
                 fabric=fabric,
                 network=NetworkPhase.LEFT,
             )
-        case f.Buried(task):
+        case f.StoppedUnseen(task):
             state.buried.add(task)
         case f.TaskGone(task):
             state.tasks.pop(task, None)
@@ -92,7 +92,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
 
 def _apply_held(
     held: HeldTask,
-    fact: f.TaskHoused
+    fact: f.TaskDirsCreated
     | f.FabricKnown
     | f.TrafficKnown
     | f.PeersKnown
@@ -112,7 +112,7 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskHoused(_, paths, ports):
+        case f.TaskDirsCreated(_, paths, ports):
             held.paths, held.ports = paths, ports
         case f.FabricKnown(_, fabric):
             held.fabric = fabric

@@ -29,7 +29,7 @@ AboutTask = (
     | m.StartTask
     | m.StopTask
     | m.SignalTask
-    | m.LookTask
+    | m.DumpStacks
     | m.ForgetTask
 )
 
@@ -41,7 +41,7 @@ ROUNDING_S = 0.01
 """A timer that is so early is not early."""
 
 
-def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
+def decide(state: State, stimulus: s.Input, now: Instant) -> Decision:
     match stimulus:
         case s.CommandReceived(command):
             return _command(state, command, now)
@@ -49,7 +49,13 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             held = state.tasks.get(task)
             if held is None or _stale(held, status.phase):
                 return Decision()
-            return Decision([f.ShimSeen(task, status, now.mono, no_output and _heeded(state))])
+            return Decision(
+                [
+                    f.ShimSeen(
+                        task, status, now.mono, no_output and _coordinator_supports_no_output(state)
+                    )
+                ]
+            )
         case s.LinkUp():
             beat = a.SetTimer(a.Timer.HEARTBEAT, now.mono + state.heartbeat_s)
             return Decision([f.LinkOpened(now.mono)], [a.SendReport(_hello(state, now)), beat])
@@ -61,35 +67,37 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
             if task not in state.tasks:
                 return Decision()
             refusal = m.Refusal(code, text, node_fault=True)
-            return Decision([f.TaskFailed(task, refusal, no_output=_heeded(state))])
+            return Decision(
+                [f.TaskFailed(task, refusal, no_output=_coordinator_supports_no_output(state))]
+            )
         case s.TaskPlaced(task, paths, ports, interfaces, fabric):
             # By itself and not in the task's report, which may never come.
             seen = Decision() if interfaces is None else _network_seen(state, interfaces, now)
             if task in state.tasks:
                 if fabric is not None:
                     seen.facts.append(f.FabricKnown(task, fabric))
-                seen.facts.append(f.TaskHoused(task, paths, ports))
+                seen.facts.append(f.TaskDirsCreated(task, paths, ports))
             return seen
-        case s.FabricSeen(task, fabric):
+        case s.FabricObserved(task, fabric):
             return Decision([f.FabricKnown(task, fabric)] if task in state.tasks else [])
-        case s.TrafficSeen(task, traffic):
+        case s.TrafficObserved(task, traffic):
             return Decision([f.TrafficKnown(task, traffic)] if task in state.tasks else [])
-        case s.PeersSeen(task, silent):
+        case s.PeersObserved(task, silent):
             return Decision([f.PeersKnown(task, silent)] if task in state.tasks else [])
-        case s.CheckpointSeen(task, name):
+        case s.CheckpointObserved(task, name):
             known = f.CheckpointKnown(task, name, now.mono)
             return Decision([known] if task in state.tasks else [])
-        case s.ActivitySeen(task, ranks, at):
+        case s.ActivityObserved(task, ranks, at):
             return Decision([f.ActivityKnown(task, ranks, at)] if task in state.tasks else [])
-        case s.IdleSeen(task, since):
+        case s.IdleObserved(task, since):
             return Decision([f.IdleKnown(task, since)] if task in state.tasks else [])
-        case s.StacksSeen(report):
+        case s.StacksObserved(report):
             # For another life of the coordinator it is no answer.
             asked = state.welcomed and report.epoch == state.epoch
             return Decision([], [a.SendReport(report)] if asked else [])
-        case s.NetworkSeen(interfaces):
+        case s.NetworkObserved(interfaces):
             return _network_seen(state, interfaces, now)
-        case s.PortsSeen(ports):
+        case s.PortsObserved(ports):
             seen = Decision([f.PortsChanged(ports)])
             # Before the welcome it waits for it: see _welcome.
             if state.welcomed:
@@ -97,13 +105,13 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant) -> Decision:
                     a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
                 )
             return seen
-        case s.RdmaSeen(rdma):
+        case s.RdmaObserved(rdma):
             return _rdma_seen(state, rdma, now)
-        case s.GpusSeen(devices):
+        case s.GpusObserved(devices):
             return _gpus_seen(state, devices, now)
-        case s.DisksSeen(disks):
+        case s.DisksObserved(disks):
             return Decision([f.DisksChanged(disks)], _told_now(state, _beat(now, disks=disks)))
-        case s.HardwareSeen(event, news):
+        case s.HardwareObserved(event, news):
             beats = _told_now(state, _beat(now, hardware=(event,))) if news else []
             return Decision([f.HardwareKnown(event)], beats)
         case s.NetworkArranged(task, warnings):
@@ -136,7 +144,7 @@ def _beat(
     return m.Heartbeat(now.mono, wall_s=now.wall, disks=disks, hardware=hardware)
 
 
-def _told_now(state: State, beat: m.Heartbeat) -> list[a.Action]:
+def _told_now(state: State, beat: m.Heartbeat) -> list[a.Effect]:
     """Before the welcome it waits for that: see _welcome."""
     return [a.SendReport(beat)] if state.welcomed else []
 
@@ -248,7 +256,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             | m.StartTask()
             | m.StopTask()
             | m.SignalTask()
-            | m.LookTask()
+            | m.DumpStacks()
             | m.ForgetTask()
         ):
             decision = _about_task(state, command, now)
@@ -258,7 +266,7 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             assert_never(command)
 
 
-def _heeded(state: State) -> bool:
+def _coordinator_supports_no_output(state: State) -> bool:
     """Whether the coordinator understands that a task has written nothing."""
     return state.protocol >= m.NO_OUTPUT
 
@@ -366,7 +374,7 @@ def _about_task(state: State, command: AboutTask, now: Instant) -> Decision:
             if ranks and held.status is not None and held.status.v < SIGNALS_RANKS:
                 return said()
             return Decision([], [a.TellShim(held.id, ShimSignal(signal, number, ranks, late))])
-        case m.LookTask():
+        case m.DumpStacks():
             running = task_state(held) is TaskState.STARTED
             return Decision([], [a.TakeStacks(held.id, command)]) if running else said()
         case m.ForgetTask():
@@ -387,8 +395,8 @@ def _unknown(state: State, command: AboutTask) -> Decision:
                 return Decision([], [a.SendReport(denied)])
             return Decision([f.TaskAccepted(task, command)])
         case m.StopTask():
-            return Decision([f.Buried(task)], [a.SendReport(gone(task))])
-        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | m.LookTask():
+            return Decision([f.StoppedUnseen(task)], [a.SendReport(gone(task))])
+        case m.ArrangeTask() | m.StartTask() | m.SignalTask() | m.DumpStacks():
             return Decision([], [a.SendReport(gone(task))])
         case m.ForgetTask():
             return Decision()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.core.effects import Action
+from agent.core.effects import Effect
 from agent.core.facts import Fact
 
 
 @dataclass(slots=True)
 class Decision:
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Effect] = field(default_factory=list)

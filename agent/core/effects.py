@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from agent.core.shim_protocol import ShimCommand
-from muster.protocol.control_channel import ArrangeTask, LookTask, PrepareTask, Report
+from muster.protocol.control_channel import ArrangeTask, DumpStacks, PrepareTask, Report
 from muster.protocol.ids import TaskId
 
 
@@ -66,7 +66,7 @@ class ArrangeNetwork(msgspec.Struct, frozen=True):
     plan: ArrangeTask
 
 
-class LetGo(msgspec.Struct, frozen=True):
+class ReleasePort(msgspec.Struct, frozen=True):
     """Before the gate opens: the port that ArrangeNetwork holds is the program's to listen on."""
 
     task: TaskId
@@ -92,7 +92,7 @@ class TakeStacks(msgspec.Struct, frozen=True):
     """See where the task's ranks stand (answered by StacksSeen)."""
 
     task: TaskId
-    look: LookTask
+    look: DumpStacks
 
 
 class RestoreNetwork(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class SetTimer(msgspec.Struct, frozen=True):
     at: float
 
 
-Action = (
+Effect = (
     SendReport
     | CloseLink
     | KeepCluster
@@ -123,7 +123,7 @@ Action = (
     | TellShim
     | WriteHostfile
     | ArrangeNetwork
-    | LetGo
+    | ReleasePort
     | WatchTraffic
     | WatchPeers
     | TakeStacks

@@ -96,7 +96,7 @@ class TaskAdopted(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
 
 
-class TaskHoused(msgspec.Struct, frozen=True):
+class TaskDirsCreated(msgspec.Struct, frozen=True):
     task: TaskId
     paths: TaskPaths
     ports: tuple[int, ...]
@@ -179,7 +179,7 @@ class StopTaken(msgspec.Struct, frozen=True):
     stop: StopTask
 
 
-class Buried(msgspec.Struct, frozen=True):
+class StoppedUnseen(msgspec.Struct, frozen=True):
     """The task was stopped before it was ever seen: it is never to be prepared."""
 
     task: TaskId
@@ -202,7 +202,7 @@ NodeFact = NetworkChanged | GpusChanged | PortsChanged | RdmaChanged | HardwareK
 TaskFact = (
     TaskAccepted
     | TaskAdopted
-    | TaskHoused
+    | TaskDirsCreated
     | FabricKnown
     | TrafficKnown
     | PeersKnown
@@ -218,7 +218,7 @@ TaskFact = (
     | NetworkFreed
     | GateOpened
     | StopTaken
-    | Buried
+    | StoppedUnseen
     | Forgotten
     | LogsKept
     | TaskGone

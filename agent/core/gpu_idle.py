@@ -11,7 +11,7 @@ GAP_MAX_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class IdleStretch:
     """In monotonic seconds: since when all of the GPUs have been idle (None: they are not), and the
     last reading."""
 
@@ -19,17 +19,19 @@ class Stretch:
     read_at: float = 0.0
 
 
-def read(before: Stretch, readings: Sequence[int | None], below: int, at: float) -> Stretch:
+def update(
+    before: IdleStretch, readings: Sequence[int | None], below: int, at: float
+) -> IdleStretch:
     """What is known after one more reading of every GPU of the task, in percent; None is one that
     cannot be read, and of that nobody says that it is idle."""
     if not readings or any(used is None or used >= below for used in readings):
-        return Stretch(None, at)
+        return IdleStretch(None, at)
     if before.since is None or at - before.read_at > GAP_MAX_S:
-        return Stretch(at, at)
-    return Stretch(before.since, at)
+        return IdleStretch(at, at)
+    return IdleStretch(before.since, at)
 
 
-def told(stretch: Stretch, after_s: float) -> float | None:
+def idle_since(stretch: IdleStretch, after_s: float) -> float | None:
     """Since when they are idle, where that has been so for long enough to be told."""
     if stretch.since is None or stretch.read_at - stretch.since < after_s:
         return None

@@ -94,34 +94,34 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     fabric: NodeFabric | None = NO_FABRIC
 
 
-class FabricSeen(msgspec.Struct, frozen=True):
+class FabricObserved(msgspec.Struct, frozen=True):
     """The node's fabric has been probed for the task."""
 
     task: TaskId
     fabric: NodeFabric
 
 
-class RdmaSeen(msgspec.Struct, frozen=True):
+class RdmaObserved(msgspec.Struct, frozen=True):
     """What the node has for RDMA, whoever asked; None where it is not known."""
 
     rdma: NodeRdma | None
 
 
-class TrafficSeen(msgspec.Struct, frozen=True):
+class TrafficObserved(msgspec.Struct, frozen=True):
     """What is known of the task's traffic; it has changed enough to be told."""
 
     task: TaskId
     report: FabricReport
 
 
-class PeersSeen(msgspec.Struct, frozen=True):
+class PeersObserved(msgspec.Struct, frozen=True):
     """The addresses of the gang's neighbours that answered once, and do not any more."""
 
     task: TaskId
     silent: tuple[str, ...]
 
 
-class CheckpointSeen(msgspec.Struct, frozen=True):
+class CheckpointObserved(msgspec.Struct, frozen=True):
     """Something new has settled in the folder of the checkpoints of the task's job; `name` is the
     newest file that has."""
 
@@ -129,7 +129,7 @@ class CheckpointSeen(msgspec.Struct, frozen=True):
     name: str
 
 
-class ActivitySeen(msgspec.Struct, frozen=True):
+class ActivityObserved(msgspec.Struct, frozen=True):
     """Whether the task's ranks move, at `at` in monotonic seconds; it has changed."""
 
     task: TaskId
@@ -137,7 +137,7 @@ class ActivitySeen(msgspec.Struct, frozen=True):
     at: float
 
 
-class IdleSeen(msgspec.Struct, frozen=True):
+class IdleObserved(msgspec.Struct, frozen=True):
     """Since when the task's GPUs have been idle, for long enough to be told, in monotonic seconds;
     None: they are not, or nobody knows."""
 
@@ -145,37 +145,37 @@ class IdleSeen(msgspec.Struct, frozen=True):
     since: float | None
 
 
-class StacksSeen(msgspec.Struct, frozen=True):
+class StacksObserved(msgspec.Struct, frozen=True):
     """The answer to TakeStacks."""
 
     report: StacksReport
 
 
-class NetworkSeen(msgspec.Struct, frozen=True):
+class NetworkObserved(msgspec.Struct, frozen=True):
     """The node's interfaces, read again because something of them has changed."""
 
     interfaces: tuple[Interface, ...]
 
 
-class PortsSeen(msgspec.Struct, frozen=True):
+class PortsObserved(msgspec.Struct, frozen=True):
     """The RDMA ports that are not as they should be."""
 
     ports: tuple[PortHealth, ...]
 
 
-class GpusSeen(msgspec.Struct, frozen=True):
+class GpusObserved(msgspec.Struct, frozen=True):
     """The node's GPUs, looked at again."""
 
     devices: tuple[GpuDevice, ...]
 
 
-class DisksSeen(msgspec.Struct, frozen=True):
+class DisksObserved(msgspec.Struct, frozen=True):
     """The disks that are full, or nearly so, or hang."""
 
     disks: tuple[DiskHealth, ...]
 
 
-class HardwareSeen(msgspec.Struct, frozen=True):
+class HardwareObserved(msgspec.Struct, frozen=True):
     """Something has happened to the node's hardware; where that is no `news`, an earlier life of
     the agent has seen it."""
 
@@ -227,7 +227,7 @@ class TimerFired(msgspec.Struct, frozen=True):
     timer: Timer
 
 
-Stimulus = (
+Input = (
     LinkUp
     | LinkDown
     | CommandReceived
@@ -235,19 +235,19 @@ Stimulus = (
     | TaskFound
     | ShimFailed
     | TaskPlaced
-    | FabricSeen
-    | TrafficSeen
-    | PeersSeen
-    | CheckpointSeen
-    | ActivitySeen
-    | IdleSeen
-    | StacksSeen
-    | NetworkSeen
-    | PortsSeen
-    | GpusSeen
-    | HardwareSeen
-    | DisksSeen
-    | RdmaSeen
+    | FabricObserved
+    | TrafficObserved
+    | PeersObserved
+    | CheckpointObserved
+    | ActivityObserved
+    | IdleObserved
+    | StacksObserved
+    | NetworkObserved
+    | PortsObserved
+    | GpusObserved
+    | HardwareObserved
+    | DisksObserved
+    | RdmaObserved
     | NetworkArranged
     | NetworkRefused
     | PlanRefused

@@ -15,7 +15,7 @@ MISSED: Final = 3
 """So many in a row that got no answer: one may be lost, and a machine may stall."""
 
 
-def neighbours(plan: ArrangeTask, node: str) -> tuple[str, ...]:
+def peers_of(plan: ArrangeTask, node: str) -> tuple[str, ...]:
     """The addresses that a node watches: those of the ranks before and after it, and of the first.
     All nodes of a gang are watched by others, and none by very many but the first."""
     ring = list(dict.fromkeys(address for _, address in plan.hosts))
@@ -28,7 +28,7 @@ def neighbours(plan: ArrangeTask, node: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class Answers:
+class PeerAnswers:
     """What became of the questions to each address."""
 
     _missed: dict[str, int] = field(default_factory=dict)  # in a row, of those that ever answered

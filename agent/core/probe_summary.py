@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from muster.fabric.gids import Family, Range, fit_index, fit_indexes, is_sparse, number_of, strays
 from muster.fabric.model import ETHERNET, INFINIBAND, Affinity, Hca, Network, Probe
 from muster.fabric.natural_sort import function_order, natural
-from muster.fabric.no_port_reason import lack_of
+from muster.fabric.no_port_reason import no_port_reason
 from muster.fabric.operator_rules import Rules, networks, told_range
 from muster.fabric.port_classes import speed_of
 from muster.fabric.topology import nearest, way
@@ -90,7 +90,7 @@ def node_fabric(
 def node_rdma(probe: Probe | None) -> NodeRdma | None:
     """The probe, as nodes are chosen by it; None where it could not see whether there is any."""
     if probe is None:
-        return NodeRdma(why=lack_of(NodeFabric()))
+        return NodeRdma(why=no_port_reason(NodeFabric()))
     if probe.fabric.unread:
         return None
     fabric = node_fabric(probe)
@@ -104,7 +104,9 @@ def node_rdma(probe: Probe | None) -> NodeRdma | None:
         kind=hashlib.sha256(kind).hexdigest()[:_KIND_CHARS] if works else "",
         why=""
         if works
-        else _short(f"cannot use RDMA: {fabric.stops[0]}" if fabric.stops else lack_of(fabric)),
+        else _short(
+            f"cannot use RDMA: {fabric.stops[0]}" if fabric.stops else no_port_reason(fabric)
+        ),
     )
 
 

@@ -32,7 +32,7 @@ SHORTENABLE: Final = STOPPABLE | {ShimPhase.STOPPING, ShimPhase.EXITED}
 LEASE_S_MIN: Final = 0.001
 
 
-def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
+def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
     match fact:
         # What comes most often stands first: a match asks case by case.
         case f.Heard():
@@ -42,8 +42,8 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             restored = _restore(held)
             # Of a success nobody hears before its names are taken back: one report for two.
             waits = restored and held.status is not None and succeeded(held.status)
-            said = [] if waits else _say(state, held, now)
-            return [*_drive(state, held, now), *restored, *said, *_tidy(held)]
+            said = [] if waits else _report(state, held, now)
+            return [*_advance_shim(state, held, now), *restored, *said, *_cleanup(held)]
         case f.LeaseGranted(until):
             return [
                 a.TellShim(held.id, _lease(held.lease_until(until, state.lease_s), now))
@@ -59,22 +59,22 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             if needed(arrange):
                 return [hostfile, a.ArrangeNetwork(task, arrange)]
             # That it starts says that it was arranged.
-            said = [] if arrange.start else _say(state, state.tasks[task], now)
+            said = [] if arrange.start else _report(state, state.tasks[task], now)
             return [hostfile, *said]
         case f.NetworkReady(task):
             held = state.tasks[task]
-            return [*_say(state, held, now), *(_open_gate(held) if held.started else [])]
+            return [*_report(state, held, now), *(_open_gate(held) if held.started else [])]
         case f.NetworkDenied(task) | f.PlanDenied(task):
-            return _say(state, state.tasks[task], now)
+            return _report(state, state.tasks[task], now)
         case f.NetworkFreed(task):
             held = state.tasks[task]
-            return [*_say(state, held, now), *_tidy(held)]
+            return [*_report(state, held, now), *_cleanup(held)]
         case f.StopTaken(task, _):
             return _stop(state.tasks[task], SHORTENABLE)
         case f.FabricKnown(task):
             # Before its folders are told it is no news.
             held = state.tasks[task]
-            return [] if held.paths is None else _say(state, held, now)
+            return [] if held.paths is None else _report(state, held, now)
         case (
             f.TrafficKnown(task)
             | f.PeersKnown(task)
@@ -82,17 +82,17 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             | f.ActivityKnown(task)
             | f.IdleKnown(task)
         ):
-            return _say(state, state.tasks[task], now)
-        case f.TaskHoused(task) | f.TaskFailed(task):
+            return _report(state, state.tasks[task], now)
+        case f.TaskDirsCreated(task) | f.TaskFailed(task):
             held = state.tasks[task]
-            return [*_say(state, held, now), *_tidy(held)]
+            return [*_report(state, held, now), *_cleanup(held)]
         case f.Forgotten(task) | f.LogsKept(task):
-            return _tidy(state.tasks[task])
+            return _cleanup(state.tasks[task])
         case (
             f.LinkOpened()
             | f.LinkClosed()
             | f.Welcomed()
-            | f.Buried()
+            | f.StoppedUnseen()
             | f.NetworkChanged()
             | f.PortsChanged()
             | f.GpusChanged()
@@ -106,7 +106,7 @@ def follow(state: State, fact: f.Fact, now: Instant) -> list[a.Action]:
             assert_never(fact)
 
 
-def _drive(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+def _advance_shim(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     """What its shim has to be told, given how far it is. Telling it twice does no harm."""
     if held.status is None:
         return []
@@ -154,7 +154,7 @@ def _lease(until: float, now: Instant) -> ShimLease:
     return ShimLease(max(LEASE_S_MIN, until - now.mono))
 
 
-def _open_gate(held: HeldTask) -> list[a.Action]:
+def _open_gate(held: HeldTask) -> list[a.Effect]:
     if held.arrange is None:
         raise AssertionError(f"task {held.id} starts without a plan")
     if task_state(held) is not TaskState.ARRANGED:
@@ -170,22 +170,22 @@ def _open_gate(held: HeldTask) -> list[a.Action]:
         arrange.interpreter,
     )
     holds = arrange.meeting is not None and arrange.meeting.launcher == held.id
-    let_go: list[a.Action] = [a.LetGo(held.id)] if holds else []
+    let_go: list[a.Effect] = [a.ReleasePort(held.id)] if holds else []
     # A gang of one has no traffic, and no host table.
     gang = arrange.fabric is not None and bool(arrange.hosts)
-    watch: list[a.Action] = [a.WatchTraffic(held.id, arrange)] if gang else []
-    peers: list[a.Action] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
+    watch: list[a.Effect] = [a.WatchTraffic(held.id, arrange)] if gang else []
+    peers: list[a.Effect] = [a.WatchPeers(held.id, arrange)] if arrange.hosts else []
     return [*watch, *peers, *let_go, a.TellShim(held.id, start)]
 
 
-def _restore(held: HeldTask) -> list[a.Action]:
+def _restore(held: HeldTask) -> list[a.Effect]:
     """Names are needed as long as anything of the task may run, and no longer."""
     if held.status is None or not held.status.phase.terminal or held.network is NetworkPhase.NONE:
         return []
     return [a.RestoreNetwork(held.id)]
 
 
-def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Action]:
+def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Effect]:
     if held.stop is None or held.status is None:
         return []
     if held.stop.force:
@@ -195,16 +195,16 @@ def _stop(held: HeldTask, phases: frozenset[ShimPhase]) -> list[a.Action]:
     return [a.TellShim(held.id, ShimStop(held.stop.signal, held.stop.grace_s))]
 
 
-def _say(state: State, held: HeldTask, now: Instant) -> list[a.Action]:
+def _report(state: State, held: HeldTask, now: Instant) -> list[a.Effect]:
     return [a.SendReport(report(state, held, now))] if state.welcomed else []
 
 
-def _tidy(held: HeldTask) -> list[a.Action]:
+def _cleanup(held: HeldTask) -> list[a.Effect]:
     """A task goes when the coordinator has its end and all of its log. One that has written nothing
     has no log to be stored, and the coordinator has understood that."""
     if not held.forgotten or task_state(held) is not TaskState.CLEANED:
         return []
-    found: list[a.Action] = []
+    found: list[a.Effect] = []
     if held.status is not None:
         found.append(a.TellShim(held.id, ShimRelease()))
     if held.logs_stored or held.no_output:

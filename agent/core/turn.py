@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from agent.core.apply import apply
 from agent.core.decide import decide
-from agent.core.effects import Action
-from agent.core.inputs import Stimulus
-from agent.core.react import follow
+from agent.core.effects import Effect
+from agent.core.inputs import Input
+from agent.core.react import react
 from agent.core.state import State
 from muster.protocol.instant import Instant
 
 
-def turn(state: State, stimulus: Stimulus, now: Instant) -> list[Action]:
+def turn(state: State, stimulus: Input, now: Instant) -> list[Effect]:
     """Advance `state` by one stimulus and say what to do, in order."""
     decision = decide(state, stimulus, now)
     actions = list(decision.actions)
     for fact in decision.facts:
         apply(state, fact)
-        actions += follow(state, fact, now)
+        actions += react(state, fact, now)
     return actions

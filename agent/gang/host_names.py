@@ -51,7 +51,7 @@ def mode_of(config: AgentConfig) -> str:
             return mode
 
 
-class Hosts:
+class GangHostNames:
     """The host tables of one agent. Needs a running loop."""
 
     def __init__(

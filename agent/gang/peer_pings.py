@@ -11,8 +11,8 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Final, Never
 
-from agent.core.inputs import PeersSeen, Stimulus
-from agent.core.peers import Answers, neighbours
+from agent.core.inputs import Input, PeersObserved
+from agent.core.peers import PeerAnswers, peers_of
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.asking import ANSWER_S, PERIOD_S
 from muster.protocol.control_channel import ArrangeTask
@@ -24,13 +24,13 @@ _OWN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
 """Of a shortage here, which says nothing of the other."""
 
 
-class Neighbours:
+class PeerPings:
     """Answers WatchPeers with PeersSeen, whenever that has changed."""
 
     def __init__(
         self,
         node: str,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         owner: TaskOwner,
         ask: Callable[[str], Awaitable[bool | None]] | None = None,
         period_s: float = PERIOD_S,
@@ -46,7 +46,7 @@ class Neighbours:
     def watch(self, task: TaskId, plan: ArrangeTask) -> None:
         """From now on, until `end`."""
         self.end(task)
-        addresses = neighbours(plan, self._node)
+        addresses = peers_of(plan, self._node)
         if addresses:
             watching = self._watch(task, addresses)
             self._watched[task] = self._owner.spawn(watching, name=f"neighbours.{task}")
@@ -58,7 +58,7 @@ class Neighbours:
             watching.cancel()
 
     async def _watch(self, task: TaskId, addresses: tuple[str, ...]) -> Never:
-        seen = Answers()
+        seen = PeerAnswers()
         told: tuple[str, ...] = ()
         # What was ordered beside this goes first: the start of the gang's program.
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ class Neighbours:
                     seen.heard(address, answered=answered)
             if seen.silent != told:
                 told = seen.silent
-                self._post(PeersSeen(task, told))
+                self._post(PeersObserved(task, told))
             await asyncio.sleep(self._period_s)
 
 

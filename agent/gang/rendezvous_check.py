@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from muster.protocol.control_channel import Meeting, Refusal
+from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
 from muster.protocol.refusal_codes import RefusalCode
 
@@ -32,13 +32,13 @@ _ABORT: Final = struct.pack("ii", 1, 0)
 _log = structlog.get_logger("agent.gang.rendezvous_check")
 
 
-class Meetings:
+class RendezvousChecks:
     """The ports that this node's agent holds for launchers to come. Needs a running loop."""
 
     def __init__(self) -> None:
         self._held: dict[TaskId, _Held] = {}
 
-    async def prove(self, task: TaskId, meeting: Meeting) -> Refusal | None:
+    async def prove(self, task: TaskId, meeting: RendezvousCheck) -> Refusal | None:
         """Hold the port, or reach whoever does; None once that is so."""
         if meeting.launcher == task:
             return self._hold(task, meeting.port)
@@ -128,7 +128,7 @@ def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.s
     return sock
 
 
-async def _reach(meeting: Meeting) -> Refusal | None:
+async def _reach(meeting: RendezvousCheck) -> Refusal | None:
     """Connect until the launcher's agent answers: it may be a little later than this one."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + meeting.timeout_s
@@ -156,7 +156,7 @@ async def _reach(meeting: Meeting) -> Refusal | None:
     return Refusal(RefusalCode.UNREACHABLE, text, node_fault=True)
 
 
-async def _try(meeting: Meeting, deadline: float) -> str | None:
+async def _try(meeting: RendezvousCheck, deadline: float) -> str | None:
     """What is wrong, as part of a sentence; None where the right one has answered. Raises
     TimeoutError with such words.
     """
@@ -195,13 +195,13 @@ async def _answer(sock: socket.socket) -> str:
     return data.partition(b"\n")[0].decode(errors="replace")
 
 
-def _silent(meeting: Meeting, *, connected: bool) -> str:
+def _silent(meeting: RendezvousCheck, *, connected: bool) -> str:
     if connected:
         return f"another program is there, which says nothing in {meeting.timeout_s:g} s"
     return f"no answer in {meeting.timeout_s:g} s (does a firewall drop the packets?)"
 
 
-def _told(error: OSError, meeting: Meeting) -> str:
+def _told(error: OSError, meeting: RendezvousCheck) -> str:
     match error.errno:
         case errno.ECONNREFUSED:
             return "the connection is refused (does a firewall reject it?)"

@@ -8,9 +8,9 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import NetworkArranged, NetworkRefused, NetworkRestored, Stimulus
-from agent.gang.host_names import Hosts
-from agent.gang.rendezvous_check import Meetings
+from agent.core.inputs import Input, NetworkArranged, NetworkRefused, NetworkRestored
+from agent.gang.host_names import GangHostNames
+from agent.gang.rendezvous_check import RendezvousChecks
 from muster.daemon.errors import FileError
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import ArrangeTask, Refusal
@@ -24,14 +24,16 @@ LOOK_S: Final = 300.0
 _log = structlog.get_logger("agent.gang.setup")
 
 
-class Network:
+class GangSetup:
     """Carries out ArrangeNetwork, LetGo and RestoreNetwork; answers with stimuli."""
 
-    def __init__(self, hosts: Hosts, post: Callable[[Stimulus], None], owner: TaskOwner) -> None:
+    def __init__(
+        self, hosts: GangHostNames, post: Callable[[Input], None], owner: TaskOwner
+    ) -> None:
         self._hosts = hosts
         self._post = post
         self._owner = owner
-        self._meetings = Meetings()
+        self._meetings = RendezvousChecks()
         self._arranging: dict[TaskId, asyncio.Task[None]] = {}
 
     async def begin(self, tasks: Collection[TaskId]) -> None:

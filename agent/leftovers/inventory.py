@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.hostsfile.tables import lease_of_task
 from agent.shim.cgroup import dead
-from agent.taskdirs.taskdirs import TASKS, on_its_way
+from agent.taskdirs.taskdirs import TASKS, is_being_created
 from muster.protocol.hosts_file import parse
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.text import named
@@ -22,7 +22,7 @@ _NAMED: Final = 8
 _MOUNTS: Final = Path("/proc/mounts")
 
 
-def traces(state_dir: Path, hosts: Path, before: float = math.inf) -> tuple[str, ...]:
+def list_leftovers(state_dir: Path, hosts: Path, before: float = math.inf) -> tuple[str, ...]:
     """Of no task that has a folder in `state_dir`, in words. Beside an agent that runs, folders
     that were touched not `before` (UTC seconds) may be on their way. Blocks; passes over what
     cannot be read."""
@@ -48,7 +48,9 @@ def _names(tasks: Path, hosts: Path) -> Iterator[str]:
 
 def _folders(tasks: Path, before: float) -> Iterator[str]:
     found = [
-        name for name in _listed(tasks) if on_its_way(name) and _touched_at(tasks / name) < before
+        name
+        for name in _listed(tasks)
+        if is_being_created(name) and _touched_at(tasks / name) < before
     ]
     if found:
         yield f"folders that were not made or removed whole, {named(found, _NAMED)} in {tasks}"

@@ -23,7 +23,7 @@ _AT_ONCE: Final = 256
 _MARK: Final = re.compile(r"[0-9A-Za-z._-]{1,64}:[0-9]{1,10}:[0-9]{1,20}")
 
 
-class Remain(NamedTuple):
+class LeftoverProcess(NamedTuple):
     """One process. `mark` is that of its shim, which names the task."""
 
     pid: int
@@ -35,7 +35,7 @@ class Remain(NamedTuple):
         return self.mark.partition(":")[0]
 
 
-def remains() -> tuple[Remain, ...]:
+def leftover_processes() -> tuple[LeftoverProcess, ...]:
     """Every such process of this machine that can be seen, by pid."""
     marked: dict[str, list[int]] = {}
     for pid, (state, _, _) in syscalls.processes().items():
@@ -50,11 +50,11 @@ def remains() -> tuple[Remain, ...]:
     for mark, pids in marked.items():
         # In a container of this machine its shim has another number than here.
         if not _shim_lives(mark) and any(_ours(pid) for pid in pids):
-            found += [Remain(pid, _read(pid, "comm").strip(), mark) for pid in pids]
+            found += [LeftoverProcess(pid, _read(pid, "comm").strip(), mark) for pid in pids]
     return tuple(sorted(found))
 
 
-def end(found: Iterable[Remain]) -> list[int]:
+def kill_leftovers(found: Iterable[LeftoverProcess]) -> list[int]:
     """SIGKILL for them and what is below them; returns whom the kernel holds. Blocks."""
     marks = sorted({remain.mark for remain in found})
     # Those that the kernel holds are waited for together.
@@ -64,7 +64,7 @@ def end(found: Iterable[Remain]) -> list[int]:
     return [pid for pids in held for pid in pids]
 
 
-def words(found: tuple[Remain, ...]) -> str:
+def describe(found: tuple[LeftoverProcess, ...]) -> str:
     """`process 12 (python) of task 7.1.0`, several with commas."""
     named = [f"process {it.pid} ({it.name}) of task {it.task}" for it in found[:_NAMED]]
     more = [f"{len(found) - _NAMED} more"] if len(found) > _NAMED else []

@@ -24,7 +24,7 @@ from tenacity import (
 
 from muster.daemon.durable_files import FileVersion
 from muster.daemon.errors import ConfigError, TlsError
-from muster.daemon.resolver import Lookup
+from muster.daemon.resolver import ThreadedResolver
 from muster.daemon.tls import client_context, version_of
 from muster.protocol.tls_errors import certificate_hint
 from muster.protocol.tokens import BadToken, parse
@@ -88,7 +88,7 @@ class Dialer:
 
     async def __aenter__(self) -> Self:
         # Names are looked up at each dial: a coordinator may move.
-        connector = aiohttp.TCPConnector(resolver=Lookup(), use_dns_cache=False, limit=0)
+        connector = aiohttp.TCPConnector(resolver=ThreadedResolver(), use_dns_cache=False, limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
         return self
 

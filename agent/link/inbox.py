@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Never
 
-from agent.core.inputs import Stimulus
+from agent.core.inputs import Input
 
 # Far more than a turn ever leaves behind; whoever can wait does so above it.
 _CROWDED: Final = 1000
@@ -23,13 +23,13 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._items: deque[Stimulus | asyncio.Event] = deque()
-        self._hear: Callable[[Stimulus], None] | None = None
+        self._items: deque[Input | asyncio.Event] = deque()
+        self._hear: Callable[[Input], None] | None = None
         self._before: Callable[[], None] = lambda: None
         self._failed: asyncio.Future[Never] | None = None
         self._busy = False
 
-    async def serve(self, hear: Callable[[Stimulus], None], before: Callable[[], None]) -> Never:
+    async def serve(self, hear: Callable[[Input], None], before: Callable[[], None]) -> Never:
         """For the owner: `hear` each stimulus, until cancelled; `before` comes first whenever there
         is any, and after `wake`. Raises what these raise, and hears nothing more then.
         """
@@ -42,7 +42,7 @@ class Inbox:
             self._hear = None
         raise AssertionError("unreachable")
 
-    def post(self, stimulus: Stimulus) -> None:
+    def post(self, stimulus: Input) -> None:
         """Never waits and never loses: what happened, happened. Of what the owner does about it,
         some has been done on return."""
         self._items.append(stimulus)

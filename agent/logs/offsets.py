@@ -56,7 +56,7 @@ class TaskStreams:
     stored: bool = False
 
 
-class Ledger:
+class LogOffsets:
     """The books of the shipper. Everything said before a reconnect is said again after it."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from agent.core.shim_protocol import ShimStream
 from agent.link.dialer import ConnectionLostError, Dialer, Websocket, stay_connected
 from agent.logs.inotify import Inotify
 from agent.logs.log_file import LogSource
-from agent.logs.offsets import Ledger, Stream
+from agent.logs.offsets import LogOffsets, Stream
 from agent.shim.job_files import RefusedFileError
 from muster.daemon.clock import Clock
 from muster.protocol.codec import FRAME_BYTES_MAX, ProtocolError, UnknownMessage
@@ -70,7 +70,7 @@ class LogShipper:
         self._clock = clock
         self._hello = LogHello(node, agent_id)
         self._stored = stored
-        self._ledger = Ledger()
+        self._ledger = LogOffsets()
         self._folders: dict[TaskId, Path] = {}
         self._sources: dict[StreamId, _Tail] = {}
         # Streams without a byte so far, and their paths: most never get one, and cost no message.

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from agent.core.inputs import CheckpointSeen, Stimulus
+from agent.core.inputs import CheckpointObserved, Input
 from agent.taskdirs.taskdirs import Owner
 from muster.protocol.ids import TaskId
 
@@ -124,14 +124,14 @@ def printable(name: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in told)[-200:]
 
 
-class Checkpoints:
+class CheckpointMonitor:
     """The watches of all tasks of this node. `owner`: whose jobs they are, None where the agent's
     own user is."""
 
     def __init__(
         self,
         owner: Owner | None,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         call_soon: Callable[[Callable[[], None]], object],
         every_s: float = EVERY_S,
     ) -> None:
@@ -165,7 +165,7 @@ class Checkpoints:
 
         def seen(name: str) -> None:
             try:
-                self._call_soon(lambda: self._post(CheckpointSeen(task, name)))
+                self._call_soon(lambda: self._post(CheckpointObserved(task, name)))
             except RuntimeError:
                 over.set()  # this agent is being stopped
 

@@ -14,7 +14,7 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import DisksSeen, Stimulus
+from agent.core.inputs import DisksObserved, Input
 from agent.taskdirs.taskdirs import RESERVE_BYTES
 from muster.protocol.disks import DiskHealth
 
@@ -53,13 +53,13 @@ def _write_through(folder: Path) -> None:
         os.close(fd)
 
 
-class Disks:
+class DiskMonitor:
     """Posts DisksSeen when something has changed."""
 
     def __init__(
         self,
         folder: Path,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         look: Callable[[Path], DiskHealth | None] = look,
         period_s: float = PERIOD_S,
         hangs_s: float = HANGS_S,
@@ -106,7 +106,7 @@ class Disks:
             _log.info("disk_well", folder=str(self._folder))
         elif not before or before[0].text != found.text:
             _log.warning("disk", why=found.text)
-        self._post(DisksSeen(told))
+        self._post(DisksObserved(told))
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         """In its thread."""

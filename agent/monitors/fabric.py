@@ -9,7 +9,7 @@ from typing import Final, Never
 import structlog
 
 from agent.config import AgentConfig
-from agent.core.inputs import NO_FABRIC, RdmaSeen, Stimulus
+from agent.core.inputs import NO_FABRIC, Input, RdmaObserved
 from agent.core.probe_summary import node_fabric, node_rdma
 from agent.probe.fabric.command import asked_by
 from agent.probe.fabric.fs_root import Tree, Unread
@@ -28,14 +28,14 @@ LOOK_EVERY_S: Final = 60.0
 _log = structlog.get_logger("agent.monitors.fabric")
 
 
-class Fabric:
+class FabricMonitor:
     """Probes in a thread, tells the log and the owner of the state. `latest` is the last probe,
     None where this node has neither RDMA devices nor cards for them."""
 
     def __init__(
         self,
         config: AgentConfig,
-        post: Callable[[Stimulus], None] = lambda _: None,
+        post: Callable[[Input], None] = lambda _: None,
         look_s: float = LOOK_S,
     ) -> None:
         """`post`: whom to tell what the node has for RDMA, after each look."""
@@ -101,7 +101,7 @@ class Fabric:
             return NodeFabric(unseen=f"its probe has not ended in {self._look_s:g} s")
         self.latest = found
         known, self._seen = self._seen, node_rdma(found)
-        self._post(RdmaSeen(self._seen))
+        self._post(RdmaObserved(self._seen))
         if found is None:
             return NO_FABRIC
         if task is None and self._seen == known:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Never
 import structlog
 
 from agent.core import gpu_idle
-from agent.core.inputs import IdleSeen, Stimulus
+from agent.core.inputs import IdleObserved, Input
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
@@ -24,11 +24,11 @@ _log = structlog.get_logger("agent.monitors.gpu_utilization")
 class _Watched(NamedTuple):
     wanted: IdleGpus
     gpus: tuple[str, ...]  # by UUID; () is all of the node
-    stretch: gpu_idle.Stretch = gpu_idle.Stretch()
+    stretch: gpu_idle.IdleStretch = gpu_idle.IdleStretch()
     told: float | None = None
 
 
-class IdleWatch:
+class GpuUtilizationMonitor:
     """Tells when the GPUs of a task are idle, and when they are not any more.
 
     `read` waits for the driver: percent by UUID, of those that can be read. `all_gpus` are the
@@ -40,7 +40,7 @@ class IdleWatch:
         read: Callable[[], Mapping[str, int]],
         all_gpus: Callable[[], Iterable[str]],
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         every_s: float = EVERY_S,
     ) -> None:
         self._read = read
@@ -85,8 +85,8 @@ class IdleWatch:
         for task, watched in self._watched.items():
             gpus = watched.gpus or tuple(self._all_gpus())
             readings = [used.get(uuid) for uuid in gpus]
-            stretch = gpu_idle.read(watched.stretch, readings, watched.wanted.util_below, at)
-            told = gpu_idle.told(stretch, watched.wanted.after_s)
+            stretch = gpu_idle.update(watched.stretch, readings, watched.wanted.util_below, at)
+            told = gpu_idle.idle_since(stretch, watched.wanted.after_s)
             self._watched[task] = watched._replace(stretch=stretch, told=told)
             if told != watched.told:
-                self._post(IdleSeen(task, told))
+                self._post(IdleObserved(task, told))

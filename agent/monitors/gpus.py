@@ -12,7 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from agent.config import AgentConfig
-from agent.core.inputs import GpusSeen, Stimulus
+from agent.core.inputs import GpusObserved, Input
 from agent.probe import host
 from agent.probe.fabric.fs_root import Tree
 from agent.probe.fabric.gpus import (
@@ -49,13 +49,13 @@ class GpuDirtyError(DaemonError):
     """Memory of a GPU that a task is to have stays in use, though no task has it."""
 
 
-class Gpus:
+class GpuMonitor:
     """Tells what has changed of them, and refuses what is not there or not free."""
 
     def __init__(
         self,
         config: AgentConfig,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         changed: Callable[[tuple[GpuDevice, ...]], None] = lambda _: None,
         *,
         poll_s: float = POLL_S,
@@ -140,7 +140,7 @@ class Gpus:
                 if why := gpu.fault or gpu.busy:
                     _log.warning("gpu_not_given", gpu=gpu.pci, uuid=gpu.uuid, why=why)
         if found or self._config.gpus == "auto":
-            self._post(GpusSeen(found))
+            self._post(GpusObserved(found))
         return found
 
     def _devices(self) -> tuple[GpuDevice, ...]:

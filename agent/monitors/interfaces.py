@@ -8,7 +8,7 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import NetworkSeen, Stimulus
+from agent.core.inputs import Input, NetworkObserved
 from agent.probe import netlink
 from agent.probe.network import NetworkProbe
 
@@ -19,7 +19,7 @@ _log = structlog.get_logger("agent.monitors.interfaces")
 
 
 async def watch(
-    probe: NetworkProbe, post: Callable[[Stimulus], None], settle_s: float = SETTLE_S
+    probe: NetworkProbe, post: Callable[[Input], None], settle_s: float = SETTLE_S
 ) -> Never:
     """Post NetworkSeen a moment after every change, until cancelled."""
     loop = asyncio.get_running_loop()
@@ -53,6 +53,6 @@ async def watch(
                 except OSError as error:
                     _log.warning("network_not_read", why=str(error))
                     continue
-                post(NetworkSeen(interfaces))
+                post(NetworkObserved(interfaces))
         finally:
             loop.remove_reader(sock)

@@ -20,7 +20,7 @@ import socket
 
 from agent.shim import cgroup, exit_record, syscalls
 from agent.shim.credentials import Identity, own_identity
-from agent.shim.main import REQUEST_BYTES_MAX, live
+from agent.shim.main import REQUEST_BYTES_MAX, run_shim
 from agent.shim.options import Options
 from agent.shim.runner import arrange_fds
 
@@ -201,7 +201,7 @@ class _Template:
             os.setsid()
             # Nothing of ours, least of all the lock of the folder that waits for it.
             channel = socket.socket(fileno=arrange_fds({}, theirs.detach()))
-            code = live(channel, self._options, self._own, self._bootstrap, ahead)
+            code = run_shim(channel, self._options, self._own, self._bootstrap, ahead)
         finally:
             os._exit(code)
 

@@ -16,7 +16,7 @@ from agent.shim.runner import EXIT_CANNOT_RUN, EXIT_NOT_FOUND, Failure, Program,
 from agent.shim.status import Exit, Status
 
 
-class Course:
+class ProgramListener:
     """Who is told how they fare. The task implements it."""
 
     def program_runs(self) -> None: ...
@@ -29,7 +29,7 @@ class Programs:
     """The programs of one task. `programs_ended` is told of the first failure among them."""
 
     def __init__(
-        self, preparation: Preparation, ranks: Ranks, status: Status, course: Course
+        self, preparation: Preparation, ranks: Ranks, status: Status, course: ProgramListener
     ) -> None:
         self._preparation = preparation
         self._ranks = ranks

@@ -39,7 +39,7 @@ LOG = "shim.log"
 READY_PAUSE_S = 0.05
 
 
-def live(
+def run_shim(
     channel: socket.socket, options: Options, own: Identity, bootstrap: bytes, ahead: bool
 ) -> int:
     """Serve the tasks that come through the channel until its other end is closed; returns the exit
@@ -51,7 +51,7 @@ def live(
     ready = None
     if ahead:
         ready = _get_ready(options, ahead=True)
-        rehearse(options, own)
+        warm_up(options, own)
     while True:
         channel.settimeout(READY_PAUSE_S if ready is None else None)
         try:
@@ -150,7 +150,7 @@ def _note_failure(folder_fd: int) -> None:
         return
 
 
-def rehearse(options: Options, own: Identity) -> None:
+def warm_up(options: Options, own: Identity) -> None:
     """Use once what a task will use: the first use after a fork copies memory, page by page."""
     loop = Loop()
     task = Task("0.0.0", -1, options, own, b"", loop, None, None)

@@ -16,7 +16,7 @@ from agent.shim.credentials import Identity, base_environment
 from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import TORCHRUN_LOGS, Logs
 from agent.shim.runner import Failure, Program, Report, describe
-from agent.shim.runners import Child, Children, Told
+from agent.shim.runners import RunnerProcess, Runners, Told
 from agent.shim.status import Exit, RefusalCode
 
 SETUP_LOG = "setup.log"
@@ -29,7 +29,7 @@ ANSWER_S = 120.0
 TAIL_BYTES = 4096
 
 
-class Outcome:
+class PreparationListener:
     """Who is told how the preparation went on. The task implements it."""
 
     def prepared(self) -> None: ...
@@ -49,10 +49,10 @@ class Preparation:
         command: Prepare,
         own: Identity,
         loop: Loop,
-        children: Children,
+        children: Runners,
         logs: Logs,
         bootstrap: bytes,
-        outcome: Outcome,
+        outcome: PreparationListener,
     ) -> None:
         self._marks = marks
         self._command = command
@@ -65,7 +65,7 @@ class Preparation:
         self.identity = own
         self.gate: Gate | None = None
         # Stands behind the gate: what is to become the program, or has become the bootstrap.
-        self.child: Child | None = None
+        self.child: RunnerProcess | None = None
         self._boot_began = 0.0
         self._over = False
 
@@ -124,7 +124,7 @@ class Preparation:
         tools = python if os.path.isabs(python) and not own_path else ""
         return Program(candidates, arguments, env, fds, tools)
 
-    def one_more(self, told: Told) -> Child:
+    def one_more(self, told: Told) -> RunnerProcess:
         """A child behind the gate: the one that waits there, then others in its likeness.
 
         `told` hears of one that could not get there. Raises OSError.
@@ -156,7 +156,7 @@ class Preparation:
             " set `python` to an interpreter, venv or conda prefix that is there."
         )
 
-    def _take(self) -> Child | None:
+    def _take(self) -> RunnerProcess | None:
         """A child whose end we hear of; None, and all is refused, where there can be none."""
         try:
             child = self._children.take()
@@ -173,7 +173,7 @@ class Preparation:
             self._refuse(RefusalCode.SPAWN_FAILED, text)
         self._outcome.launcher_ended(how)
 
-    def _enter(self, child: Child, told: Told) -> None:
+    def _enter(self, child: RunnerProcess, told: Told) -> None:
         cwd = self._command.cwd or self.identity.home
         answered = self._in_time(
             f"User {self.identity.name} could not enter the folder {cwd}: no answer",
@@ -201,7 +201,7 @@ class Preparation:
             self._loop.at(_ANSWER, now() + limit, late)
         return answered
 
-    def _as_user(self, identity: Identity, child: Child) -> None:
+    def _as_user(self, identity: Identity, child: RunnerProcess) -> None:
         if identity.uid == 0 and not self._command.allow_root:
             self._refuse(
                 RefusalCode.ROOT_REFUSED,
@@ -223,7 +223,7 @@ class Preparation:
         else:
             self._to_the_gate(child)
 
-    def _to_the_gate(self, child: Child | None) -> None:
+    def _to_the_gate(self, child: RunnerProcess | None) -> None:
         if child is None:
             return
         self.child = child
@@ -250,7 +250,7 @@ class Preparation:
         failure = Failure.of(error, "log", name)
         self._refuse(failure.refusal, describe(failure, self.identity.name))
 
-    def _setup(self, argv: list[str], child: Child) -> None:
+    def _setup(self, argv: list[str], child: RunnerProcess) -> None:
         log = self._open_log(SETUP_LOG)
         if log is None:
             return
@@ -284,7 +284,7 @@ class Preparation:
         child.become(program, told)
         os.close(log)
 
-    def _start_bootstrap(self, child: Child) -> None:
+    def _start_bootstrap(self, child: RunnerProcess) -> None:
         log = self._open_log(LAUNCHER_LOG)
         if log is None:
             return

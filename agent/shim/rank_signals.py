@@ -15,7 +15,7 @@ LOOK_S = 0.25
 _TIMER = "warning"
 
 
-class Warnings:
+class RankSignals:
     """Those of one task. Ranks that begin after the last warning have it too, once each; other
     signals are for the ranks that there are.
     """

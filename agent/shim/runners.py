@@ -17,7 +17,7 @@ Told = Callable[[Report], None]
 Ended = Callable[[Exit], None]
 
 
-class Child:
+class RunnerProcess:
     """One runner, and what it has become. What each order comes to is told once.
 
     `become` is told of an exec that succeeded as of one that failed. `ended` comes last, and may be
@@ -90,7 +90,7 @@ class Child:
         self._runner.channel.close()
 
 
-class Children:
+class Runners:
     """Keeps children, and reaps those and every orphan of the tree."""
 
     def __init__(
@@ -104,10 +104,10 @@ class Children:
         self._loop = loop
         self._cgroup = cgroup
         self._orphan_ended = orphan_ended
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, RunnerProcess] = {}
         self._spare = None if runner is None else self._keep(runner)
 
-    def take(self) -> Child:
+    def take(self) -> RunnerProcess:
         """A child that waits for orders: the one at hand, else a new one. Raises OSError."""
         spare, self._spare = self._spare, None
         return spare or self._keep(fork_runner(self._cgroup))
@@ -136,6 +136,6 @@ class Children:
         for child in (*self._children.values(), *filter(None, [self._spare])):
             child.close()
 
-    def _keep(self, runner: Runner) -> Child:
-        child = self._children[runner.pid] = Child(runner, self._loop)
+    def _keep(self, runner: Runner) -> RunnerProcess:
+        child = self._children[runner.pid] = RunnerProcess(runner, self._loop)
         return child

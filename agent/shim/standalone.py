@@ -16,7 +16,7 @@ from agent.shim import syscalls
 from agent.shim.cgroup import own_cgroup
 from agent.shim.credentials import own_identity
 from agent.shim.fork_server import bootstrap_text, open_folder
-from agent.shim.main import live
+from agent.shim.main import run_shim
 from agent.shim.options import Options
 
 LEAF = "shim"
@@ -48,7 +48,7 @@ def main(request: str) -> int:
     for fd in (folder_fd, lock):
         os.close(fd)
     # After this one task the channel is at its end.
-    return live(theirs, Options.of(wish), own, bootstrap, ahead=False)
+    return run_shim(theirs, Options.of(wish), own, bootstrap, ahead=False)
 
 
 def _notify(state: bytes) -> None:

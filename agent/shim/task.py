@@ -15,16 +15,16 @@ from agent.shim.credentials import Identity
 from agent.shim.event_loop import Loop, now
 from agent.shim.exit_record import Logs
 from agent.shim.kernel_log import KernelLog
-from agent.shim.launch import Course, Programs
+from agent.shim.launch import ProgramListener, Programs
 from agent.shim.options import Options
-from agent.shim.preparation import LAUNCHER_LOG, TAIL_BYTES, Outcome, Preparation
+from agent.shim.preparation import LAUNCHER_LOG, TAIL_BYTES, Preparation, PreparationListener
 from agent.shim.process_tree import Tree
-from agent.shim.rank_signals import Warnings
+from agent.shim.rank_signals import RankSignals
 from agent.shim.ranks import Ranks
 from agent.shim.runner import EXIT_CANNOT_RUN, Runner
-from agent.shim.runners import Children
+from agent.shim.runners import Runners
 from agent.shim.status import Exit, Phase, RefusalCode, Status, StoppedBy
-from agent.shim.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Ending
+from agent.shim.termination import LAUNCHER_GRACE_S, LEFTOVER_GRACE_S, Termination
 
 _LEASE = "lease"
 _LISTEN = "listen"
@@ -40,7 +40,7 @@ ENDED = (Phase.CLEANED, Phase.REFUSED)
 NAMED = {"python", "torch"}
 
 
-class Task(Outcome, Course):
+class Task(PreparationListener, ProgramListener):
     """The task of one shim. `changed` is called when the document has another content."""
 
     def __init__(
@@ -68,12 +68,12 @@ class Task(Outcome, Course):
         self.mark = f"{name}:{os.getpid()}:{time.monotonic_ns()}"
         self._cgroup = cgroup
         self._tree = Tree(cgroup)
-        self._children = Children(loop, cgroup, runner, self._orphan_ended)
+        self._children = Runners(loop, cgroup, runner, self._orphan_ended)
         self._logs = Logs(folder_fd, None)
         oom_kills = (lambda: None) if cgroup is None else cgroup.oom_kills
         self.ranks = Ranks(self.status, self._logs, oom_kills, KernelLog().about)
-        self._ending = Ending(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
-        self._warnings = Warnings(loop, self._tree, self.status, self.ranks, self._warned)
+        self._ending = Termination(loop, self._tree, options.unkillable_s, self._sweep, self._stuck)
+        self._warnings = RankSignals(loop, self._tree, self.status, self.ranks, self._warned)
         self._preparation: Preparation | None = None
         self._main_pid: int | None = None
         self._grace_s = commands.GRACE_S

@@ -21,7 +21,7 @@ _DEADLINE = "ending"
 _ROUND = "kill-round"
 
 
-class Ending:
+class Termination:
     """The ladder of one task. It only ever gets shorter: a later, longer grace changes nothing."""
 
     def __init__(

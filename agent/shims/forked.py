@@ -25,7 +25,7 @@ END_S = 5.0
 READY = 0
 
 
-class Template:
+class ForkServer:
     """Forks shims. A template that died is replaced when the next shim is wanted."""
 
     gives = True

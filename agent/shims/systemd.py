@@ -124,7 +124,7 @@ def argv_of(task_dir: Path, options: ShimOptions, limits: Limits = resource.getr
     ]
 
 
-class Units:
+class SystemdUnits:
     """Starts shims by `systemd-run`."""
 
     gives = False

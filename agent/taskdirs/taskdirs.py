@@ -51,7 +51,7 @@ RESERVE_BYTES: Final = 16 << 20
 _log = structlog.get_logger("agent.taskdirs.taskdirs")
 
 
-def on_its_way(name: str) -> bool:
+def is_being_created(name: str) -> bool:
     """Whether an entry of the folder of tasks is one that was being made or removed."""
     return name.startswith((_NEW, _GONE))
 
@@ -59,7 +59,7 @@ def on_its_way(name: str) -> bool:
 def has_tasks(state_dir: Path) -> bool:
     """Whether tasks of an earlier life are in a state folder. Raises FileError."""
     try:
-        return any(not on_its_way(name) for name in os.listdir(state_dir / TASKS))
+        return any(not is_being_created(name) for name in os.listdir(state_dir / TASKS))
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -120,7 +120,7 @@ def owner_named(name: str | None) -> Owner | None:
     return Owner(name, entry.pw_uid, entry.pw_gid)
 
 
-class Folders:
+class TaskDirs:
     """All folders of tasks of one agent. Its methods wait for the disk: call them from a thread."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Folders:
             try:
                 parse_task_id(name)
             except BadId:
-                if on_its_way(name):
+                if is_being_created(name):
                     self._remove_left(name)
                 continue
             tasks.append(TaskId(name))

@@ -10,24 +10,24 @@ from typing import Final
 import structlog
 
 from agent.config import Ports
-from agent.core.inputs import NO_FABRIC, FabricSeen, ShimFailed, Stimulus, TaskPaths, TaskPlaced
+from agent.core.inputs import NO_FABRIC, FabricObserved, Input, ShimFailed, TaskPaths, TaskPlaced
 from agent.core.shim_protocol import ShimCommand
 from agent.gang.ports import NoPortsError, free_ports
 from agent.logs.shipper import LogShipper
-from agent.monitors.checkpoints import Checkpoints
-from agent.monitors.fabric import Fabric
-from agent.monitors.gpu_utilization import IdleWatch
-from agent.monitors.gpus import GpuDirtyError, GpuGoneError, Gpus
-from agent.monitors.hangs.monitor import HangWatch
-from agent.monitors.traffic.samplers import Proofs
+from agent.monitors.checkpoints import CheckpointMonitor
+from agent.monitors.fabric import FabricMonitor
+from agent.monitors.gpu_utilization import GpuUtilizationMonitor
+from agent.monitors.gpus import GpuDirtyError, GpuGoneError, GpuMonitor
+from agent.monitors.hangs.monitor import HangMonitor
+from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.network import NetworkProbe
 from agent.shims.backend import Shims
-from agent.taskdirs.taskdirs import DiskFullError, Folders
+from agent.taskdirs.taskdirs import DiskFullError, TaskDirs
 from agent.tasks import preflight
 from agent.tasks.adoption import Ownership, examine
 from agent.tasks.fd_budget import NoDescriptorsError, check_descriptors
 from agent.tasks.preflight import PreflightError
-from agent.tasks.supervisor import Hostfile, Keeper
+from agent.tasks.supervisor import Hostfile, TaskSupervisor
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import PrepareTask
@@ -40,23 +40,23 @@ _TELL_WAITING_S: Final = 10.0
 _log = structlog.get_logger("agent.tasks.registry")
 
 
-class Tasks:
+class TaskRegistry:
     """Every task whose folder is on this node, each with a keeper."""
 
     def __init__(
         self,
-        folders: Folders,
+        folders: TaskDirs,
         shims: Shims,
         logs: LogShipper,
         ports: Ports,
         network: NetworkProbe,
-        fabric: Fabric,
-        proofs: Proofs,
-        hangs: HangWatch,
-        gpus: Gpus,
-        checkpoints: Checkpoints,
-        idle: IdleWatch,
-        post: Callable[[Stimulus], None],
+        fabric: FabricMonitor,
+        proofs: TrafficSamplers,
+        hangs: HangMonitor,
+        gpus: GpuMonitor,
+        checkpoints: CheckpointMonitor,
+        idle: GpuUtilizationMonitor,
+        post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
         self._folders = folders
@@ -72,7 +72,7 @@ class Tasks:
         self._idle = idle
         self._post = post
         self._owner = owner
-        self._keepers: dict[TaskId, Keeper] = {}
+        self._keepers: dict[TaskId, TaskSupervisor] = {}
 
     def __len__(self) -> int:
         return len(self._keepers)
@@ -101,7 +101,9 @@ class Tasks:
 
     def create(self, task: TaskId, prepare: PrepareTask) -> None:
         """Begin a task; TaskPlaced and ShimReported answer, or ShimFailed."""
-        keeper = Keeper(task, self._folders, self._logs, self._proofs, self._hangs, self._post)
+        keeper = TaskSupervisor(
+            task, self._folders, self._logs, self._proofs, self._hangs, self._post
+        )
         self._keep(keeper, lambda: self._begin(keeper, prepare))
 
     def tell(self, task: TaskId, command: ShimCommand) -> None:
@@ -122,7 +124,7 @@ class Tasks:
         if keeper is not None:
             keeper.remove()
 
-    def _keep(self, keeper: Keeper, work: Callable[[], Awaitable[None]]) -> None:
+    def _keep(self, keeper: TaskSupervisor, work: Callable[[], Awaitable[None]]) -> None:
         self._keepers[keeper.task] = keeper
 
         async def kept() -> None:
@@ -135,7 +137,7 @@ class Tasks:
 
         self._owner.spawn(kept(), name=f"task.{keeper.task}")
 
-    def _adopted(self, task: TaskId, fabric: NodeFabric) -> Keeper | None:
+    def _adopted(self, task: TaskId, fabric: NodeFabric) -> TaskSupervisor | None:
         """In a thread."""
         manifest = self._folders.manifest(task)
         # What a dead shim left its keeper ends: that may take a minute, for all of them at once.
@@ -156,11 +158,11 @@ class Tasks:
             self._idle.begin(task, manifest.prepare.idle, gpus)
         self._proofs.adopt(task)
         known = paths, ports, fabric, gpus
-        return Keeper(
+        return TaskSupervisor(
             task, self._folders, self._logs, self._proofs, self._hangs, self._post, found=known
         )
 
-    async def _begin(self, keeper: Keeper, prepare: PrepareTask) -> None:
+    async def _begin(self, keeper: TaskSupervisor, prepare: PrepareTask) -> None:
         task = keeper.task
         taken = {port for other in self._keepers.values() for port in other.ports}
         try:
@@ -197,7 +199,7 @@ class Tasks:
         return ours
 
     async def _look(self, task: TaskId) -> None:
-        self._post(FabricSeen(task, await self._fabric.look(task)))
+        self._post(FabricObserved(task, await self._fabric.look(task)))
 
     def _place(self, prepare: PrepareTask, taken: set[int]) -> TaskPlaced:
         """In a thread: the disk may be slow."""

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from agent.core.inputs import PlanRefused, ShimReported, Stimulus, TaskFound, TaskPaths, TaskRemoved
+from agent.core.inputs import Input, PlanRefused, ShimReported, TaskFound, TaskPaths, TaskRemoved
 from agent.core.shim_protocol import (
     WRITES_HOSTFILE,
     ShimCommand,
@@ -25,12 +25,12 @@ from agent.core.shim_protocol import (
     ShimStatus,
     StoppedBy,
 )
-from agent.leftovers.processes import end, remains
+from agent.leftovers.processes import kill_leftovers, leftover_processes
 from agent.logs.shipper import LogShipper
-from agent.monitors.hangs.monitor import HangWatch
-from agent.monitors.traffic.samplers import STREAM, Proofs
+from agent.monitors.hangs.monitor import HangMonitor
+from agent.monitors.traffic.samplers import STREAM, TrafficSamplers
 from agent.shims.connection import ShimConnection, ShimUnreachable, connect, speak
-from agent.taskdirs.taskdirs import Folders
+from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
 from muster.protocol.control_channel import Refusal
@@ -61,17 +61,17 @@ class Hostfile:
 Order = ShimCommand | Hostfile
 
 
-class Keeper:
+class TaskSupervisor:
     """One task. Orders are carried out in order; `run` ends when the task's folder is gone."""
 
     def __init__(
         self,
         task: TaskId,
-        folders: Folders,
+        folders: TaskDirs,
         logs: LogShipper,
-        proofs: Proofs,
-        hangs: HangWatch,
-        post: Callable[[Stimulus], None],
+        proofs: TrafficSamplers,
+        hangs: HangMonitor,
+        post: Callable[[Input], None],
         found: tuple[TaskPaths, tuple[int, ...], NodeFabric, tuple[str, ...]] | None = None,
     ) -> None:
         """`found`: paths and ports of a task that an earlier life of the agent began, the node's
@@ -198,7 +198,9 @@ class Keeper:
         shim left is known by its mark."""
         status = self._last
         if status is None or not status.phase.terminal:
-            held = end(remain for remain in remains() if remain.task == self.task)
+            held = kill_leftovers(
+                remain for remain in leftover_processes() if remain.task == self.task
+            )
             status = ShimStatus(
                 self.task,
                 ShimPhase.STUCK if held else ShimPhase.CLEANED,

@@ -15,7 +15,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
 from muster.spec.parse import parse_mapping
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import Job
 from orchestrator.journal.archive import Archived
@@ -133,7 +133,7 @@ def _row(number: int, facts: list[tuple[f.Durable, float]]) -> Archived:
     assert isinstance(submitted, f.JobSubmitted)
     example = _examples.get(number % 100)
     if example is None:
-        example = _examples[number % 100] = retrace(facts)
+        example = _examples[number % 100] = replay_job(facts)
     later = at - example.submitted_at
     job = replace(
         example,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
-from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.monitor import HangMonitor
 from benchmarks.hangs.score import Score, score
 from benchmarks.hangs.traces import cases
 from muster.daemon.clock import SystemClock
@@ -83,7 +83,7 @@ def cost(count: int, looks: int) -> list[float]:
     with tempfile.TemporaryDirectory() as name, processes(count) as pids:
         folder = Path(name)
         be_shim_of(folder)
-        watch = HangWatch(SystemClock(), lambda _: None, PERIOD_S, root=folder)
+        watch = HangMonitor(SystemClock(), lambda _: None, PERIOD_S, root=folder)
         ranks = tuple(
             ShimRank(rank=at, local_rank=at, pid=pid, stdout="out", stderr="err")
             for at, pid in enumerate(pids)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.activity_baseline import Cadence, Seen, gist
+from agent.core.activity_baseline import ActivityBaseline, ActivitySample, signature
 from benchmarks.hangs.traces import Case, Moment
 from muster.protocol.control_channel import (
     PROTOCOL_MAX,
+    DumpStacks,
     Heartbeat,
     Hello,
     Inventory,
-    LookTask,
     Prepared,
     Report,
     StacksReport,
@@ -57,10 +57,10 @@ class Trial:
     now: float = 0.0
     told: list[Told] = field(default_factory=list)
     _timers: dict[a.Timer, float] = field(default_factory=dict)
-    _due: list[tuple[float, NodeName, LookTask]] = field(default_factory=list)
+    _due: list[tuple[float, NodeName, DumpStacks]] = field(default_factory=list)
     _homes: dict[TaskId, range] = field(default_factory=dict)
     _said: dict[TaskId, object] = field(default_factory=dict)
-    _cadences: list[Cadence] = field(default_factory=list)
+    _cadences: list[ActivityBaseline] = field(default_factory=list)
     _gone: dict[int, float] = field(default_factory=dict)
     _away: set[NodeName] = field(default_factory=set)
     _sessions: int = 0
@@ -98,7 +98,7 @@ class Trial:
                 self._hear(task.node, TaskReport(task.id, state, prepared=_PREPARED))
         for number, task in enumerate(tasks):
             self._homes[task.id] = range(number * each, (number + 1) * each)
-        self._cadences = [Cadence(rank, PERIOD_S, 0.0) for rank in range(case.ranks)]
+        self._cadences = [ActivityBaseline(rank, PERIOD_S, 0.0) for rank in range(case.ranks)]
 
     def _connect(self, name: NodeName, tasks: tuple[TaskReport, ...]) -> None:
         self._sessions += 1
@@ -132,7 +132,7 @@ class Trial:
                 Sign.DISK: int(sum(one.disk for one in slices) * span),
             }
             cpu_s = sum(one.cpu for one in slices) * span
-            cadence.take(Seen(self.now, moved, cpu_s, moment.doing, moment.where))
+            cadence.take(ActivitySample(self.now, moved, cpu_s, moment.doing, moment.where))
         for task, ranks in self._homes.items():
             name = self._node(task)
             unseen = moments[ranks[0]].unseen
@@ -151,7 +151,7 @@ class Trial:
                 self._away.discard(name)
                 self._connect(name, (report,))
             self._hear(name, Heartbeat(self.now))
-            news = tuple(gist(rank) for rank in activity)
+            news = tuple(signature(rank) for rank in activity)
             if news != self._said.get(task):
                 self._said[task] = news
                 self._hear(name, report)
@@ -166,7 +166,7 @@ class Trial:
         cadence = self._cadences[rank]
         return cadence.told().later(self.now - cadence.seen_at)
 
-    def _answer(self, name: NodeName, look: LookTask) -> None:
+    def _answer(self, name: NodeName, look: DumpStacks) -> None:
         if name in self._away:
             return
         ranks = tuple(
@@ -216,7 +216,7 @@ class Trial:
                 self._answer(name, look)
         self.now = until
 
-    def _turn(self, stimulus: s.Stimulus) -> None:
+    def _turn(self, stimulus: s.Input) -> None:
         done = turn(self.state, stimulus, Instant(self.now, 1.7e9 + self.now), self.limits)
         for fact in done.facts:
             if isinstance(fact, f.HangJudged):
@@ -225,7 +225,7 @@ class Trial:
             match action:
                 case a.SetTimer(timer, at):
                     self._timers[timer] = at
-                case a.Send(node, _, LookTask() as look):
+                case a.Send(node, _, DumpStacks() as look):
                     self._due.append((self.now + ANSWER_S, node, look))
                 case _:
                     pass

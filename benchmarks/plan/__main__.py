@@ -21,7 +21,7 @@ from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import Refused, Wish, plan
+from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import FabricPlan
 
@@ -56,11 +56,11 @@ def times(hcas: int, rounds: int) -> list[Row]:
     size = Row("fact", f"{name}, alike", "ours", "KiB", aim=Aim(KIB_AIM))
     other = Row("fact", f"{name}, some differ", "ours", "KiB", aim=Aim(KIB_AIM))
     for _ in range(rounds):
-        first.add(_took(lambda: plan(alike, Wish(Rdma.REQUIRED))))
-        second.add(_took(lambda: plan(apart, Wish())))
-        third.add(_took(lambda: plan(apart, Wish(Rdma.REQUIRED))))
-    size.add(_kib(plan(alike, Wish(Rdma.REQUIRED))))
-    other.add(_kib(plan(apart, Wish())))
+        first.add(_took(lambda: plan(alike, FabricRequest(Rdma.REQUIRED))))
+        second.add(_took(lambda: plan(apart, FabricRequest())))
+        third.add(_took(lambda: plan(apart, FabricRequest(Rdma.REQUIRED))))
+    size.add(_kib(plan(alike, FabricRequest(Rdma.REQUIRED))))
+    other.add(_kib(plan(apart, FabricRequest())))
     reported = Row("report", f"one node of {hcas} HCAs", "ours", "KiB")
     reported.add(len(msgspec.json.encode(alike[0].fabric)) / 1024)
     return [first, second, third, size, other, reported]

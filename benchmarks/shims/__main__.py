@@ -17,8 +17,8 @@ from pathlib import Path
 from agent.core.shim_protocol import ShimKill, ShimRelease, ShimStatus
 from agent.shims.backend import Shims, lacks_units
 from agent.shims.connection import ShimConnection, connect
-from agent.shims.forked import Template
-from agent.shims.systemd import Units
+from agent.shims.forked import ForkServer
+from agent.shims.systemd import SystemdUnits
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 
@@ -33,11 +33,11 @@ def main() -> int:
     rows, notes = [], []
     lacking = lacks_units()
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        rows += asyncio.run(measured("forked", Template(), Path(folder), args.rounds))
+        rows += asyncio.run(measured("forked", ForkServer(), Path(folder), args.rounds))
         if lacking:
             notes.append(f"no units here: {lacking}")
         else:
-            rows += asyncio.run(measured("unit", Units(), Path(folder), args.rounds))
+            rows += asyncio.run(measured("unit", SystemdUnits(), Path(folder), args.rounds))
     print(table(where, rows, notes))
     if args.json is not None:
         write_json(args.json, where, rows, notes)

@@ -21,7 +21,7 @@ _UNSATISFIABLE = "unsatisfiable"
 _OF_THE_API = re.compile(r" \((?:GET|POST|PATCH|PUT|DELETE) /[^)]*\)")
 
 
-class Complaint(NamedTuple):
+class CliError(NamedTuple):
     """A text of one or more lines, safe for a terminal, and the exit code."""
 
     text: str
@@ -36,24 +36,24 @@ class RefusedError(Exception):
     """A command that was not carried out; the message says why and what to do."""
 
 
-def complain(error: Exception) -> Complaint:
+def explain_error(error: Exception) -> CliError:
     """Turn any error into a complaint."""
     from muster.client.errors import ApiError, ClientError
 
     match error:
         case DetachedError():
-            return Complaint(str(error), EXIT_DETACHED)
+            return CliError(str(error), EXIT_DETACHED)
         case RefusedError():
-            return Complaint(str(error), EXIT_CLIENT)
+            return CliError(str(error), EXIT_CLIENT)
         case ApiError():
             return _refused_by_server(error)
         case ClientError():
-            return Complaint(_with_hint(safe(str(error)), error.hint), EXIT_CLIENT)
+            return CliError(_with_hint(safe(str(error)), error.hint), EXIT_CLIENT)
         case _:
             return _unexpected(error)
 
 
-def _refused_by_server(error: ApiError) -> Complaint:
+def _refused_by_server(error: ApiError) -> CliError:
     problem = error.problem
     hint = _OF_THE_API.sub("", problem.hint)
     # Where fields are named, `detail` says the same in one string.
@@ -66,11 +66,11 @@ def _refused_by_server(error: ApiError) -> Complaint:
     if problem.status >= 500 and problem.request_id:
         text += f"\n  request {safe(problem.request_id)} in the coordinator's log"
     if problem.code == _UNSATISFIABLE:
-        return Complaint(text, EXIT_NEVER_STARTED)
-    return Complaint(text, EXIT_USAGE if problem.status == 422 else EXIT_CLIENT)
+        return CliError(text, EXIT_NEVER_STARTED)
+    return CliError(text, EXIT_USAGE if problem.status == 422 else EXIT_CLIENT)
 
 
-def _unexpected(error: Exception) -> Complaint:
+def _unexpected(error: Exception) -> CliError:
     from muster.daemon.errors import DaemonError
     from muster.spec.errors import SpecError, printable
 
@@ -78,21 +78,21 @@ def _unexpected(error: Exception) -> Complaint:
         case SpecError():
             said = "the job is refused:\n" + _indented(str(error))
             notes = "".join(f"\n  {safe(note)}" for note in error.notes)
-            return Complaint(said + (f"\nhow it was read:{notes}" if notes else ""), EXIT_USAGE)
+            return CliError(said + (f"\nhow it was read:{notes}" if notes else ""), EXIT_USAGE)
         case DaemonError():
-            return Complaint(safe(str(error)), EXIT_CLIENT)
+            return CliError(safe(str(error)), EXIT_CLIENT)
         case UnicodeEncodeError():
             said = f"`{printable(error.object)}` is not UTF-8"
-            return Complaint(f"{said}: type it where the encoding is UTF-8", EXIT_USAGE)
+            return CliError(f"{said}: type it where the encoding is UTF-8", EXIT_USAGE)
         case OSError() if error.strerror:
             where = f"{safe(str(error.filename))}: " if error.filename else ""
-            return Complaint(f"{where}{error.strerror}", EXIT_CLIENT)
+            return CliError(f"{where}{error.strerror}", EXIT_CLIENT)
         case _:
             pass
     said = safe(str(error)) or "no further words"
     details = _write_details(error)
     where = "MUSTER_DEBUG=1 shows where" if details is None else f"the details are in {details}"
-    return Complaint(
+    return CliError(
         f"unexpected {type(error).__name__}: {said}\n  this is a mistake in muster; {where}",
         EXIT_CLIENT,
     )

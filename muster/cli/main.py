@@ -54,9 +54,9 @@ def _failed(error: Exception) -> int:
         show_usage(error)
         return error.exit_code
 
-    from muster.cli.errors import Complaint, complain
+    from muster.cli.errors import CliError, explain_error
 
-    complaint: Complaint = complain(error)
+    complaint: CliError = explain_error(error)
     _say(complaint.text)
     return complaint.code
 

@@ -23,11 +23,11 @@ from muster.client.config import Settings, given_settings
 from muster.client.endpoints import CHANGE_S, WATCH_S, Call, Steps
 from muster.client.env_passthrough import with_variables
 from muster.client.errors import ClientError
-from muster.client.event_stream import EventFeed
-from muster.client.http_common import Exchange
-from muster.client.log_stream import LogQuery, Tail
-from muster.client.resumable_stream import Feed
-from muster.client.retry import OnTrouble, Patience
+from muster.client.event_stream import EventStream
+from muster.client.http_common import HttpContext
+from muster.client.log_stream import LogQuery, LogStream
+from muster.client.resumable_stream import ResumableStream
+from muster.client.retry import OnTrouble, RetryPolicy
 from muster.http.fabric import FabricView
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.http.job_evidence import Evidence
@@ -79,9 +79,9 @@ class AsyncClient:
         return client
 
     def _begin(self, settings: Settings, on_trouble: OnTrouble | None) -> None:
-        self._exchange = Exchange(settings)
+        self._exchange = HttpContext(settings)
         self._transport = AsyncTransport(self._exchange)
-        self._patience = Patience(on_trouble)
+        self._patience = RetryPolicy(on_trouble)
 
     async def __aenter__(self) -> Self:
         return self
@@ -213,7 +213,7 @@ class AsyncClient:
     ) -> AsyncIterator[EventView]:
         """As `Client.follow_events`."""
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
-        return self._read(EventFeed(after), path, WATCH_S)
+        return self._read(EventStream(after), path, WATCH_S)
 
     async def nodes(self) -> NodeList:
         """As `Client.nodes`."""
@@ -264,9 +264,11 @@ class AsyncClient:
         """As `Client.logs`."""
         wanted = query or LogQuery()
         patience_s = WATCH_S if wanted.follow else CHANGE_S
-        return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
+        return self._read(LogStream(wanted), f"/v1/jobs/{job}/logs", patience_s)
 
-    async def _read(self, feed: Feed[_T], path: str, patience_s: float) -> AsyncGenerator[_T, None]:
+    async def _read(
+        self, feed: ResumableStream[_T], path: str, patience_s: float
+    ) -> AsyncGenerator[_T, None]:
         while True:
             lines = self._opened(feed, path, patience_s)
             # Closed here and now also where the reader stops early: not when garbage is collected.
@@ -278,7 +280,7 @@ class AsyncClient:
             await asyncio.sleep(feed.pause_s())
 
     async def _opened(
-        self, feed: Feed[_T], path: str, patience_s: float
+        self, feed: ResumableStream[_T], path: str, patience_s: float
     ) -> AsyncGenerator[bytes, None]:
         """Lines of a stream, the first of which was waited for with patience."""
         query = feed.parameters()
@@ -328,7 +330,9 @@ class AsyncClient:
         return result
 
 
-async def _found(lines: AsyncGenerator[bytes, None], feed: Feed[_T]) -> AsyncGenerator[_T, None]:
+async def _found(
+    lines: AsyncGenerator[bytes, None], feed: ResumableStream[_T]
+) -> AsyncGenerator[_T, None]:
     """What one connection brings; that it was cut is for `feed` to judge."""
     opened = False
     try:

@@ -21,7 +21,7 @@ from muster.client.http_common import (
     BODY_BYTES_MAX,
     CONNECT_TIMEOUT_S,
     PROBLEM_BYTES_MAX,
-    Exchange,
+    HttpContext,
     Lines,
     keep_alive,
     target,
@@ -33,7 +33,7 @@ _LINE_BUFFER_BYTES: Final = 256 << 10
 class AsyncTransport:
     """Speaks to one coordinator, until `close`."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpContext) -> None:
         self._exchange = exchange
         # Connections belong to the event loop that made them, and a program may have several: one
         # after the other, or one in each thread.
@@ -124,7 +124,7 @@ async def _read(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _explained(exchange: Exchange) -> Iterator[None]:
+def _explained(exchange: HttpContext) -> Iterator[None]:
     """What aiohttp raises inside, as our errors."""
     try:
         yield

@@ -17,8 +17,8 @@ from muster.client.config import Settings, given_settings
 from muster.client.endpoints import CHANGE_S, WATCH_S, Call, Steps
 from muster.client.env_passthrough import with_variables
 from muster.client.errors import ClientError
-from muster.client.http_common import Exchange
-from muster.client.retry import OnTrouble, Patience
+from muster.client.http_common import HttpContext
+from muster.client.retry import OnTrouble, RetryPolicy
 from muster.client.sync_transport import Transport
 from muster.http.job_actions import CancelAnswer, ChangeAnswer, SignalAnswer
 from muster.http.node_actions import DrainRequest, NodeAnswer
@@ -41,7 +41,7 @@ from muster.protocol.states import JobState
 
 if TYPE_CHECKING:
     from muster.client.log_stream import LogQuery
-    from muster.client.resumable_stream import Feed
+    from muster.client.resumable_stream import ResumableStream
     from muster.http.fabric import FabricView
     from muster.http.job_evidence import Evidence
     from muster.http.node_probe import NodeProbe
@@ -80,9 +80,9 @@ class Client:
         return client
 
     def _begin(self, settings: Settings, on_trouble: OnTrouble | None) -> None:
-        self._exchange = Exchange(settings)
+        self._exchange = HttpContext(settings)
         self._transport = Transport(self._exchange)
-        self._patience = Patience(on_trouble)
+        self._patience = RetryPolicy(on_trouble)
 
     @property
     def url(self) -> str:
@@ -225,10 +225,10 @@ class Client:
 
         A stream that is cut goes on where it stopped: none is missing, none comes twice.
         """
-        from muster.client.event_stream import EventFeed
+        from muster.client.event_stream import EventStream
 
         path = "/v1/events" if job is None else f"/v1/jobs/{job}/events"
-        return self._read(EventFeed(after), path, WATCH_S)
+        return self._read(EventStream(after), path, WATCH_S)
 
     def nodes(self) -> NodeList:
         """All nodes, over as many pages as it takes."""
@@ -290,13 +290,13 @@ class Client:
         A stream that is cut goes on where it stopped: no byte is missing, none comes twice. It
         ends by a trailer, or by an error.
         """
-        from muster.client.log_stream import LogQuery, Tail
+        from muster.client.log_stream import LogQuery, LogStream
 
         wanted = query or LogQuery()
         patience_s = WATCH_S if wanted.follow else CHANGE_S
-        return self._read(Tail(wanted), f"/v1/jobs/{job}/logs", patience_s)
+        return self._read(LogStream(wanted), f"/v1/jobs/{job}/logs", patience_s)
 
-    def _read(self, feed: Feed[_T], path: str, patience_s: float) -> Iterator[_T]:
+    def _read(self, feed: ResumableStream[_T], path: str, patience_s: float) -> Iterator[_T]:
         from muster.client.resumable_stream import read_feed
 
         return read_feed(

@@ -8,14 +8,14 @@ import msgspec
 
 from muster.client.endpoints import Query
 from muster.client.errors import BadAnswerError
-from muster.client.resumable_stream import Feed
+from muster.client.resumable_stream import ResumableStream
 from muster.http.views import EventsEnd, EventView
 
 _view: Final = msgspec.json.Decoder(EventView)
 _end: Final = msgspec.json.Decoder(EventsEnd)
 
 
-class EventFeed(Feed[EventView]):
+class EventStream(ResumableStream[EventView]):
     """Where a reader of events is. `over`: the job has ended, and all of its events came."""
 
     what = "stream of events"

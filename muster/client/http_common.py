@@ -51,7 +51,7 @@ def keep_alive(sock: socket.socket) -> None:
         sock.setsockopt(level, option, value)
 
 
-class Exchange:
+class HttpContext:
     """The coordinator that `settings` describe, as requests and answers see it.
 
     `server_time` is its clock at its last answer, None before; `server_version` its version.

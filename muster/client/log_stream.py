@@ -13,7 +13,7 @@ import msgspec
 
 from muster.client.endpoints import Query
 from muster.client.errors import BadAnswerError
-from muster.client.resumable_stream import Feed
+from muster.client.resumable_stream import ResumableStream
 from muster.http.views import LogRecord, LogTrailer
 
 Entry: TypeAlias = LogRecord | LogTrailer
@@ -57,7 +57,7 @@ class LogQuery:
         }
 
 
-class Tail(Feed[Entry]):
+class LogStream(ResumableStream[Entry]):
     """Where a reader of logs is. `over`: the trailer has come, or, without `follow`, all that there
     was.
     """

@@ -1,7 +1,7 @@
 """A stream of lines as one unbroken sequence, over as many connections as it takes.
 
-A `Feed` does no I/O: it says what the next connection asks for and what its lines mean. `Client`
-and `AsyncClient` both read through one.
+A `ResumableStream` does no I/O: it says what the next connection asks for and what its lines mean.
+`Client` and `AsyncClient` both read through one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE_MAX_S: Final = 3.0
 _BARREN_MAX: Final = 20
 
 
-class Feed(ABC, Generic[_T]):
+class ResumableStream(ABC, Generic[_T]):
     """Where a reader is. `over`: all that was asked for has come."""
 
     what = "stream"  # as people call it
@@ -77,7 +77,7 @@ class Feed(ABC, Generic[_T]):
 
 
 def read_feed(
-    feed: Feed[_T],
+    feed: ResumableStream[_T],
     open_stream: Open,
     persist: Persist,
     sleep: Callable[[float], None] = time.sleep,
@@ -102,7 +102,7 @@ def read_feed(
         sleep(feed.pause_s())
 
 
-def _opened(feed: Feed[_T], open_stream: Open, parameters: Query) -> Iterator[bytes]:
+def _opened(feed: ResumableStream[_T], open_stream: Open, parameters: Query) -> Iterator[bytes]:
     """Connect now, so that a failure to connect is met by whoever repeats it, not by the reader."""
     lines = open_stream(parameters)
     first = next(lines, None)

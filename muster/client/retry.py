@@ -13,7 +13,7 @@ OnTrouble: TypeAlias = Callable[[ClientError, float], None]
 _PAUSE_MAX_S: Final = 3.0
 
 
-class Patience:
+class RetryPolicy:
     """Knows whether the coordinator was ever reached. As long as it was not, the address is
     probably wrong, and nobody wants to wait long to hear that.
     """

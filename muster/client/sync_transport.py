@@ -18,7 +18,7 @@ from muster.client.http_common import (
     BODY_BYTES_MAX,
     CONNECT_TIMEOUT_S,
     PROBLEM_BYTES_MAX,
-    Exchange,
+    HttpContext,
     Lines,
     keep_alive,
     target,
@@ -30,7 +30,7 @@ _READ_BYTES: Final = 256 << 10
 class Transport:
     """Speaks to one coordinator. Safe to use from several threads."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpContext) -> None:
         self.exchange = exchange
 
     def request(self, call: Call[Any]) -> bytes:

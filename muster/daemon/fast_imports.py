@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class PatientContext(ssl.SSLContext):
+class LazySSLContext(ssl.SSLContext):
     """As `ssl.create_default_context` makes it, but that certificates are read at first use."""
 
     _read = False
@@ -34,7 +34,7 @@ def _without_certificates() -> Iterator[None]:
     whole = ssl.create_default_context
 
     def make(*_: object, **__: object) -> ssl.SSLContext:
-        return PatientContext(ssl.PROTOCOL_TLS_CLIENT)
+        return LazySSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     ssl.create_default_context = make
     # Only the context that verifies nothing is asked for that.

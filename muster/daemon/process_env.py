@@ -5,7 +5,7 @@ import signal
 import sys
 
 
-def prepare_surroundings() -> None:
+def prepare_process_env() -> None:
     """Make them fit: call it before anything is opened or written.
 
     A hang-up of the terminal ends nobody.

@@ -25,7 +25,7 @@ class _Asked(NamedTuple):
     family: socket.AddressFamily
 
 
-class Lookup(AbstractResolver):
+class ThreadedResolver(AbstractResolver):
     """The machine's own resolver. Who asks for what is being looked up already waits for that."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.protocol.fabric import NodeFabric
 
 
-def lack_of(fabric: NodeFabric) -> str:
+def no_port_reason(fabric: NodeFabric) -> str:
     """In words that follow the node's name."""
     if fabric.missing:
         first = fabric.missing[0]

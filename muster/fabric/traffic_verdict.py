@@ -70,7 +70,7 @@ def planned(report: FabricReport) -> tuple[PortFigures, ...]:
     return listed or report.ports
 
 
-def gist(report: FabricReport) -> tuple[object, ...]:
+def summary(report: FabricReport) -> tuple[object, ...]:
     """What a verdict hangs on, but for the amounts."""
     nccl = report.nccl
     return (

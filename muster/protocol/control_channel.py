@@ -30,8 +30,8 @@ from muster.protocol.traffic import FabricReport, PortHealth
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 7
 """2: `SignalTask.ranks`, which agents of 1 would take for all ranks. 3: `ArrangeTask.start`, for
-which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep.
-5: `LookTask`, which agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of
+which agents of 2 wait in vain. 4: leases of a task's own, which agents of 3 would not keep. 5:
+`DumpStacks`, which agents of 4 do not know. 6: `TaskReport.no_output`, after which coordinators of
 5 wait for the end of the log. 7: `Hole`, without which coordinators of 6 ask for the bytes again
 and again."""
 LEASES_OF_TASKS: Final = 4
@@ -39,7 +39,7 @@ LEASES_OF_TASKS: Final = 4
 STARTS_WITH_PLAN: Final = 3
 """From this protocol on `ArrangeTask.start` is heeded."""
 LOOKS: Final = 5
-"""From this protocol on `LookTask` is understood."""
+"""From this protocol on `DumpStacks` is understood."""
 NO_OUTPUT: Final = 6
 """From this protocol on `TaskReport.no_output` alone says that a log has ended without a byte."""
 HOLES: Final = 7
@@ -322,7 +322,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     idle: IdleGpus | None = None
 
 
-class Meeting(msgspec.Struct, frozen=True, omit_defaults=True):
+class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a gang is to prove, before its start, that it meets.
 
     The agent of the task `launcher`, on `node`, holds the port at `address`; the others connect to
@@ -360,7 +360,7 @@ class ArrangeTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="arrange"
     listen_port: int | None = None
     others: dict[str, tuple[str, ...]] = {}
     grace_s: float = 30.0
-    meeting: Meeting | None = None
+    meeting: RendezvousCheck | None = None
     stop_signal: str = "SIGTERM"
     ranks: tuple[dict[str, str], ...] = ()
     interpreter: bool = False
@@ -398,7 +398,7 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     late: bool = True
 
 
-class LookTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
+class DumpStacks(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
     """Say where the task's ranks stand, and change nothing. `number` counts the looks of an epoch.
 
     `threads`: all threads; `recorder`: have NCCL's flight recorder write down what it knows, too.
@@ -427,6 +427,6 @@ Command = (
     | StartTask
     | StopTask
     | SignalTask
-    | LookTask
+    | DumpStacks
     | ForgetTask
 )

@@ -7,34 +7,34 @@ from aiohttp import web
 from orchestrator.api.events import EventsApi
 from orchestrator.api.http.access import Access, AccessTable, Route
 from orchestrator.api.http.cross_origin import Origins
-from orchestrator.api.http.middleware import add_headers, expectation, surround
+from orchestrator.api.http.middleware import add_headers, expectation, request_middleware
 from orchestrator.api.http.openapi import SchemaApi
-from orchestrator.api.http.stream_revocation import OpenRequests
+from orchestrator.api.http.stream_revocation import StreamRevocation
 from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.http.tokens import TokenStore
-from orchestrator.api.job_actions import JobVerbsApi
+from orchestrator.api.job_actions import JobActionsApi
 from orchestrator.api.job_details import JobDetailsApi
 from orchestrator.api.job_list import JobListApi
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.logs import LogsApi
 from orchestrator.api.metrics import MetricsApi
-from orchestrator.api.node_actions import NodeVerbsApi
+from orchestrator.api.node_actions import NodeActionsApi
 from orchestrator.api.node_check import NodeCheckApi
-from orchestrator.api.nodes import ClusterApi
+from orchestrator.api.nodes import NodesApi
 from orchestrator.config import Limits
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.ingest import LogConnections
+from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
 
-OPEN_REQUESTS: Final = web.AppKey("open_requests", OpenRequests)
+OPEN_REQUESTS: Final = web.AppKey("open_requests", StreamRevocation)
 
 
 def make_app(
     *,
     coordinator: Coordinator,
     agents: AgentSessions,
-    log_connections: LogConnections,
+    log_connections: LogIngest,
     log_store: LogStore,
     tokens: TokenStore,
     origins: Origins,
@@ -49,11 +49,11 @@ def make_app(
         rules=rules,
     )
     job_list, details = JobListApi(coordinator), JobDetailsApi(coordinator, rules)
-    verbs, node_verbs = JobVerbsApi(coordinator, jobs), NodeVerbsApi(coordinator)
+    verbs, node_verbs = JobActionsApi(coordinator, jobs), NodeActionsApi(coordinator)
     node_check = NodeCheckApi(coordinator, jobs, rules)
     logs = LogsApi(coordinator, log_store)
     events = EventsApi(coordinator)
-    cluster = ClusterApi(coordinator)
+    cluster = NodesApi(coordinator)
     metrics = MetricsApi(coordinator, agents, log_connections, log_store)
     schema = SchemaApi()
     admin = Access.ADMIN
@@ -93,11 +93,14 @@ def make_app(
         Route("GET", "/v1/agent", agents.serve, Access.JOIN),
         Route("GET", "/v1/agent/logs", log_connections.serve, Access.JOIN),
     ]
-    open_requests = OpenRequests(tokens)
+    open_requests = StreamRevocation(tokens)
     schema.describe(routes)
     access = AccessTable(routes, tokens, refusals_per_s=limits.refusals_per_s)
     app = web.Application(
-        middlewares=[surround(access, origins, metrics.http.ended), open_requests.middleware],
+        middlewares=[
+            request_middleware(access, origins, metrics.http.ended),
+            open_requests.middleware,
+        ],
         client_max_size=limits.http_body_bytes_max,
     )
     app[OPEN_REQUESTS] = open_requests

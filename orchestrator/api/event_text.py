@@ -53,9 +53,9 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | sf.DrainTimed()
             | sf.NodeRemoved()
             | sf.NodeResumed()
-            | sf.NodeBlamed()
-            | sf.NodeTrusted()
-            | sf.QuarantineSpared()
+            | sf.NodeFaultRecorded()
+            | sf.NodeFaultsDecayed()
+            | sf.QuarantineSkipped()
             | sf.HardwareReported()
         ):
             return f"node {fact.node} {service_event(fact)}"
@@ -75,9 +75,9 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             return "queued again"
         case f.RetryScheduled(_, budget, delay_s):
             return f"will be tried again in {delay_s:g} s ({budget} budget)"
-        case nf.NoticeDue(_, _, event):
+        case nf.WebhookQueued(_, _, event):
             return f"webhooks are to be told: {event.value}"
-        case nf.NoticeSettled(_, _, hook, problem):
+        case nf.WebhookSettled(_, _, hook, problem):
             where = f"webhook {hook + 1}" if job is None else f"webhook {host_of(job, hook)}"
             return f"{where} was not told: {problem}" if problem else f"{where} was told"
         case f.JobEnded(_, cause):
@@ -113,8 +113,8 @@ def _text(job: Job | None, fact: f.Durable) -> str:
             | f.TaskJoined()
             | f.TaskLeft()
             | f.TaskCheckpointed()
-            | f.TaskCut()
-            | f.TaskBack()
+            | f.TaskUnreachable()
+            | f.TaskReachable()
         ):
             where = f"node {fact.rank}"
             if job is not None:
@@ -186,8 +186,8 @@ def _task_text(
     | f.TaskJoined
     | f.TaskLeft
     | f.TaskCheckpointed
-    | f.TaskCut
-    | f.TaskBack,
+    | f.TaskUnreachable
+    | f.TaskReachable,
 ) -> str:
     match fact:
         case f.TaskPrepared():
@@ -210,9 +210,9 @@ def _task_text(
             return f"saw a checkpoint: {name}"
         case f.TaskJoined():
             return "joins the running gang"
-        case f.TaskCut():
+        case f.TaskUnreachable():
             return "cannot be reached, presumed running"
-        case f.TaskBack():
+        case f.TaskReachable():
             return "is back"
         case f.TaskLeft(_, _, _, reason):
             return f"the gang goes on without it: {reason}"

@@ -35,7 +35,7 @@ from orchestrator.api.jobs import (
 from orchestrator.core.facts.effects import Changed, Declined, Signalled, Stacks
 from orchestrator.core.facts.inputs import ChangeReceived, SignalReceived, StacksReceived
 from orchestrator.core.model.status import job_state
-from orchestrator.core.scheduling.what_if import WAITING, supposed, supposition
+from orchestrator.core.scheduling.what_if import WAITING, what_if_state, what_if_text
 from orchestrator.core.views.explain import explain
 from orchestrator.shell.coordinator import Coordinator
 
@@ -45,7 +45,7 @@ _SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"
 
 
-class JobVerbsApi:
+class JobActionsApi:
     """The routes below /v1/jobs/{id} that change a job or look into it."""
 
     def __init__(self, coordinator: Coordinator, jobs: JobsApi) -> None:
@@ -93,7 +93,7 @@ class JobVerbsApi:
         state, job = await find_job(self._coordinator, name)
         now, limits = self._coordinator.now(), self._coordinator.limits
         drained = [NodeName(node) for node in query.drained or ()]
-        supposing = supposition(query.nodes, drained)
+        supposing = what_if_text(query.nodes, drained)
         if not supposing:
             return reply(explain(state, job, now, limits))
         for node in drained:
@@ -106,7 +106,7 @@ class JobVerbsApi:
                 f"job {name} is {job_state(job).value}: only of a job that waits it can be told",
                 f"what became of it: muster explain {name}",
             )
-        told = explain(*supposed(state, job, now, query.nodes, drained), now, limits)
+        told = explain(*what_if_state(state, job, now, query.nodes, drained), now, limits)
         text = "it would start now" if told.starts_now else told.text
         return reply(msgspec.structs.replace(told, supposing=supposing, text=text))
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from muster.http.views import LogRecord, LogTrailer
 from muster.protocol.timestamp import timestamp
-from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job
 from orchestrator.core.model.status import job_state
@@ -257,7 +257,7 @@ class LogReader:
 
     def _missing(self, job: Job) -> list[str]:
         stored = self._store.job(self._name).stored
-        return sorted({task.node for task in awaited(job, stored)})
+        return sorted({task.node for task in tasks_with_pending_logs(job, stored)})
 
 
 def _undelivered(missing: list[str], final: bool) -> str | None:

@@ -30,7 +30,7 @@ from orchestrator.core.model.status import job_state
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.ingest import LogConnections
+from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.stats import SLOW_S, Histogram
 
@@ -220,7 +220,7 @@ class MetricsApi(Collector):
         self,
         coordinator: Coordinator,
         agents: AgentSessions,
-        log_connections: LogConnections,
+        log_connections: LogIngest,
         log_store: LogStore,
     ) -> None:
         self.http = HttpCounts()

@@ -10,13 +10,13 @@ from orchestrator.api.http.problems import ApiError, bad_field
 from orchestrator.api.http.request_parsing import struct_body
 from orchestrator.api.http.responses import reply
 from orchestrator.api.nodes import unknown_node
-from orchestrator.core.facts.effects import UNKNOWN_NODE, Declined, Result, Serviced
+from orchestrator.core.facts.effects import UNKNOWN_NODE, Declined, NodeServiceChanged, Result
 from orchestrator.core.facts.inputs import DrainReceived, RemoveReceived, ResumeReceived
 from orchestrator.core.views.display import node_seen
 from orchestrator.shell.coordinator import Coordinator
 
 
-class NodeVerbsApi:
+class NodeActionsApi:
     """The routes below /v1/nodes/{id} that change a node."""
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -54,7 +54,7 @@ class NodeVerbsApi:
         await struct_body(request, RemoveRequest)
         view = await self._view(name)
         result = await self._coordinator.request(lambda rid: RemoveReceived(rid, name, user))
-        if isinstance(result, Serviced):
+        if isinstance(result, NodeServiceChanged):
             return reply(NodeAnswer(view, changed=True))
         return await self._answer(name, result)
 
@@ -68,7 +68,7 @@ class NodeVerbsApi:
 
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:
-            case Serviced(anything=anything):
+            case NodeServiceChanged(anything=anything):
                 return reply(NodeAnswer(await self._view(name), anything))
             case Declined(code=code) if code == UNKNOWN_NODE:
                 raise unknown_node(name)

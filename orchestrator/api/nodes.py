@@ -39,7 +39,7 @@ def _place(name: str) -> tuple[object, str]:
     return natural(name), name
 
 
-class ClusterApi:
+class NodesApi:
     """/v1/nodes, /v1/version and the two health checks."""
 
     def __init__(self, coordinator: Coordinator) -> None:

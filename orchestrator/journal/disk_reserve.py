@@ -26,7 +26,7 @@ def is_full(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", None) in _NO_ROOM
 
 
-class Space:
+class DiskReserve:
     """The room on the disk of one journal. `reserve_bytes` 0: none is kept, none is watched."""
 
     def __init__(self, journal: Path, reserve_bytes: int) -> None:

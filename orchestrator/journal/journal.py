@@ -17,7 +17,7 @@ from muster.daemon.network_fs import network_kind
 from orchestrator.core.facts.jobs import Durable
 from orchestrator.journal import archive
 from orchestrator.journal.archive import Archived
-from orchestrator.journal.disk_reserve import Space, is_full
+from orchestrator.journal.disk_reserve import DiskReserve, is_full
 from orchestrator.journal.errors import (
     CorruptJournalError,
     JournalError,
@@ -68,7 +68,7 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, database: sqlite3.Connection, lock: DirectoryLock, space: Space
+        self, path: Path, database: sqlite3.Connection, lock: DirectoryLock, space: DiskReserve
     ) -> None:
         self.path = path
         self._database = database
@@ -98,7 +98,7 @@ class Journal:
                 remove_leftovers(state_dir, FILE_NAME)
             except OSError as error:
                 raise JournalError(f"{state_dir} cannot be written: {error.strerror}") from error
-            space = Space(path, reserve_bytes)
+            space = DiskReserve(path, reserve_bytes)
             try:
                 database = open_database(path)
                 space.keep()

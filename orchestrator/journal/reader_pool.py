@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 _THREADS: Final = 2
 
 
-class Readers:
+class ReaderPool:
     """Two at most, each used by one question at a time; made when they are first needed."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from orchestrator.core.facts.jobs import Durable
 from orchestrator.journal.archive import Archived
 from orchestrator.journal.journal import Journal, events
-from orchestrator.journal.reader_pool import Readers
+from orchestrator.journal.reader_pool import ReaderPool
 from orchestrator.journal.records import Recorded
 
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ class JournalWriter:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._readers = Readers(journal.path)
+        self._readers = ReaderPool(journal.path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Hashable, Iterable
 
 
-class Changes:
+class ChangeCounters:
     """Counters that only grow, and those who wait for one to move.
 
     A key nobody bumped counts 0 and costs nothing.

@@ -21,16 +21,16 @@ from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import submitted_before
-from orchestrator.core.engine.fast_path import is_answer, is_bare
+from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.durability import Durability, durability_of
 from orchestrator.core.facts.inputs import (
     CoordinatorStarted,
+    DiskSpaceChecked,
+    Input,
     JobsArchived,
-    SpaceSeen,
-    Stimulus,
     SubmitReceived,
     TimerFired,
 )
@@ -42,12 +42,12 @@ from orchestrator.core.storage.removal import clock_doubt
 from orchestrator.journal.errors import CorruptJournalError
 from orchestrator.journal.records import Recorded
 from orchestrator.journal.writer import JournalWriter
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox, Received
-from orchestrator.shell.job_archive import ROOM_AGAIN_S, Archive
+from orchestrator.shell.job_archive import ROOM_AGAIN_S, JobArchive
 from orchestrator.shell.job_index import JobIndex
-from orchestrator.shell.periodic import Meanwhile
-from orchestrator.shell.stats import Meters
+from orchestrator.shell.periodic import Periodic
+from orchestrator.shell.stats import Stats
 from orchestrator.shell.timers import Timers
 
 LAZY_FLUSH_S: Final = 0.2
@@ -124,7 +124,7 @@ class Coordinator:
         clock: Clock,
         limits: Limits,
         sessions: Sessions,
-        changes: Changes,
+        changes: ChangeCounters,
         networks: tuple[str, ...] = (),
         first_job: int = 0,
         archived: Mapping[str, int] | None = None,
@@ -132,9 +132,9 @@ class Coordinator:
         last_record_at: float | None = None,
     ) -> None:
         self.state = state
-        self.meters = Meters()
+        self.meters = Stats()
         self.index = JobIndex(state)
-        self.archive = Archive(journal, state, archived or {}, forgotten_to)
+        self.archive = JobArchive(journal, state, archived or {}, forgotten_to)
         self.changes = changes
         self._journal = journal
         self._clock = clock
@@ -189,18 +189,18 @@ class Coordinator:
                     _log.error("disk_full", why=problem)
                 else:
                     _log.warning("disk_has_room", why="submits are taken again")
-                await self._inbox.put(SpaceSeen(problem))
+                await self._inbox.put(DiskSpaceChecked(problem))
             await asyncio.sleep(SPACE_EVERY_S)
 
-    async def put(self, stimulus: Stimulus) -> None:
+    async def put(self, stimulus: Input) -> None:
         """Hand over what happened; waits while too much is waiting already."""
         await self._inbox.put(stimulus)
 
-    def put_now(self, stimulus: Stimulus) -> None:
+    def put_now(self, stimulus: Input) -> None:
         """As `put` for what must not be lost: the end of a session, once each."""
         self._inbox.put_now(stimulus)
 
-    async def request(self, make: Callable[[a.RequestId], Stimulus]) -> a.Result:
+    async def request(self, make: Callable[[a.RequestId], Input]) -> a.Result:
         """Ask, and wait for the answer; what it promises is on disk.
 
         Raises CoordinatorStoppedError.
@@ -319,7 +319,7 @@ class Coordinator:
 
     async def _step(self, batch: list[Received]) -> None:
         facts: list[f.Fact] = []
-        actions: list[a.Action] = []
+        actions: list[a.Effect] = []
         due = self._judge(batch, facts, actions)
         if due is Durability.PATIENT:
             await self._for_company(facts, actions)
@@ -346,7 +346,7 @@ class Coordinator:
             _log_fact(fact)
 
     def _judge(
-        self, batch: list[Received], facts: list[f.Fact], actions: list[a.Action]
+        self, batch: list[Received], facts: list[f.Fact], actions: list[a.Effect]
     ) -> Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
@@ -370,7 +370,7 @@ class Coordinator:
                 return durability
         return None
 
-    async def _for_company(self, facts: list[f.Fact], actions: list[a.Action]) -> None:
+    async def _for_company(self, facts: list[f.Fact], actions: list[a.Effect]) -> None:
         """Judge what else comes in a moment, so that it shares the commit; less than a moment where
         somebody waits for it."""
         self._committing = True
@@ -381,7 +381,7 @@ class Coordinator:
         except TimeoutError:
             pass
 
-    async def _commit(self, facts: list[f.Fact], actions: list[a.Action]) -> None:
+    async def _commit(self, facts: list[f.Fact], actions: list[a.Effect]) -> None:
         staged, self._staged = self._staged, []
         if self._flush is not None:
             self._flush.cancel()
@@ -389,7 +389,7 @@ class Coordinator:
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
         began = time.perf_counter()
-        with Meanwhile(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
+        with Periodic(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
             await self._journal.append(staged)
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)
@@ -398,9 +398,9 @@ class Coordinator:
         self._committed |= {events_key(getattr(fact, "job", None)) for fact, _ in staged}
         self._committed.add(events_key(None))
 
-    def _hear_on(self, facts: list[f.Fact], held: list[a.Action]) -> None:
+    def _hear_on(self, facts: list[f.Fact], held: list[a.Effect]) -> None:
         """A commit lasts: answer the heartbeats that came with it, or since."""
-        self._judge(self._inbox.pick(partial(is_bare, self.state)), facts, held)
+        self._judge(self._inbox.pick(partial(is_plain_heartbeat, self.state)), facts, held)
         for answer in [action for action in held if is_answer(action)]:
             self._perform(answer)
         held[:] = [action for action in held if not is_answer(action)]
@@ -409,7 +409,7 @@ class Coordinator:
         self._flush, self._flush_due = None, True
         self._inbox.wake()
 
-    def _perform(self, action: a.Action) -> None:
+    def _perform(self, action: a.Effect) -> None:
         match action:
             case a.Send(_, session, command):
                 self._sessions.send(session, command)

@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.daemon.clock import Clock
 from muster.protocol.instant import Instant
-from orchestrator.core.facts.inputs import Stimulus
+from orchestrator.core.facts.inputs import Input
 
 WAITING_MAX: Final = 4096
 # One step judges at most this many, so that a burst delays an answer by one step and not by all.
@@ -17,7 +17,7 @@ BATCH_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    stimulus: Stimulus
+    stimulus: Input
     at: Instant
 
 
@@ -32,14 +32,14 @@ class Inbox:
         self._room.set()
         self._filled = asyncio.Event()
 
-    async def put(self, stimulus: Stimulus) -> None:
+    async def put(self, stimulus: Input) -> None:
         """Add it, after waiting for room."""
         while len(self._items) >= self._max:
             self._room.clear()
             await self._room.wait()
         self.put_now(stimulus)
 
-    def put_now(self, stimulus: Stimulus) -> None:
+    def put_now(self, stimulus: Input) -> None:
         """Add it at once: for what comes at most once a connection or a timer."""
         self._items.append(Received(stimulus, self._clock.now()))
         self._filled.set()
@@ -48,7 +48,7 @@ class Inbox:
         """Let `take` return, if need be with nothing."""
         self._filled.set()
 
-    def pick(self, wanted: Callable[[Stimulus], bool]) -> list[Received]:
+    def pick(self, wanted: Callable[[Input], bool]) -> list[Received]:
         """Take what is wanted, in order, from among the others, which stay."""
         waiting = list(self._items)
         picked: list[Received] = []

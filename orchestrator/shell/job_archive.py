@@ -19,7 +19,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.states import ENDED_STATES, JobState
 from orchestrator.core.engine.decide import decide
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
@@ -63,7 +63,7 @@ class Page:
     floor: int
 
 
-class Archive:
+class JobArchive:
     """What has gone from the state, and what is to go. `ended` counts the former by state."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Archive:
     def took_in(self, facts: Sequence[f.Fact]) -> None:
         for fact in facts:
             match fact:
-                case f.JobEnded(job) | nf.NoticeSettled(job):
+                case f.JobEnded(job) | nf.WebhookSettled(job):
                     # Both in one turn are the end of it once.
                     if _may_go(self._state.jobs[job]) and job not in self._going:
                         self._due.append(job)
@@ -180,7 +180,7 @@ class Archive:
         )
 
     async def answer(
-        self, state: State, asked: s.Stimulus, now: Instant, limits: Limits
+        self, state: State, asked: s.Input, now: Instant, limits: Limits
     ) -> a.Result | None:
         """What the core says to a request for a job that is here; None where it is not. Raises
         JournalError."""
@@ -228,7 +228,7 @@ def _retraced(name: JobId, database: sqlite3.Connection) -> Job | None:
     if not facts:
         return None
     try:
-        return retrace((recorded.fact, recorded.at) for recorded in facts)
+        return replay_job((recorded.fact, recorded.at) for recorded in facts)
     except (InvalidTransition, LookupError, ValueError) as error:
         raise CorruptJournalError(
             f"the facts of job {name} in the archive do not follow from each other ({error})"

@@ -11,7 +11,7 @@ import structlog
 from orchestrator.core.storage.removal import Allowance
 from orchestrator.journal.errors import JournalError, JournalWriteError
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.wall_clock_age import Ages
+from orchestrator.shell.wall_clock_age import WallClockAge
 
 SWEEP_EVERY_S: Final = 60.0
 _LOOKED_AT: Final = 256
@@ -23,20 +23,20 @@ _log = structlog.get_logger("muster.archive")
 
 
 @dataclass(frozen=True, slots=True)
-class KeepJobs:
+class RetentionPolicy:
     """What is kept: jobs that ended at most `age_s` ago, and at most so many."""
 
     age_s: float
     jobs_max: int
 
 
-class Forgetting:
+class JobRetention:
     """Takes out of the archive what is too old or too much."""
 
-    def __init__(self, coordinator: Coordinator, keep: KeepJobs) -> None:
+    def __init__(self, coordinator: Coordinator, keep: RetentionPolicy) -> None:
         self._coordinator = coordinator
         self._keep = keep
-        self._ages = Ages(coordinator.now())
+        self._ages = WallClockAge(coordinator.now())
         self._allowed = Allowance()
         self._doubt = ""
 

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Meanwhile:
+class Periodic:
     """`with Meanwhile(every_s, do): await ...` calls `do` on the loop after each `every_s`."""
 
     def __init__(self, every_s: float, do: Callable[[], None]) -> None:

@@ -27,7 +27,7 @@ class Histogram:
         self.sum += seconds
 
 
-class Meters:
+class Stats:
     """Counters of this process's life."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ class _Span:
     until: float
 
 
-class Ages:
+class WallClockAge:
     """From `now` on: a date of this life, from 1970 say, is no older than the other clock says."""
 
     def __init__(self, now: Instant) -> None:

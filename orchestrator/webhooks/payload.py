@@ -14,11 +14,13 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause
 from muster.protocol.timestamp import Timestamp, timestamp
 from orchestrator.core.facts import webhooks as nf
-from orchestrator.core.model.state import Attempt, Job, Notice, State
+from orchestrator.core.model.state import Attempt, Job, QueuedWebhook, State
 from orchestrator.core.views.display import job_summary
 
 SCHEMA: Final = 1
-_GOES_ON: Final = frozenset({nf.Told.STARTED, nf.Told.IDLE, nf.Told.HUNG, nf.Told.SLOW})
+_GOES_ON: Final = frozenset(
+    {nf.WebhookEvent.STARTED, nf.WebhookEvent.IDLE, nf.WebhookEvent.HUNG, nf.WebhookEvent.SLOW}
+)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +39,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-def message(state: State, job: Job, number: int, notice: Notice, now: Instant) -> Message:
+def message(state: State, job: Job, number: int, notice: QueuedWebhook, now: Instant) -> Message:
     attempt = job.attempts[notice.attempt - 1] if notice.attempt else None
-    goes_on = nf.Told(notice.event) in _GOES_ON
+    goes_on = nf.WebhookEvent(notice.event) in _GOES_ON
     cause = None if attempt is None or goes_on else attempt.cause
     return Message(
         id=f"{state.cluster}-{job.id}-{number}",
@@ -53,16 +55,16 @@ def message(state: State, job: Job, number: int, notice: Notice, now: Instant) -
     )
 
 
-def _found(attempt: Attempt, notice: Notice) -> str:
+def _found(attempt: Attempt, notice: QueuedWebhook) -> str:
     """The sentence for which it is told, though that may be over by now."""
-    event = nf.Told(notice.event)
+    event = nf.WebhookEvent(notice.event)
     match event:
-        case nf.Told.IDLE:
+        case nf.WebhookEvent.IDLE:
             return attempt.idle
-        case nf.Told.HUNG | nf.Told.SLOW:
+        case nf.WebhookEvent.HUNG | nf.WebhookEvent.SLOW:
             found = [verdict.text for at, verdict in attempt.hangs if at <= notice.at]
             return found[-1] if found else ""
-        case nf.Told.STARTED | nf.Told.RETRYING | nf.Told.ENDED:
+        case nf.WebhookEvent.STARTED | nf.WebhookEvent.RETRYING | nf.WebhookEvent.ENDED:
             return ""
         case _:
             assert_never(event)

@@ -23,11 +23,11 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from muster.daemon.resolver import Lookup
+from muster.daemon.resolver import ThreadedResolver
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.decide import VERSION
-from orchestrator.core.facts.inputs import NoticeTried
+from orchestrator.core.facts.inputs import WebhookAttempted
 from orchestrator.core.webhooks.outbox import host_of
 from orchestrator.shell.coordinator import Coordinator, events_key
 from orchestrator.webhooks.allowlist import Place, refused
@@ -44,7 +44,7 @@ _log = structlog.get_logger("muster.webhooks")
 _Place = tuple[JobId, int, int]
 
 
-class NotToldError(Exception):
+class DeliveryError(Exception):
     """It could not be told now; another try may succeed."""
 
 
@@ -60,7 +60,7 @@ class _Line:
     task: asyncio.Task[None] | None = None
 
 
-class Sender:
+class WebhookSender:
     """Owns the connections to webhooks."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Sender:
     def _session(self) -> aiohttp.ClientSession:
         """Without proxies and cookies: what is allowed is an address, and nothing else is asked."""
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(resolver=Lookup()),
+            connector=aiohttp.TCPConnector(resolver=ThreadedResolver()),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -123,7 +123,7 @@ class Sender:
             problem = await self._tell(http, url, place)
             if problem:
                 _log.warning("webhook_not_told", job=place[0], number=place[1], why=problem)
-            await self._coordinator.put(NoticeTried(*place, problem))
+            await self._coordinator.put(WebhookAttempted(*place, problem))
             line.waiting.popleft()
             self._known.discard(place)
         del self._lines[url]
@@ -141,7 +141,7 @@ class Sender:
             return ""
         left_s = notice.at + GIVE_UP_S - self._coordinator.now().wall
         tries = AsyncRetrying(
-            retry=retry_if_exception_type(NotToldError),
+            retry=retry_if_exception_type(DeliveryError),
             wait=wait_random_exponential(multiplier=self._pause_s, max=PAUSE_MAX_S),
             stop=stop_after_delay(max(0.0, left_s)),
         )
@@ -184,8 +184,8 @@ class Sender:
                 raise RefusedError(f"{problem}, and redirections are not followed")
             if status < 500 and status not in _TRY_AGAIN:
                 raise RefusedError(problem)
-        await self._coordinator.put(NoticeTried(*place, problem, over=False))
-        raise NotToldError(problem)
+        await self._coordinator.put(WebhookAttempted(*place, problem, over=False))
+        raise DeliveryError(problem)
 
 
 def _why(error: Exception, host: str) -> str:

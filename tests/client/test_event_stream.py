@@ -7,7 +7,7 @@ import pytest
 
 from muster.client.endpoints import Query
 from muster.client.errors import BadAnswerError, UnreachableError
-from muster.client.event_stream import EventFeed
+from muster.client.event_stream import EventStream
 from muster.client.resumable_stream import read_feed
 from muster.http.views import EventsEnd, EventView
 from muster.protocol.timestamp import timestamp
@@ -37,7 +37,7 @@ class Script:
             yield line
 
     def read(self, after: int = 0) -> list[int]:
-        events = read_feed(EventFeed(after), self.open, lambda step: step(), lambda _: None)
+        events = read_feed(EventStream(after), self.open, lambda step: step(), lambda _: None)
         return [view.seq for view in events]
 
 

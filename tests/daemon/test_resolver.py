@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muster.daemon.resolver import Lookup
+from muster.daemon.resolver import ThreadedResolver
 
 DEADLINE_S = 30.0
 
@@ -41,7 +41,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[SilentServer]:
 
 def test_a_name_that_nobody_answers_for_keeps_no_process_from_its_end(silent: SilentServer) -> None:
     async def main() -> None:
-        lookup = Lookup()
+        lookup = ThreadedResolver()
         for _ in range(20):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
@@ -56,7 +56,7 @@ def test_a_name_that_nobody_answers_for_keeps_no_process_from_its_end(silent: Si
 
 def test_what_was_begun_is_for_whoever_asks_next(silent: SilentServer) -> None:
     async def main() -> None:
-        lookup = Lookup()
+        lookup = ThreadedResolver()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await lookup.resolve("coordinator", 7077)
@@ -71,7 +71,7 @@ def test_what_was_begun_is_for_whoever_asks_next(silent: SilentServer) -> None:
 @pytest.mark.parametrize("name", ["no.such.name.invalid", "x" * 64, ""])
 def test_what_is_no_name_is_an_error_of_the_network(name: str) -> None:
     async def main() -> None:
-        lookup = Lookup()
+        lookup = ThreadedResolver()
         for _ in range(2):  # asked anew each time
             with pytest.raises(OSError):
                 await lookup.resolve(name, 0 if name else 1)
@@ -84,6 +84,6 @@ def test_what_is_no_name_is_an_error_of_the_network(name: str) -> None:
     [("localhost", socket.AF_INET, "127.0.0.1"), ("127.0.0.1", socket.AF_UNSPEC, "127.0.0.1")],
 )
 def test_all_that_a_connection_needs(name: str, family: socket.AddressFamily, address: str) -> None:
-    found = asyncio.run(Lookup().resolve(name, 7077, family))
+    found = asyncio.run(ThreadedResolver().resolve(name, 7077, family))
     assert (found[0]["hostname"], found[0]["host"], found[0]["port"]) == (name, address, 7077)
     assert found[0]["family"] == socket.AF_INET

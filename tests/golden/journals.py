@@ -16,7 +16,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.effects import RequestId
@@ -42,7 +42,7 @@ class Written(Cluster):
 
     rows: list[tuple[Durable, float]] = field(default_factory=list)
 
-    def turn(self, stimulus: s.Stimulus) -> Turn:
+    def turn(self, stimulus: s.Input) -> Turn:
         done = super().turn(stimulus)
         at = Instant(self.mono, 0.0).mono + 1_700_000_000.0
         durable = [(fact, at) for fact in done.facts if isinstance(fact, _DURABLE)]
@@ -115,7 +115,8 @@ def summary(folder: Path) -> dict[str, Any]:
     with closing(read_only(folder / FILE_NAME)) as database:
         gone = sorted(row[0] for row in database.execute("SELECT job FROM archived"))
         ended = [
-            retrace((r.fact, r.at) for r in archive.facts_of(database, number)) for number in gone
+            replay_job((r.fact, r.at) for r in archive.facts_of(database, number))
+            for number in gone
         ]
         keyed = archive.by_key(database, "ada", "key-1")
     return {

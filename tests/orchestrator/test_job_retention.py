@@ -16,7 +16,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.spec.model import JobSpec, Shell
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.state import State
 from orchestrator.journal.archive import Archived
@@ -25,8 +25,8 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.schema import FILE_NAME
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.job_archive import Archive, row_of
-from orchestrator.shell.job_retention import Forgetting, KeepJobs
+from orchestrator.shell.job_archive import JobArchive, row_of
+from orchestrator.shell.job_retention import JobRetention, RetentionPolicy
 from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import DEADLINE_S, CoordinatorProcess
 from tests.orchestrator.user import user_of
@@ -46,7 +46,7 @@ def history(job: int, began: float = 0.0) -> list[tuple[f.Durable, float]]:
 
 
 def row(job: int, began: float = 0.0) -> Archived:
-    return row_of(retrace(history(job, began)), "digest")
+    return row_of(replay_job(history(job, began)), "digest")
 
 
 def with_jobs(folder: Path, jobs: int, began: float = 0.0) -> Journal:
@@ -60,25 +60,25 @@ def with_jobs(folder: Path, jobs: int, began: float = 0.0) -> Journal:
 
 
 def sweep(
-    folder: Path, keep: KeepJobs, *, now: float = 0.0, doubt: str = ""
-) -> tuple[int, Archive]:
+    folder: Path, keep: RetentionPolicy, *, now: float = 0.0, doubt: str = ""
+) -> tuple[int, JobArchive]:
     (gone,), archive = sweeps(folder, keep, Instant(0.0, now), doubt=doubt)
     return gone, archive
 
 
 def sweeps(
-    folder: Path, keep: KeepJobs, *moments: Instant, doubt: str = ""
-) -> tuple[list[int], Archive]:
+    folder: Path, keep: RetentionPolicy, *moments: Instant, doubt: str = ""
+) -> tuple[list[int], JobArchive]:
     """How many jobs are forgotten at each of these, in one life that begins with the first."""
 
-    async def run() -> tuple[list[int], Archive]:
+    async def run() -> tuple[list[int], JobArchive]:
         journal = Journal.open(folder)
         writer = JournalWriter(journal)
-        archive = Archive(writer, State(), journal.tally(), journal.forgotten_to)
+        archive = JobArchive(writer, State(), journal.tally(), journal.forgotten_to)
         coordinator = SimpleNamespace(
             archive=archive, now=lambda: moments[0], clock_doubt=lambda: doubt
         )
-        forgetting = Forgetting(cast(Coordinator, coordinator), keep)
+        forgetting = JobRetention(cast(Coordinator, coordinator), keep)
         gone = []
         try:
             for moment in moments:
@@ -99,15 +99,15 @@ def left(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("keep", "now", "first"),
     [
-        (KeepJobs(FOREVER, 1000), 0.0, 1),
-        (KeepJobs(FOREVER, 10), 0.0, 591),
-        (KeepJobs(100.0, 1000), 400.0, 300),
-        (KeepJobs(1.0, 1000), 1e9, 600),
-        (KeepJobs(100.0, 10), 400.0, 591),
+        (RetentionPolicy(FOREVER, 1000), 0.0, 1),
+        (RetentionPolicy(FOREVER, 10), 0.0, 591),
+        (RetentionPolicy(100.0, 1000), 400.0, 300),
+        (RetentionPolicy(1.0, 1000), 1e9, 600),
+        (RetentionPolicy(100.0, 10), 400.0, 591),
     ],
     ids=["nothing", "number", "age", "all but the newest", "both"],
 )
-def test_the_oldest_go_first(tmp_path: Path, keep: KeepJobs, now: float, first: int) -> None:
+def test_the_oldest_go_first(tmp_path: Path, keep: RetentionPolicy, now: float, first: int) -> None:
     with_jobs(tmp_path, 600).close()
     gone, archive = sweep(tmp_path, keep, now=now)
     assert left(tmp_path) == list(range(first, 601))
@@ -128,7 +128,7 @@ def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_pat
         "and set back": (Instant(1010.8 + hour, 5e8), 0),
         "and right again": (Instant(1030.5 + hour, 1e9 + hour), 9),
     }
-    gone, _ = sweeps(tmp_path, KeepJobs(hour, 1000), *(now for now, _ in moments.values()))
+    gone, _ = sweeps(tmp_path, RetentionPolicy(hour, 1000), *(now for now, _ in moments.values()))
     assert dict(zip(moments, gone, strict=True)) == {
         what: jobs for what, (_, jobs) in moments.items()
     }
@@ -136,7 +136,7 @@ def test_what_ended_before_the_clock_was_set_is_kept_as_long_as_the_rest(tmp_pat
 
 def test_nothing_goes_for_its_age_while_the_clock_is_in_doubt(tmp_path: Path) -> None:
     with_jobs(tmp_path, 20).close()
-    keep = KeepJobs(30 * DAY, 12)
+    keep = RetentionPolicy(30 * DAY, 12)
     assert sweep(tmp_path, keep, now=40 * DAY, doubt="the nodes say so")[0] == 8, "by number alone"
     assert sweep(tmp_path, keep, now=40 * DAY)[0] == 10
 
@@ -145,7 +145,7 @@ def test_only_a_part_goes_in_an_hour(tmp_path: Path) -> None:
     """However wrong the clock is, and whoever has the same."""
     with_jobs(tmp_path, 480).close()
     moments = [Instant(60.0 * minute, 400 * DAY + 60.0 * minute) for minute in range(61)]
-    gone, _ = sweeps(tmp_path, KeepJobs(365 * DAY, 1000), *moments)
+    gone, _ = sweeps(tmp_path, RetentionPolicy(365 * DAY, 1000), *moments)
     assert gone[0] == 20
     assert 10 <= sum(gone[1:]) <= 20
     assert left(tmp_path)[0] == sum(gone) + 1, "the oldest first"
@@ -201,7 +201,7 @@ def test_a_coordinator_with_a_wrong_clock_removes_no_history_and_says_so(tmp_pat
 
 def test_what_is_left_is_whole_and_no_number_comes_twice(tmp_path: Path) -> None:
     with_jobs(tmp_path, 20).close()
-    sweep(tmp_path, KeepJobs(FOREVER, 1))
+    sweep(tmp_path, RetentionPolicy(FOREVER, 1))
     with examined(tmp_path) as found:
         assert found.archived == 1
     journal = Journal.open(tmp_path)

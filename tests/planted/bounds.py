@@ -15,7 +15,7 @@ from agent.core import facts as agent_facts
 from agent.core import state as agent_state
 from agent.core.inputs import LinkDown
 from agent.link.inbox import Inbox as AgentInbox
-from agent.logs.offsets import WINDOW_BYTES, Ledger, Stream
+from agent.logs.offsets import WINDOW_BYTES, LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.protocol.control_channel import Inventory
 from muster.protocol.hardware_events import EVENTS_MAX, Grade, HardwareEvent
@@ -29,7 +29,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.model.history import LINES_KEPT, Lines
 from orchestrator.core.model.state import Node
 from orchestrator.core.nodes import service_state
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.inbox import Inbox
 from orchestrator.shell.logs.ingest import _Connection
 from orchestrator.shell.logs.reader import Live, Piece
@@ -82,7 +82,7 @@ def a_peer_that_floods_an_agent_waits(_: Path) -> None:
 
 def bytes_on_their_way_have_a_bound(_: Path) -> None:
     """The coordinator takes them and acknowledges none; the file has no end."""
-    ledger = Ledger()
+    ledger = LogOffsets()
     ledger.add_stream(OUT, "out")
     ledger.reconnect()
     ledger.at(OUT, 0)
@@ -177,7 +177,7 @@ def timers_that_are_moved_leave_nothing(_: Path) -> None:
 
 def who_waits_in_vain_leaves_nothing(_: Path) -> None:
     async def story() -> None:
-        changes = Changes()
+        changes = ChangeCounters()
         for _number in range(100):
             await changes.wait({"job": 0}, timeout_s=0.0)
         kept = sum(len(waiting) for waiting in changes._waiting.values())
@@ -197,7 +197,9 @@ def what_is_told_of_a_job_has_a_bound(_: Path) -> None:
 def the_faults_of_a_node_have_a_bound(_: Path) -> None:
     node = Node(NodeName("n1"), "id", "boot", "0.1.0", Inventory("10.0.0.1", "m1"))
     for number in range(1, MANY):
-        service_state.apply_service(node, sf.NodeBlamed(node.name, JobId(number), 1, "lost"), 0.0)
+        service_state.apply_service(
+            node, sf.NodeFaultRecorded(node.name, JobId(number), 1, "lost"), 0.0
+        )
         event = HardwareEvent("boot", number, "link", Grade.NOTE, "a link is down")
         service_state.apply_service(node, sf.HardwareReported(node.name, event), 0.0)
     kept = len(node.faults) + len(node.hardware)
@@ -211,7 +213,7 @@ async def _room_for_all(_: AgentInbox) -> None:
     return
 
 
-async def _puts_now(self: Inbox, stimulus: inputs.Stimulus) -> None:
+async def _puts_now(self: Inbox, stimulus: inputs.Input) -> None:
     self.put_now(stimulus)
 
 
@@ -230,7 +232,7 @@ def _never_tidied(self: Timers, timer: a.Timer, at: float) -> None:
 
 
 async def _never_let_go(
-    self: Changes, seen: dict[Any, int], timeout_s: float | None = None
+    self: ChangeCounters, seen: dict[Any, int], timeout_s: float | None = None
 ) -> None:
     for key in seen:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -307,7 +309,7 @@ BUGS = (
     Bug(
         "who has waited long enough is still waited for",
         "I8",
-        put(Changes, "wait", _never_let_go),
+        put(ChangeCounters, "wait", _never_let_go),
         who_waits_in_vain_leaves_nothing,
     ),
     Bug(

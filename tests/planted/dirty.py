@@ -13,7 +13,7 @@ import pytest
 
 import agent.monitors.gpus
 from agent.config import AgentConfig
-from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
+from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
 from agent.probe import host
 from muster.protocol.control_channel import PrepareTask
 from muster.protocol.gpus import GpuDevice, usable
@@ -40,7 +40,7 @@ def _on(used: Iterator[int], story: Coroutine[Any, Any, None], users: tuple[int,
     return cards.looks
 
 
-async def _given(gpus: Gpus, wanted: PrepareTask) -> bool:
+async def _given(gpus: GpuMonitor, wanted: PrepareTask) -> bool:
     try:
         await gpus.check(wanted)
     except (GpuDirtyError, GpuGoneError):
@@ -50,20 +50,20 @@ async def _given(gpus: Gpus, wanted: PrepareTask) -> bool:
 
 def the_next_job_waits_for_the_memory(_: Path) -> None:
     for wanted in WANTED:
-        gpus = Gpus(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, give_up_s=60.0)
+        gpus = GpuMonitor(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, give_up_s=60.0)
         used = chain([DIRTY, CLEAN_BYTES], repeat(0))
         looks = _on(used, gpus.check(prepare(*wanted)))
         assert looks == 3, f"{wanted or 'the node'} is given after {looks} looks"
 
 
 def what_stays_dirty_is_given_to_nobody(_: Path) -> None:
-    async def story(gpus: Gpus, wanted: PrepareTask) -> None:
+    async def story(gpus: GpuMonitor, wanted: PrepareTask) -> None:
         assert not await _given(gpus, wanted), "it is given, dirty as it is"
         # A task that comes later does not wait as long again.
         assert next(it.busy for it in await gpus._look()), "its node offers it again"
 
     for wanted in WANTED:
-        gpus = Gpus(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, give_up_s=0.0)
+        gpus = GpuMonitor(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, give_up_s=0.0)
         _on(repeat(DIRTY), story(gpus, prepare(*wanted)))
 
 
@@ -90,13 +90,13 @@ async def _sees_nothing(*_: Any) -> dict[str, Any]:
 
 
 def _of_parts_alone(real: Any) -> Any:
-    async def dirty_of(self: Gpus, wanted: tuple[str, ...]) -> Any:
+    async def dirty_of(self: GpuMonitor, wanted: tuple[str, ...]) -> Any:
         return await real(self, wanted) if wanted else {}
 
     return dirty_of
 
 
-def _forgets(self: Gpus) -> tuple[GpuDevice, ...]:
+def _forgets(self: GpuMonitor) -> tuple[GpuDevice, ...]:
     return host.devices(self._config)
 
 
@@ -113,19 +113,19 @@ BUGS = (
     Bug(
         "a task begins without a look at the memory of its GPUs",
         "I5",
-        put(Gpus, "_await_clean", _nobody_looks),
+        put(GpuMonitor, "_await_clean", _nobody_looks),
         the_next_job_waits_for_the_memory,
     ),
     Bug(
         "what is in use of a GPU's memory is nothing to an agent",
         "I5",
-        put(Gpus, "_dirty_of", _sees_nothing),
+        put(GpuMonitor, "_dirty_of", _sees_nothing),
         what_stays_dirty_is_given_to_nobody,
     ),
     Bug(
         "a job that has a whole node gets its GPUs as they are",
         "I5",
-        wrap(Gpus, "_dirty_of", _of_parts_alone),
+        wrap(GpuMonitor, "_dirty_of", _of_parts_alone),
         the_next_job_waits_for_the_memory,
     ),
     Bug(
@@ -137,7 +137,7 @@ BUGS = (
     Bug(
         "a GPU that was given up is offered to the next job",
         "I5",
-        put(Gpus, "_devices", _forgets),
+        put(GpuMonitor, "_devices", _forgets),
         what_stays_dirty_is_given_to_nobody,
     ),
     Bug(

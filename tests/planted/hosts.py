@@ -13,7 +13,7 @@ import pytest
 from agent.config import AgentConfig
 from agent.config import Hosts as Settings
 from agent.gang import host_names, name_check
-from agent.gang.host_names import Hosts
+from agent.gang.host_names import GangHostNames
 from agent.gang.name_check import Findings, Resolver
 from agent.hostsfile import atomic_exchange
 from agent.hostsfile import editor as hosts_file
@@ -154,7 +154,7 @@ def a_name_of_another_machine_stays_its_own(folder: Path) -> None:
     config = AgentConfig(node="node-a", state_dir=folder, hosts=settings)
 
     async def arranged() -> Refusal | tuple[str, ...]:
-        made = Hosts(config, lambda _: path, _Names(path))
+        made = GangHostNames(config, lambda _: path, _Names(path))
         return await made.arrange(TaskId("1.1.0"), ArrangeTask(TaskId("1.1.0"), (), {}, TABLE, ""))
 
     with pytest.MonkeyPatch.context() as monkeypatch:

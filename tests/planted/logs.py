@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.logs.log_file import EMPTIED, LogSource
-from agent.logs.offsets import Ledger, Stream
+from agent.logs.offsets import LogOffsets, Stream
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import TaskId
 from muster.protocol.log_channel import (
@@ -22,7 +22,7 @@ from muster.protocol.log_channel import (
     StreamKind,
     TaskLogsEnd,
 )
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.store import LogStore
 from tests.planted import Bug, put, wrap
 
@@ -43,7 +43,7 @@ class Delivery:
         self.root = folder / "logs"
         self.file = folder / "task/out"
         self.file.touch()
-        self.ledger = Ledger()
+        self.ledger = LogOffsets()
         self.acked = self.synced = 0
         self.said: list[LogReport] = []
         source = LogSource.open(folder / "task", "out")
@@ -55,7 +55,7 @@ class Delivery:
 
     def boot(self) -> None:
         """A coordinator's process begins."""
-        self.store = LogStore(self.root, Changes(), SystemClock())
+        self.store = LogStore(self.root, ChangeCounters(), SystemClock())
 
     def connect(self) -> None:
         """A connection begins: the store says what it holds."""
@@ -235,20 +235,20 @@ def _takes_all_for_new(real: Any) -> Any:
 def _goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever has become of what was sent."""
     sent: dict[StreamId, int] = {}
-    real_sent, real_at = Ledger.sent, Ledger.at
+    real_sent, real_at = LogOffsets.sent, LogOffsets.at
 
-    def count(self: Ledger, stream: Stream, number: int) -> None:
+    def count(self: LogOffsets, stream: Stream, number: int) -> None:
         real_sent(self, stream, number)
         sent[stream.id] = sent.get(stream.id, 0) + number
 
-    def at(self: Ledger, stream: StreamId, offset: int) -> None:
+    def at(self: LogOffsets, stream: StreamId, offset: int) -> None:
         real_at(self, stream, max(offset, sent.get(stream, 0)))
 
-    monkeypatch.setattr(Ledger, "sent", count)
-    monkeypatch.setattr(Ledger, "at", at)
+    monkeypatch.setattr(LogOffsets, "sent", count)
+    monkeypatch.setattr(LogOffsets, "at", at)
 
 
-def _ends_unread(self: Ledger, task: TaskId) -> list[LogReport]:
+def _ends_unread(self: LogOffsets, task: TaskId) -> list[LogReport]:
     known = self.task(task)
     if known is None or not known.complete or known.end_said or known.stored:
         return []
@@ -284,7 +284,7 @@ BUGS = (
     Bug(
         "a task's logs are called complete before they are read",
         "I6",
-        put(Ledger, "end_of_task", _ends_unread),
+        put(LogOffsets, "end_of_task", _ends_unread),
         a_task_is_complete_when_its_bytes_are_there,
     ),
     Bug(

@@ -57,7 +57,7 @@ def _spared_for_good(real: Any) -> Any:
     def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         before = node.spared
         real(node, fact, at)
-        if isinstance(fact, sf.NodeBlamed):
+        if isinstance(fact, sf.NodeFaultRecorded):
             node.spared = before
 
     return apply_service

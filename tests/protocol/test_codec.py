@@ -84,7 +84,7 @@ COMMANDS: tuple[m.Command, ...] = (
     m.StartTask(TASK),
     m.StopTask(TASK, "SIGINT", 3.0, True),
     m.SignalTask(TASK, "SIGUSR1", 1),
-    m.LookTask(TASK, 3, 7, threads=True),
+    m.DumpStacks(TASK, 3, 7, threads=True),
     m.ForgetTask(TASK),
 )
 

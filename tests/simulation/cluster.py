@@ -7,7 +7,7 @@ from functools import partial
 from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName, parse_task_id
 from muster.spec.model import JobSpec
-from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Job
@@ -304,7 +304,7 @@ class Cluster:
             return
         keys = (parse_task_id(task) for task in self.checkers.ground.stored)
         stored = {(attempt, rank) for number, attempt, rank in keys if number == job.id}
-        for task in awaited(job, stored):
+        for task in tasks_with_pending_logs(job, stored):
             if self.gone is None or task.node != self.gone.name:
                 raise Violation(f"I6: the log of {task.id} never came, and is waited for")
 

@@ -14,7 +14,7 @@ from typing import assert_never
 from muster.protocol.control_channel import Hello, Report, Welcome
 from muster.protocol.ids import SessionId
 from muster.protocol.instant import Instant
-from orchestrator.core.engine.fast_path import is_answer, is_bare
+from orchestrator.core.engine.fast_path import is_answer, is_plain_heartbeat
 from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import durability as durabilities
 from orchestrator.core.facts import effects as a
@@ -72,13 +72,13 @@ class Coordinator:
         self.crashed: Callable[[], None] = lambda: None
         self._life = 0
         self._clock_offset = 0.0
-        self._inbox: list[tuple[s.Stimulus, Instant]] = []
+        self._inbox: list[tuple[s.Input, Instant]] = []
         self._busy = False
         self._deferred: list[Callable[[], None]] = []
         self._flush_at: float | None = None
-        self._held: list[a.Action] = []  # until the commit that waits for company
+        self._held: list[a.Effect] = []  # until the commit that waits for company
         self._patient = False
-        self._waits: list[a.Action] | None = None  # for the commit that goes on
+        self._waits: list[a.Effect] | None = None  # for the commit that goes on
         self._timers: dict[a.Timer, float] = {}
         self._sessions: dict[SessionId, Connection] = {}
         self._next_session = 1
@@ -152,7 +152,7 @@ class Coordinator:
         connection.on_report = partial(self._hear, connection, peer, None)
         connection.on_coordinator_end = lambda: None
 
-    def ask(self, make: Callable[[a.RequestId], s.Stimulus], answered: Answered) -> None:
+    def ask(self, make: Callable[[a.RequestId], s.Input], answered: Answered) -> None:
         """A request of a user; there is no answer if the process dies first."""
         if not self.listening:
             return
@@ -161,7 +161,7 @@ class Coordinator:
         self._requests[request] = answered
         self.put(make(request))
 
-    def put(self, stimulus: s.Stimulus) -> None:
+    def put(self, stimulus: s.Input) -> None:
         self._inbox.append((stimulus, self.now()))
         if not self._busy:
             self._step()
@@ -274,12 +274,12 @@ class Coordinator:
             self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
         self._later(takes_s, partial(self._committed, actions, doom))
 
-    def _hear_on(self, actions: list[a.Action]) -> None:
+    def _hear_on(self, actions: list[a.Effect]) -> None:
         """The commit lasts: answer heartbeats, as the real shell does."""
         if self._waits is not actions:
             return
-        beats = [one for one in self._inbox if is_bare(self.state, one[0])]
-        self._inbox = [one for one in self._inbox if not is_bare(self.state, one[0])]
+        beats = [one for one in self._inbox if is_plain_heartbeat(self.state, one[0])]
+        self._inbox = [one for one in self._inbox if not is_plain_heartbeat(self.state, one[0])]
         for stimulus, received in beats:
             self.world.steps += 1
             done = turn(self.state, stimulus, received, self.limits)
@@ -291,7 +291,7 @@ class Coordinator:
         if self._perform_all(answers):
             self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
 
-    def _committed(self, actions: list[a.Action], doom: Doom | None) -> None:
+    def _committed(self, actions: list[a.Effect], doom: Doom | None) -> None:
         self._waits = None
         if doom is not None:
             self._meet(doom, actions)
@@ -309,7 +309,7 @@ class Coordinator:
         if not self._busy:
             self._step()
 
-    def _meet(self, doom: Doom, actions: list[a.Action]) -> None:
+    def _meet(self, doom: Doom, actions: list[a.Effect]) -> None:
         self.world.met[f"crash_{doom.moment.value}"] += 1
         self.world.met[f"crash_at_{doom.fact.__name__}"] += 1
         if doom.moment is not Moment.BEFORE_SYNC:
@@ -330,7 +330,7 @@ class Coordinator:
 
     # --- acting ---------------------------------------------------------------------------
 
-    def _perform_all(self, actions: list[a.Action]) -> bool:
+    def _perform_all(self, actions: list[a.Effect]) -> bool:
         """Returns whether the process has survived that."""
         life = self._life
         for action in actions:
@@ -342,7 +342,7 @@ class Coordinator:
                 break
         return self.up and self._life == life
 
-    def _perform(self, action: a.Action) -> None:
+    def _perform(self, action: a.Effect) -> None:
         match action:
             case a.Send(_, session, command):
                 connection = self._sessions.get(session)
@@ -382,7 +382,7 @@ class Coordinator:
             self.put(s.TimerFired(timer))
 
 
-def _sent(action: a.Action) -> str | None:
+def _sent(action: a.Effect) -> str | None:
     """The kind of message or answer that an action sends, if it sends one."""
     match action:
         case a.Send(_, _, command) | a.RefuseSession(_, command):

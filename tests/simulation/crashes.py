@@ -66,7 +66,7 @@ IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
     agent_actions.TellShim,
-    agent_actions.LetGo,
+    agent_actions.ReleasePort,
     agent_actions.WatchTraffic,
     agent_actions.WatchPeers,
     agent_actions.TakeStacks,
@@ -92,7 +92,7 @@ def members(union: object) -> Iterator[type]:
 
 def every() -> tuple[Point, ...]:
     """All crash points."""
-    strayed = set(members(agent_actions.Action)) - {*ON_DISK, *IN_MEMORY}
+    strayed = set(members(agent_actions.Effect)) - {*ON_DISK, *IN_MEMORY}
     assert not strayed, f"is it written to a disk? {strayed}"
     phases = [phase.value for phase in shim_protocol.ShimPhase]
     found = (

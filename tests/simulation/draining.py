@@ -127,7 +127,7 @@ class Draining:
         )
 
     def _answered(self, name: NodeName, number: int, drained: bool, result: a.Result) -> None:
-        if isinstance(result, a.Serviced):
+        if isinstance(result, a.NodeServiceChanged):
             self.world.met["drain" if drained else "resume"] += result.anything
             if drained and number == self._asked[name]:
                 self._acked.add(name)

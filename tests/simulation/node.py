@@ -11,7 +11,7 @@ from agent.core import effects as a
 from agent.core import inputs as s
 from agent.core.apply import apply
 from agent.core.decide import decide
-from agent.core.react import follow
+from agent.core.react import react
 from agent.core.shim_protocol import ShimCommand, ShimKill, ShimLease, ShimPhase, ShimStatus
 from agent.core.state import Identity, State
 from agent.core.turn import turn
@@ -38,7 +38,7 @@ REFUSED_PAUSE_S = 30.0
 class NodeDoom:
     """Die at the next action of this kind, just before it; or stop there for `freeze_s`."""
 
-    action: type[a.Action]
+    action: type[a.Effect]
     freeze_s: float
 
 
@@ -148,7 +148,7 @@ class Node:
             call()
         self.network.flow(self.name)
 
-    def feed(self, stimulus: s.Stimulus) -> None:
+    def feed(self, stimulus: s.Input) -> None:
         if self.state is None:
             return
         self.world.steps += 1
@@ -160,7 +160,7 @@ class Node:
                 return
             self._perform(action)
 
-    def _feed_to_die(self, state: State, stimulus: s.Stimulus) -> None:
+    def _feed_to_die(self, state: State, stimulus: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
         now = self._now()
         decision = decide(state, stimulus, now)
@@ -170,7 +170,7 @@ class Node:
             if self.dies(Deed.DECIDES, name, When.BEFORE):
                 return
             apply(state, fact)
-            actions += follow(state, fact, now)
+            actions += react(state, fact, now)
             if self.dies(Deed.DECIDES, name, When.AFTER):
                 return
         for action in actions:
@@ -235,7 +235,7 @@ class Node:
 
     # --- actions --------------------------------------------------------------------------
 
-    def _perform(self, action: a.Action) -> None:
+    def _perform(self, action: a.Effect) -> None:
         match action:
             case a.SendReport(report):
                 if self.connection is not None:
@@ -265,12 +265,12 @@ class Node:
                     self.later(0.001, partial(self._refuse_plan, task))
             case a.ArrangeNetwork(task, _):
                 self.later(self.pause(0.01), self.names.arranging(task))
-            case a.LetGo():
+            case a.ReleasePort():
                 pass
             case a.WatchPeers(task, _):
                 self.health.watch_peers(task)
             case a.TakeStacks(task, look):
-                seen = s.StacksSeen(self.health.stacks(task, look))
+                seen = s.StacksObserved(self.health.stacks(task, look))
                 self.later(self.pause(0.01), partial(self.feed, seen))
             case a.WatchTraffic(task, _):
                 self.traffic.watch(task)
@@ -317,14 +317,14 @@ class Node:
         known = None if probes else fabric
         self.feed(s.TaskPlaced(task, folder.paths, folder.ports, interfaces, known))
         if probes:
-            self.later(self.pause(0.05), partial(self.feed, s.FabricSeen(task, fabric)))
+            self.later(self.pause(0.05), partial(self.feed, s.FabricObserved(task, fabric)))
         self.later(self.pause(0.01), partial(self._start_shim, task))
         self.progress.watch(task)
         self.health.watch(task)
 
     def look_at_gpus(self) -> None:
         if self.up and not self.frozen:
-            self.feed(s.GpusSeen(self.machine.devices()))
+            self.feed(s.GpusObserved(self.machine.devices()))
 
     def rewire(self, *, rewired: bool) -> None:
         """The machine is in another network; its agent notices when that has settled."""
@@ -336,7 +336,7 @@ class Node:
             self.later(1.0, self._look_at_network)
 
     def _look_at_network(self) -> None:
-        self.feed(s.NetworkSeen(self.machine.interfaces()))
+        self.feed(s.NetworkObserved(self.machine.interfaces()))
 
     def _start_shim(self, task: TaskId) -> None:
         if task in self.machine.folders and self.machine.folders[task].shim is None:
@@ -449,7 +449,7 @@ class Node:
         self._dial_after(REFUSED_PAUSE_S if refused else self.world.rng.uniform(0.05, 2.0))
 
 
-def _sent(action: a.Action) -> str | None:
+def _sent(action: a.Effect) -> str | None:
     """The kind of message that an action sends, if it sends one."""
     match action:
         case a.SendReport(report):

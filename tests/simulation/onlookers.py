@@ -87,7 +87,7 @@ class Onlookers:
             self.world.met["notice_tried"] += 1
             if self.coordinator.listening:
                 problem = "" if heard else "it answers 503"
-                self.coordinator.put(s.NoticeTried(job, number, hook, problem, over))
+                self.coordinator.put(s.WebhookAttempted(job, number, hook, problem, over))
         self.world.at(_TELL_EVERY_S, self._tell)
 
     # --- people -------------------------------------------------------------------------------

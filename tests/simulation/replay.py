@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from muster.protocol.ids import JobId
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Job, State
 from tests.simulation.disk import Disk
@@ -37,7 +37,7 @@ class Replay:
         histories = disk.histories(over - self.retraced)
         self.retraced |= over
         for name, facts in histories.items():
-            wanted, found = _without_the_seen(deepcopy(state.jobs[name])), retrace(facts)
+            wanted, found = _without_the_seen(deepcopy(state.jobs[name])), replay_job(facts)
             for attempt in wanted.attempts:
                 attempt.machine_id = ""  # that port is free again
             if found != wanted:

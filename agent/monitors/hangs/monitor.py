@@ -17,8 +17,8 @@ from typing import Final, Never
 import msgspec
 import structlog
 
-from agent.core.activity_baseline import LOUD_LOOKS, Cadence, Seen, gist
-from agent.core.inputs import ActivitySeen, Stimulus
+from agent.core.activity_baseline import LOUD_LOOKS, ActivityBaseline, ActivitySample, signature
+from agent.core.inputs import ActivityObserved, Input
 from agent.core.shim_protocol import ShimPhase, ShimRank, ShimStatus
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.sock_diag import Connection, connections
@@ -45,7 +45,7 @@ nodes through them."""
 _log = structlog.get_logger("agent.hangs")
 
 
-class Kept(msgspec.Struct, omit_defaults=True):
+class SavedBaseline(msgspec.Struct, omit_defaults=True):
     """What is kept of a rank for the agent's next life. `still`, `idle`: it was told to be; whether
     it moved while no agent looked nobody knows, and so it is until it does."""
 
@@ -66,7 +66,7 @@ class _Rank:
     or not. `alone`: there is no other node in its gang. `through_others`: what goes over the task's
     sockets goes for it, too."""
 
-    cadence: Cadence
+    cadence: ActivityBaseline
     process: Process
     files: tuple[Path, Path]
     store: int
@@ -86,7 +86,7 @@ class _Task:
     wanted: dict[int, ShimRank] = field(default_factory=dict)
     gone: dict[int, float] = field(default_factory=dict)  # ranks that have ended, and since when
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    kept: dict[int, Kept] | None = None
+    kept: dict[int, SavedBaseline] | None = None
     refused: set[Process] = field(default_factory=set)  # that are in the log
     said: tuple[object, ...] = ()
     # What its ranks were asked for, by whom they move: how often, what of that is under way, and
@@ -94,16 +94,16 @@ class _Task:
     asks: int = 0
     asking: int = 0
     settled: int = 0
-    wrote: dict[int, Kept] = field(default_factory=dict)
+    wrote: dict[int, SavedBaseline] = field(default_factory=dict)
 
 
-class HangWatch:
+class HangMonitor:
     """All tasks whose program runs. `heard` is told what their shims say."""
 
     def __init__(
         self,
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         period_s: float,
         root: Path = Path("/"),
         processes: Processes | None = None,
@@ -168,10 +168,10 @@ class HangWatch:
             task = self._tasks.get(name)
             if task is not tasks[name]:
                 continue
-            said = tuple(gist(rank) for rank in ranks)
+            said = tuple(signature(rank) for rank in ranks)
             if said != task.said:
                 task.said = said
-                self._post(ActivitySeen(name, ranks, at))
+                self._post(ActivityObserved(name, ranks, at))
 
     def told(self, task: TaskId) -> tuple[tuple[RankActivity, ...], float] | None:
         """What the last look found, and when that was."""
@@ -230,7 +230,7 @@ class HangWatch:
                     _log.warning("rank_not_watched", task=name, rank=number, why=process.problem)
                 continue
             rank = wanted[number]
-            cadence = Cadence(number, self._period_s, self._clock.now().mono)
+            cadence = ActivityBaseline(number, self._period_s, self._clock.now().mono)
             before = task.kept.get(number)
             if before is not None and (before.pid, before.began) == process[:2]:
                 cadence.louds, cadence.signs = before.louds, set(before.signs)
@@ -293,7 +293,11 @@ class HangWatch:
             Sign.DISK: disk,
         }
         at = self._clock.now().mono
-        cadence.take(Seen(at, moved, cpu_s, doing, where) if own else Seen(at, asked=True))
+        cadence.take(
+            ActivitySample(at, moved, cpu_s, doing, where)
+            if own
+            else ActivitySample(at, asked=True)
+        )
 
     def _network(
         self, rank: _Rank, members: list[int], connected: dict[int, Connection] | None
@@ -337,7 +341,7 @@ class HangWatch:
     def _keep(self, task: _Task) -> None:
         """A cadence is worth keeping; that it is not synced costs no more than learning it anew."""
         now = {
-            number: Kept(
+            number: SavedBaseline(
                 rank.process.pid,
                 rank.process.began,
                 LOUD_LOOKS,
@@ -375,10 +379,10 @@ def _activity(task: _Task, at: float) -> tuple[RankActivity, ...]:
     return tuple(sorted(told, key=lambda rank: rank.rank))
 
 
-def _kept(folder: Path) -> dict[int, Kept]:
+def _kept(folder: Path) -> dict[int, SavedBaseline]:
     try:
         with open(folder / STATE, "rb") as file:
-            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=dict[int, Kept])
+            return msgspec.json.decode(file.read(_STATE_BYTES_MAX), type=dict[int, SavedBaseline])
     except (OSError, msgspec.DecodeError):
         return {}
 

@@ -9,16 +9,16 @@ from typing import Final
 
 import structlog
 
-from agent.core.inputs import StacksSeen, Stimulus
+from agent.core.inputs import Input, StacksObserved
 from agent.monitors.hangs import flight_recorder
 from agent.monitors.hangs import py_spy as spy
-from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.monitor import HangMonitor
 from agent.probe import py_spy_check
 from agent.shims.members import check
-from agent.taskdirs.taskdirs import Folders, User, user_of
+from agent.taskdirs.taskdirs import TaskDirs, User, user_of
 from muster.daemon.clock import Clock
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import LookTask, StacksReport
+from muster.protocol.control_channel import DumpStacks, StacksReport
 from muster.protocol.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.ids import TaskId
 
@@ -29,15 +29,15 @@ _FRAME_BYTES: Final = 48
 _log = structlog.get_logger("agent.hangs")
 
 
-class Looks:
+class StackDumper:
     """One at a time for each task; a second one while the first is under way is answered by it."""
 
     def __init__(
         self,
-        watch: HangWatch,
-        folders: Folders,
+        watch: HangMonitor,
+        folders: TaskDirs,
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
         self._watch = watch
@@ -45,9 +45,9 @@ class Looks:
         self._clock = clock
         self._post = post
         self._owner = owner
-        self._asked: dict[TaskId, LookTask] = {}
+        self._asked: dict[TaskId, DumpStacks] = {}
 
-    def begin(self, look: LookTask) -> None:
+    def begin(self, look: DumpStacks) -> None:
         """StacksSeen answers."""
         busy = look.task in self._asked
         self._asked[look.task] = look
@@ -62,12 +62,12 @@ class Looks:
             except Exception:  # noqa: BLE001 - a look that fails harms no job
                 _log.exception("look_failed", task=task)
                 found = StacksReport(task, look.epoch, look.number, problem="the agent could not")
-            self._post(StacksSeen(found))
+            self._post(StacksObserved(found))
             if self._asked[task] == look:
                 del self._asked[task]
                 return
 
-    async def _answer(self, look: LookTask) -> StacksReport:
+    async def _answer(self, look: DumpStacks) -> StacksReport:
         pids = self._watch.pid_of(look.task)
         folder = self._folders.path(look.task)
         user = await asyncio.to_thread(user_of, folder)

@@ -13,10 +13,10 @@ from typing import Final, Never
 import msgspec
 import structlog
 
-from agent.core.inputs import HardwareSeen, Stimulus
+from agent.core.inputs import HardwareObserved, Input
 from agent.monitors.hardware import seen_events as ledgers
 from agent.monitors.hardware.kernel_lines import Reader, Seen, record
-from agent.monitors.hardware.seen_events import Ledger
+from agent.monitors.hardware.seen_events import SeenEvents
 from agent.probe.fabric.gpus import counted
 from muster.daemon.clock import Clock
 from muster.protocol.gpus import GpuDevice
@@ -39,7 +39,7 @@ _OTHERS_MAX: Final = 30
 _log = structlog.get_logger("agent.hardware")
 
 
-class HardwareWatch:
+class HardwareMonitor:
     """Reads records from `path`, which is another file than the kernel's log in tests."""
 
     def __init__(
@@ -49,7 +49,7 @@ class HardwareWatch:
         boot: str,
         clock: Clock,
         devices: Callable[[], tuple[GpuDevice, ...]],
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
     ) -> None:
         """`folder` keeps the ledger. `devices`: the node's GPUs as they are known now."""
         self._path = path
@@ -58,7 +58,7 @@ class HardwareWatch:
         self._clock = clock
         self._devices = devices
         self._post = post
-        self._ledger = Ledger(boot)
+        self._ledger = SeenEvents(boot)
         self._reader = Reader()
         self._rest = b""
         # Without the kernel's log nothing else grows where the ledger was lost, and whoever has
@@ -83,10 +83,10 @@ class HardwareWatch:
         known = await asyncio.to_thread(ledgers.read, self._folder)
         # What the kernel wrote before this node had an agent concerns no job of ours.
         judged_before = known is None
-        self._ledger = (known or Ledger(self._boot)).in_boot(self._boot)
+        self._ledger = (known or SeenEvents(self._boot)).in_boot(self._boot)
         self._learn_gpus()
         for event in self._ledger.events:
-            self._post(HardwareSeen(event, news=False))
+            self._post(HardwareObserved(event, news=False))
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -134,7 +134,7 @@ class HardwareWatch:
                 for event in fresh:
                     tell = _log.error if event.grade is Grade.CRITICAL else _log.warning
                     tell("hardware", text=event.text, code=event.code, uuid=event.uuid)
-                    self._post(HardwareSeen(event))
+                    self._post(HardwareObserved(event))
                     if event.grade is Grade.CRITICAL and critical is not None:
                         critical()
                 if more:

@@ -15,7 +15,7 @@ from typing import Final, Never
 
 import structlog
 
-from agent.core.inputs import PortsSeen, Stimulus
+from agent.core.inputs import Input, PortsObserved
 from agent.monitors.traffic.counters import names_of_ports
 from agent.probe.fabric import sysfs_formats
 from agent.probe.fabric.fs_root import Read, Tree, Unread
@@ -41,7 +41,7 @@ class _Port:
     flaps: deque[float] = field(default_factory=lambda: deque(maxlen=_FLAPS_MAX))
 
 
-class PortWatch:
+class RdmaPortMonitor:
     """What has become of each port since the first look."""
 
     def __init__(
@@ -100,9 +100,9 @@ class PortWatch:
 
 
 async def watch(
-    ports: PortWatch,
+    ports: RdmaPortMonitor,
     clock: Clock,
-    post: Callable[[Stimulus], None],
+    post: Callable[[Input], None],
     period_s: float = PERIOD_S,
     first: Callable[[], Awaitable[object]] | None = None,
     changed: Callable[[], None] = lambda: None,
@@ -117,7 +117,7 @@ async def watch(
         if found != known:
             known = found
             _log.warning("ports_changed", ports=[port.text for port in found])
-            post(PortsSeen(found))
+            post(PortsObserved(found))
             changed()
         await asyncio.sleep(period_s)
 

@@ -16,12 +16,12 @@ from typing import Final, Never
 import msgspec
 import structlog
 
-from agent.core.inputs import Stimulus, TrafficSeen
+from agent.core.inputs import Input, TrafficObserved
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import FileState, NcclLines
 from muster.daemon.clock import Clock
 from muster.fabric.counters import Totals
-from muster.fabric.traffic_verdict import gist
+from muster.fabric.traffic_verdict import summary
 from muster.protocol.ids import TaskId
 from muster.protocol.traffic import FabricReport, NcclEvidence
 
@@ -62,7 +62,7 @@ class Sampler:
         reader: CounterReader,
         watched: Watched,
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         lines_came: Callable[[], None],
     ) -> None:
         self._task = task
@@ -118,7 +118,7 @@ class Sampler:
             now = self._clock.now().mono
             if last or self._is_news(report, now):
                 self._said, self._said_at = report, now
-                self._post(TrafficSeen(self._task, report))
+                self._post(TrafficObserved(self._task, report))
             if last:
                 self._lines.close()
 
@@ -152,7 +152,7 @@ class Sampler:
     def _is_news(self, report: FabricReport, now: float) -> bool:
         if self._said is None or now - self._said_at >= SAY_S:
             return True
-        return gist(report) != gist(self._said)
+        return summary(report) != summary(self._said)
 
     def _keep(self) -> None:
         """Not synced: with the machine goes the task, too."""

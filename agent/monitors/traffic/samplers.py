@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
-from agent.core.inputs import Stimulus
+from agent.core.inputs import Input
 from agent.core.shim_protocol import ShimStream
 from agent.logs.shipper import LogShipper
 from agent.monitors.traffic.counters import CounterReader, interfaces
 from agent.monitors.traffic.nccl_log import LOG
 from agent.monitors.traffic.sampler import Sampler, Watched, kept
 from agent.probe.fabric.rdma_devices import CLASS
-from agent.taskdirs.taskdirs import NCCL, Folders
+from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from muster.daemon.clock import Clock
 from muster.daemon.task_owner import TaskOwner
 from muster.fabric.counters import Totals
@@ -34,16 +34,16 @@ def log_file(folder: Path) -> str:
     return f"{folder / NCCL}/{FILE}"
 
 
-class Proofs:
+class TrafficSamplers:
     """Begins, goes on with and ends them."""
 
     def __init__(
         self,
         root: Path,
-        folders: Folders,
+        folders: TaskDirs,
         logs: LogShipper,
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Input], None],
         owner: TaskOwner,
     ) -> None:
         self._root = root

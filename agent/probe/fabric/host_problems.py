@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.leftovers import units
-from agent.leftovers.processes import Remain, words
+from agent.leftovers.processes import LeftoverProcess, describe
 from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import Tree, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
@@ -86,11 +86,11 @@ class Node:
     bridges_unread: Sequence[str]
 
 
-def of_earlier_lives(found: tuple[Remain, ...]) -> Iterator[Problem]:
+def of_earlier_lives(found: tuple[LeftoverProcess, ...]) -> Iterator[Problem]:
     """Processes of jobs that nobody watches over."""
     if found:
         yield warning(
-            f"{words(found)}: of a job whose shim is dead, and still running",
+            f"{describe(found)}: of a job whose shim is dead, and still running",
             "an agent that has its machine for itself ends them as it starts; or "
             f"`kill -9 {' '.join(str(remain.pid) for remain in found[:_NAMED])}`",
         )

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from agent.leftovers.inventory import traces
-from agent.leftovers.processes import remains
+from agent.leftovers.inventory import list_leftovers
+from agent.leftovers.processes import leftover_processes
 from agent.leftovers.units import left_units
 from agent.probe import py_spy_check
 from agent.probe.fabric import host_problems, problems
@@ -125,11 +125,11 @@ def probe(root: Path = Path("/"), asked: Asked | None = None, read: Read | None 
         found += host_problems.of_processes(tree, asked.processes_max)
     # An agent has ended what it found when it began.
     if tree.live and not asked.agent:
-        found += host_problems.of_earlier_lives(remains())
+        found += host_problems.of_earlier_lives(leftover_processes())
         found += host_problems.of_left_units(left_units())
         if asked.state_dir is not None:
             before = SystemClock().now().wall - _ON_ITS_WAY_S
-            left = traces(asked.state_dir, asked.hosts_file, before)
+            left = list_leftovers(asked.state_dir, asked.hosts_file, before)
             found += host_problems.of_traces(left)
     found.sort(key=lambda problem: list(type(problem.severity)).index(problem.severity))
     return Probe(

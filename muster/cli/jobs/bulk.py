@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from muster.cli.errors import EXIT_USAGE, complain
+from muster.cli.errors import EXIT_USAGE, explain_error
 from muster.cli.input.job_ref import find_job
 from muster.cli.output.format import note
 from muster.cli.output.json_output import print_json
@@ -38,7 +38,7 @@ def for_each(
         try:
             done.append(do(key))
         except ClientError as error:
-            complaint = complain(error)
+            complaint = explain_error(error)
             note(complaint.text)
             codes.append(complaint.code)
     if as_json:

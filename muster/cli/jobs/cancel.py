@@ -7,7 +7,7 @@ import sys
 import click
 
 from muster.cli.client_options import connect, connection_options, detaching
-from muster.cli.errors import complain
+from muster.cli.errors import explain_error
 from muster.cli.input.job_ref import JOB
 from muster.cli.input.param_types import DURATION
 from muster.cli.jobs.bulk import find_jobs
@@ -87,7 +87,7 @@ def _cancel_each(
         try:
             answer = client.cancel(number, reason=reason, grace_s=grace_s, force=force)
         except ClientError as error:
-            note(complain(error).text)
+            note(explain_error(error).text)
             failed = True
             continue
         answers.append(answer)

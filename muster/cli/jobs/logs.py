@@ -21,7 +21,7 @@ from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.log_hints import has_more_ranks, nothing_written, refuse_rank, refuse_unknown
 from muster.cli.output.log_json import print_records
-from muster.cli.output.log_printer import LogPrinter, Look
+from muster.cli.output.log_printer import LogPrinter, LogStyle
 from muster.client import Client, LogQuery
 from muster.http.views import ATTEMPT_MAX, RANK_MAX, TAIL_MAX, JobView, LogRecord, LogTrailer
 from muster.protocol.states import ENDED_STATES, JobState
@@ -188,7 +188,7 @@ def command(
             if missing and not exit_status:
                 raise RefusedError(f"the logs of job {number} are not complete: {safe(missing)}")
             return code
-        look = Look(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
+        look = LogStyle(prefix=not no_prefix, timestamps=timestamps, raw=raw, grep=grep)
         others = rank is None and not whole
         return show_logs(client, number, query, look=look, others=others, strict=not exit_status)
 
@@ -243,7 +243,7 @@ def show_logs(
     job: int,
     query: LogQuery,
     *,
-    look: Look | None = None,
+    look: LogStyle | None = None,
     others: bool = True,
     strict: bool = False,
 ) -> int | None:
@@ -267,25 +267,25 @@ def show_logs(
         since = moment(query.since, client.server_time.timestamp())
         query = replace(query, since=datetime.fromtimestamp(since, UTC).isoformat())
     alone = query.rank is not None or _one_rank(view)
-    printer = _printer(look or Look(), alone=alone)
+    printer = _printer(look or LogStyle(), alone=alone)
     if not query.follow:
         # Without an attempt the coordinator gives all of them, which is right for following only.
         query = replace(query, attempt=query.attempt or view.attempt or None)
-        code = _print_all(client, job, query, printer, look or Look(), others=others)
+        code = _print_all(client, job, query, printer, look or LogStyle(), others=others)
     else:
         with detaching(job):
-            code = _print_all(client, job, query, printer, look or Look(), others=others)
+            code = _print_all(client, job, query, printer, look or LogStyle(), others=others)
     if strict and printer.missing:
         raise RefusedError(f"the logs of job {job} are not complete: {printer.missing}")
     return code
 
 
-def _printer(look: Look, *, alone: bool = False) -> LogPrinter:
+def _printer(look: LogStyle, *, alone: bool = False) -> LogPrinter:
     return LogPrinter(sys.stdout.buffer, sys.stderr.buffer, alone=alone, look=look)
 
 
 def _print_all(
-    client: Client, job: int, query: LogQuery, printer: LogPrinter, look: Look, *, others: bool
+    client: Client, job: int, query: LogQuery, printer: LogPrinter, look: LogStyle, *, others: bool
 ) -> int | None:
     printed = _print_records(client, job, query, printer)
     if query.follow and query.attempt is None:
@@ -335,7 +335,7 @@ def _print_records(client: Client, job: int, query: LogQuery, printer: LogPrinte
     return attempt is not None or gap or bool(printer.missing)
 
 
-def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: Look) -> None:
+def _print_errors_of_others(client: Client, view: JobView, query: LogQuery, look: LogStyle) -> None:
     """What the rank that ended the job had to say, or the launcher where no rank began to."""
     attempt = next((a for a in reversed(view.attempts) if a.cause is not None), None)
     if attempt is None or attempt.cause is None or query.stream == "stdout":

@@ -24,7 +24,7 @@ _Source: TypeAlias = tuple[int, str, int | None, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LogStyle:
     """How lines are shown. `prefix`: several ranks are told apart by `[node rN]`. `raw`: a
     terminal gets the job's own bytes. `grep`: lines in which it is not found are left out.
     """
@@ -55,7 +55,7 @@ class LogPrinter:
     did not come, if it did.
     """
 
-    def __init__(self, out: BinaryIO, err: BinaryIO, *, alone: bool, look: Look) -> None:
+    def __init__(self, out: BinaryIO, err: BinaryIO, *, alone: bool, look: LogStyle) -> None:
         self._out = out
         self._err = err
         self._alone = alone

@@ -11,7 +11,7 @@ from aiohttp import web
 from muster.protocol.tokens import TokenClass, TokenRecord
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.rate_limit import RateLimit
-from orchestrator.api.http.route_doc import About
+from orchestrator.api.http.route_doc import RouteDoc
 from orchestrator.api.http.routes import DESCRIPTIONS
 from orchestrator.api.http.tokens import TokenStore
 
@@ -35,7 +35,7 @@ class Route:
     access: Access
 
     @property
-    def about(self) -> About:
+    def about(self) -> RouteDoc:
         """Raises KeyError where nobody has described it."""
         return DESCRIPTIONS[self.method, self.path]
 

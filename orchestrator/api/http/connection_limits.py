@@ -34,7 +34,7 @@ _TELL_EVERY_S: Final = 60.0
 _log = structlog.get_logger("muster.http")
 
 
-class Connections:
+class ConnectionLimits:
     """All connections of users and agents, and how many there may be."""
 
     def __init__(
@@ -120,7 +120,7 @@ class GuardedConnection(web.RequestHandler):
         "token",
     )
 
-    def __init__(self, connections: Connections, manager: web.Server) -> None:
+    def __init__(self, connections: ConnectionLimits, manager: web.Server) -> None:
         super().__init__(
             manager,
             loop=asyncio.get_running_loop(),

@@ -33,7 +33,7 @@ Observer = Callable[[web.Request, int, float], None]
 """Told of each request that has ended: its status, and how long it took in seconds."""
 
 
-def surround(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
+def request_middleware(access: AccessTable, origins: Origins, observer: Observer) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[_REQUEST_ID] = request_id_of(request)

@@ -14,7 +14,7 @@ from orchestrator.api.http.access import Access, Route
 from orchestrator.api.http.job_body import JSON_TYPES, YAML_TYPES
 from orchestrator.api.http.problems import CONTENT_TYPE
 from orchestrator.api.http.query_params import EVENT_ID
-from orchestrator.api.http.route_doc import JOB, JSON, About
+from orchestrator.api.http.route_doc import JOB, JSON, RouteDoc
 from orchestrator.core.engine.decide import VERSION
 
 Schema = dict[str, Any]
@@ -182,7 +182,7 @@ def _header(name: str) -> Schema:
     return {"name": name, "in": "header", "description": description, "schema": schema}
 
 
-def _body(about: About, found: Mapping[Any, Schema]) -> Schema:
+def _body(about: RouteDoc, found: Mapping[Any, Schema]) -> Schema:
     if about.body is JOB:
         schema = {"schema": {"$ref": _REF.format(name="Job")}}
         return {

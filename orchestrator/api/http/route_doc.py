@@ -18,7 +18,7 @@ Answers = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class RouteDoc:
     """`headers` are those that the route itself looks at, `answer_headers` those of its good
     answers; `items` what a stream consists of; `problems` the statuses of its own, besides those
     that any route has.
@@ -34,7 +34,7 @@ class About:
     problems: tuple[int, ...] = ()
 
 
-ABOUT: Final = web.RequestKey("about", About)
+ABOUT: Final = web.RequestKey("about", RouteDoc)
 QUERY: Final = web.RequestKey("query", object)
 
 

@@ -10,37 +10,37 @@ from muster.http.job_evidence import Evidence
 from muster.http.node_probe import CheckRequest, NodeProbe
 from muster.protocol.hangs import StacksView
 from orchestrator.api.http import query_params as p
-from orchestrator.api.http.route_doc import JOB, JSON, STREAM, About, as_json, as_text
+from orchestrator.api.http.route_doc import JOB, JSON, STREAM, RouteDoc, as_json, as_text
 
 _MADE: Final = {201: {JSON: h.JobSummary}, 200: {JSON: h.JobSummary}}
 
 DESCRIPTIONS: Final = {
-    ("GET", "/openapi.json"): About(
+    ("GET", "/openapi.json"): RouteDoc(
         summary="This description, OpenAPI 3.1.", answers={200: {JSON: None}}
     ),
-    ("GET", "/healthz"): About(summary="Whether the process answers.", answers=as_text()),
-    ("GET", "/readyz"): About(summary="Whether requests are taken.", answers=as_text()),
-    ("HEAD", "/healthz"): About(summary="As GET, without a body.", answers=as_text()),
-    ("HEAD", "/readyz"): About(summary="As GET, without a body.", answers=as_text()),
-    ("GET", "/metrics"): About(
+    ("GET", "/healthz"): RouteDoc(summary="Whether the process answers.", answers=as_text()),
+    ("GET", "/readyz"): RouteDoc(summary="Whether requests are taken.", answers=as_text()),
+    ("HEAD", "/healthz"): RouteDoc(summary="As GET, without a body.", answers=as_text()),
+    ("HEAD", "/readyz"): RouteDoc(summary="As GET, without a body.", answers=as_text()),
+    ("GET", "/metrics"): RouteDoc(
         summary="Figures for Prometheus, or as OpenMetrics where that is accepted.",
         answers=as_text(),
     ),
-    ("GET", "/v1/version"): About(
+    ("GET", "/v1/version"): RouteDoc(
         summary="The coordinator's version, and who it takes the caller for.",
         answers=as_json(h.VersionView),
     ),
-    ("GET", "/v1/nodes"): About(
+    ("GET", "/v1/nodes"): RouteDoc(
         summary="The nodes by their names, in pages.",
         query=p.NodesQuery,
         answers=as_json(h.NodeList),
     ),
-    ("GET", "/v1/nodes/{id}"): About(summary="One node.", answers=as_json(h.NodeView)),
-    ("GET", "/v1/nodes/{id}/probe"): About(
+    ("GET", "/v1/nodes/{id}"): RouteDoc(summary="One node.", answers=as_json(h.NodeView)),
+    ("GET", "/v1/nodes/{id}/probe"): RouteDoc(
         summary="What a node's agent has said of its GPUs, networks and RDMA.",
         answers=as_json(NodeProbe),
     ),
-    ("POST", "/v1/nodes/{id}/check"): About(
+    ("POST", "/v1/nodes/{id}/check"): RouteDoc(
         summary="A job that checks a node against the free ones of its pool.",
         body=CheckRequest,
         answers=_MADE,
@@ -48,25 +48,25 @@ DESCRIPTIONS: Final = {
         answer_headers=("Location",),
         problems=(409, 422, 507),
     ),
-    ("POST", "/v1/nodes/{id}/drain"): About(
+    ("POST", "/v1/nodes/{id}/drain"): RouteDoc(
         summary="Take a node out of service.",
         body=nodes.DrainRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(422,),
     ),
-    ("POST", "/v1/nodes/{id}/resume"): About(
+    ("POST", "/v1/nodes/{id}/resume"): RouteDoc(
         summary="Take a node back into service, once it is checked.",
         body=nodes.ResumeRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
-    ("POST", "/v1/nodes/{id}/remove"): About(
+    ("POST", "/v1/nodes/{id}/remove"): RouteDoc(
         summary="Forget a node that is gone.",
         body=nodes.RemoveRequest,
         answers=as_json(nodes.NodeAnswer),
         problems=(409, 422),
     ),
-    ("POST", "/v1/jobs"): About(
+    ("POST", "/v1/jobs"): RouteDoc(
         summary="Submit a job; under the same Idempotency-Key it is one.",
         body=JOB,
         answers=_MADE,
@@ -74,34 +74,34 @@ DESCRIPTIONS: Final = {
         answer_headers=("Location",),
         problems=(409, 422, 507),
     ),
-    ("POST", "/v1/jobs:validate"): About(
+    ("POST", "/v1/jobs:validate"): RouteDoc(
         summary="What a submit would make of a job, without one.",
         body=JOB,
         answers=as_json(h.Validation),
         problems=(422,),
     ),
-    ("GET", "/v1/jobs"): About(
+    ("GET", "/v1/jobs"): RouteDoc(
         summary="Jobs, newest first, in pages.",
         query=p.JobsQuery,
         answers=as_json(h.JobList),
     ),
-    ("GET", "/v1/jobs/{id}"): About(
+    ("GET", "/v1/jobs/{id}"): RouteDoc(
         summary="Everything about a job.",
         answers=as_json(h.JobView),
         answer_headers=("ETag",),
     ),
-    ("GET", "/v1/jobs/{id}/spec"): About(
+    ("GET", "/v1/jobs/{id}/spec"): RouteDoc(
         summary="A job's specification with every default.", answers=as_json(h.SpecView)
     ),
-    ("GET", "/v1/jobs/{id}/env"): About(
+    ("GET", "/v1/jobs/{id}/env"): RouteDoc(
         summary="The environment of the last attempt, by node.",
         answers=as_json(h.EnvironmentView),
     ),
-    ("GET", "/v1/jobs/{id}/fabric"): About(
+    ("GET", "/v1/jobs/{id}/fabric"): RouteDoc(
         summary="The fabric plan of the last attempt: rails, each node's ports and settings, why.",
         answers=as_json(FabricView),
     ),
-    ("PATCH", "/v1/jobs/{id}"): About(
+    ("PATCH", "/v1/jobs/{id}"): RouteDoc(
         summary="Change, hold or release a job.",
         body=verbs.ChangeRequest,
         answers=as_json(verbs.ChangeAnswer),
@@ -109,53 +109,53 @@ DESCRIPTIONS: Final = {
         answer_headers=("ETag",),
         problems=(409, 412, 422, 507),
     ),
-    ("GET", "/v1/jobs/{id}/wait"): About(
+    ("GET", "/v1/jobs/{id}/wait"): RouteDoc(
         summary="The job when it has ended, or when the time is over.",
         query=p.WaitQuery,
         answers=as_json(h.JobSummary),
     ),
-    ("POST", "/v1/jobs/{id}/cancel"): About(
+    ("POST", "/v1/jobs/{id}/cancel"): RouteDoc(
         summary="Ask for a job to be stopped.",
         body=verbs.CancelRequest,
         answers=as_json(verbs.CancelAnswer, 202),
         problems=(422,),
     ),
-    ("GET", "/v1/jobs/{id}/events"): About(
+    ("GET", "/v1/jobs/{id}/events"): RouteDoc(
         summary="What happened to a job; followed as Server-Sent Events.",
         query=p.EventsQuery,
         answers={200: {JSON: h.EventList, STREAM: None}, 204: {}},
         items=(h.EventView, h.EventsEnd),
         headers=("Last-Event-ID",),
     ),
-    ("GET", "/v1/events"): About(
+    ("GET", "/v1/events"): RouteDoc(
         summary="What happened; followed as Server-Sent Events.",
         query=p.EventsQuery,
         answers={200: {JSON: h.EventList, STREAM: None}},
         items=(h.EventView, h.EventsEnd),
         headers=("Last-Event-ID",),
     ),
-    ("GET", "/v1/jobs/{id}/explain"): About(
+    ("GET", "/v1/jobs/{id}/explain"): RouteDoc(
         summary="Why a job is where it is, or what would be if.",
         query=p.ExplainQuery,
         answers=as_json(h.Explanation),
         problems=(409, 422),
     ),
-    ("POST", "/v1/jobs/{id}/signal"): About(
+    ("POST", "/v1/jobs/{id}/signal"): RouteDoc(
         summary="Send a signal to a job's ranks.",
         body=verbs.SignalRequest,
         answers=as_json(verbs.SignalAnswer, 202),
         problems=(409, 422, 507),
     ),
-    ("POST", "/v1/jobs/{id}/stacks"): About(
+    ("POST", "/v1/jobs/{id}/stacks"): RouteDoc(
         summary="Where the ranks of a job that runs stand now, grouped by equal stacks.",
         answers=as_json(StacksView),
         problems=(409,),
     ),
-    ("GET", "/v1/jobs/{id}/evidence"): About(
+    ("GET", "/v1/jobs/{id}/evidence"): RouteDoc(
         summary="The verdicts on a job's attempts, each with the signals that it rests on.",
         answers=as_json(Evidence),
     ),
-    ("POST", "/v1/jobs/{id}/rerun"): About(
+    ("POST", "/v1/jobs/{id}/rerun"): RouteDoc(
         summary="A new job like this one.",
         body=verbs.RerunRequest,
         answers=_MADE,
@@ -163,17 +163,17 @@ DESCRIPTIONS: Final = {
         answer_headers=("Location",),
         problems=(409, 422, 507),
     ),
-    ("GET", "/v1/jobs/{id}/logs"): About(
+    ("GET", "/v1/jobs/{id}/logs"): RouteDoc(
         summary="A job's logs: what there is, then what comes.",
         query=p.LogsQuery,
         answers={200: {"application/x-ndjson": None, "text/plain": None}},
         items=(h.LogRecord, h.LogTrailer),
         problems=(410,),
     ),
-    ("GET", "/v1/agent"): About(
+    ("GET", "/v1/agent"): RouteDoc(
         summary="An agent's control connection (websocket).", answers={101: {}}
     ),
-    ("GET", "/v1/agent/logs"): About(
+    ("GET", "/v1/agent/logs"): RouteDoc(
         summary="An agent's bulk connection (websocket).", answers={101: {}}
     ),
 }

@@ -15,7 +15,7 @@ _LOOK_EVERY_S: Final = 1.0
 _log = structlog.get_logger("muster.tokens")
 
 
-class OpenRequests:
+class StreamRevocation:
     """Who is being answered: a stream is cut when its token is good no longer.
 
     The connection of an agent outlives the expiry of its token, as cutting it would in the end cut

@@ -17,7 +17,7 @@ from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.state import Attempt, Cut, Job, Signal, State, Task, make_tasks
+from orchestrator.core.model.state import Attempt, Job, Signal, State, Task, Unreachable, make_tasks
 from orchestrator.core.model.task import OVER, TASK_TRANSITIONS, reached
 from orchestrator.core.monitoring.checkpoints import apply_checkpoint
 from orchestrator.core.monitoring.hang_state import apply_hang
@@ -31,7 +31,7 @@ SIGNALS_KEPT: Final = 16
 """So many of an attempt are said again to a node whose connection may have lost them."""
 
 _OF_NO_REVISION: Final = frozenset(
-    {f.RunTimed, f.JobForgotten, nf.NoticeFailed, idf.IdleTimed, *get_args(hf.Looking)}
+    {f.RunTimed, f.JobForgotten, nf.WebhookFailed, idf.IdleTimed, *get_args(hf.Looking)}
 )
 
 
@@ -48,8 +48,8 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.TaskCleaned()
             | f.TaskLost()
             | f.TaskLeft()
-            | f.TaskCut()
-            | f.TaskBack()
+            | f.TaskUnreachable()
+            | f.TaskReachable()
         ):
             _apply_task(state, fact, at)
         case (
@@ -73,9 +73,9 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             sf.NodeDrained()
             | sf.DrainTimed()
             | sf.NodeResumed()
-            | sf.NodeBlamed()
-            | sf.NodeTrusted()
-            | sf.QuarantineSpared()
+            | sf.NodeFaultRecorded()
+            | sf.NodeFaultsDecayed()
+            | sf.QuarantineSkipped()
             | sf.HardwareReported()
         ):
             apply_service(state.nodes[fact.node], fact, at)
@@ -97,10 +97,10 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             | f.JobEnded()
         ):
             apply_job(state, fact, at)
-        case nf.NoticeSettled(job_id) if job_id not in state.jobs:
+        case nf.WebhookSettled(job_id) if job_id not in state.jobs:
             # A journal of 0.1 may have it behind its job's way to the archive.
             return
-        case nf.NoticeDue() | nf.NoticeSettled() | nf.NoticeFailed():
+        case nf.WebhookQueued() | nf.WebhookSettled() | nf.WebhookFailed():
             apply_notice(state, fact, at)
         case f.JobHeld() | f.JobReleased() | f.JobChanged():
             apply_change(state, fact, at)
@@ -131,17 +131,17 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             _apply_traffic(state, fact, at)
         case (
             hf.ActivityMeasured()
-            | hf.LookBegun()
-            | hf.LookJoined()
-            | hf.StacksSeen()
-            | hf.LookEnded()
+            | hf.StackDumpBegun()
+            | hf.StackDumpJoined()
+            | hf.StacksReported()
+            | hf.StackDumpEnded()
             | hf.HangSuspected()
             | hf.HangDismissed()
             | hf.HangJudged()
-            | hf.HangOver()
+            | hf.HangCleared()
         ):
             apply_hang(state, fact, at)
-        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+        case idf.GpusReported() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
             apply_idle(state, fact, at)
         case _:
             assert_never(fact)
@@ -229,8 +229,8 @@ def _apply_task(
     | f.TaskCleaned
     | f.TaskLost
     | f.TaskLeft
-    | f.TaskCut
-    | f.TaskBack,
+    | f.TaskUnreachable
+    | f.TaskReachable,
     at: float,
 ) -> None:
     job = state.jobs[fact.job]
@@ -261,12 +261,12 @@ def _apply_task(
             task.no_output = no_output
         case f.TaskLost():
             _task_to(task, TaskState.LOST)
-        case f.TaskCut():
+        case f.TaskUnreachable():
             task.cut_at = at
-            attempt.cuts.append(Cut(at, task.node))
-        case f.TaskBack():
+            attempt.cuts.append(Unreachable(at, task.node))
+        case f.TaskReachable():
             since = at if task.cut_at is None else task.cut_at
-            attempt.cuts.append(Cut(at, task.node, max(0.0, at - since)))
+            attempt.cuts.append(Unreachable(at, task.node, max(0.0, at - since)))
             task.cut_at = None
         case f.TaskLeft(_, _, _, reason, force):
             task.left, task.left_force = reason, force

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.model.errors import InvalidTransition
-from orchestrator.core.model.node import LINK_TRANSITIONS, Brake, LinkState
+from orchestrator.core.model.node import LINK_TRANSITIONS, LinkState, MassOutage
 from orchestrator.core.model.state import Node, State, Suspect
 from orchestrator.core.nodes.crash_loops import LIVES_KEPT, another_life
 
@@ -103,7 +103,7 @@ def apply_judgement(state: State, fact: f.OfJudgement) -> None:
         case f.JudgementPut(until):
             state.judged_from = until
         case f.BrakeSet():
-            state.brake = Brake(fact.at, fact.lasts_s, fact.gone, fact.of)
+            state.brake = MassOutage(fact.at, fact.lasts_s, fact.gone, fact.of)
         case f.BrakeReleased(until):
             state.judged_from, state.brake = until, None
         case _:

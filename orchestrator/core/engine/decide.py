@@ -38,26 +38,30 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.failures.causes import ended_before_s, from_report, is_consequence
-from orchestrator.core.gangs.commands import owed, tasks_on
+from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
 from orchestrator.core.gangs.leases import leases_told
-from orchestrator.core.gangs.task_reports import news
-from orchestrator.core.gangs.workdir_hint import told_of_the_folder
+from orchestrator.core.gangs.task_reports import new_facts_from_report
+from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps, traffic
-from orchestrator.core.monitoring.checkpoints import checkpoint_news
-from orchestrator.core.monitoring.idle_gpus import idle_news
+from orchestrator.core.monitoring.checkpoints import checkpoint_facts
+from orchestrator.core.monitoring.idle_gpus import idle_facts
 from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
-from orchestrator.core.nodes.hardware import hardware_seen, may_be_hardware
-from orchestrator.core.nodes.unkillable import given_up, survivors_seen, unclean
-from orchestrator.core.scheduling.elastic import goes_on_without, is_news, was_killed
+from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
+from orchestrator.core.nodes.unkillable import (
+    declare_task_lost,
+    drain_for_unkillable,
+    survivor_facts,
+)
+from orchestrator.core.scheduling.elastic import affects_gang, survives_without, was_killed
 from orchestrator.core.scheduling.placement import never_fits
-from orchestrator.core.webhooks.outbox import tried
+from orchestrator.core.webhooks.outbox import on_attempted
 
 VERSION = "0.1.0"
 _SILENT_MAX = 16
@@ -65,7 +69,7 @@ _DISKS_MAX = 8
 REBOOTED: Final = "it was booted anew"
 
 
-def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> Decision:
+def decide(state: State, stimulus: s.Input, now: Instant, limits: Limits) -> Decision:
     match stimulus:
         case s.ReportReceived(session, report):
             return _report(state, session, report, now, limits)
@@ -93,11 +97,11 @@ def decide(state: State, stimulus: s.Stimulus, now: Instant, limits: Limits) -> 
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([f.NodeDisconnected(name, session)] if name is not None else [])
-        case s.SpaceSeen(problem):
+        case s.DiskSpaceChecked(problem):
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
-        case s.NoticeTried():
-            return tried(state, stimulus)
+        case s.WebhookAttempted():
+            return on_attempted(state, stimulus)
         case s.JobsArchived(jobs):
             return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
@@ -211,8 +215,8 @@ def _hello(
     # Each once, whatever it says twice.
     for report in {report.task: report for report in hello.tasks}.values():
         drained += [
-            *survivors_seen(None, hello.node, report),
-            *unclean(node, hello.node, report),
+            *survivor_facts(None, hello.node, report),
+            *drain_for_unkillable(node, hello.node, report),
         ]
         task = _task(state, report.task)
         if task is None or task.node != hello.node or task.state in OVER:
@@ -224,14 +228,14 @@ def _hello(
         keep.append(task)
         decision.facts += _take_report(state, task, report, now)
         decision.facts += _rest_of_limit(state, task, report, now)
-        drained += given_up(task, report)
+        drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
     # After the tasks: who is ended by what he reports himself is not ended for this again.
-    decision.facts += hardware_seen(state, hello.node, hello.hardware)
+    decision.facts += hardware_facts(state, hello.node, hello.hardware)
     decision.facts += drained
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
     welcome = Welcome(
@@ -282,7 +286,7 @@ def _report(
             heard = f.NodeHeard(name, now.mono, until, clock_ahead_s(wall_s, now))
             changed = _changed(state, name, interfaces, devices, rdma)
             changed += _ports_seen(state, name, ports)
-            changed += hardware_seen(state, name, events)
+            changed += hardware_facts(state, name, events)
             changed += _disks_seen(state, name, disks)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():
@@ -292,13 +296,18 @@ def _report(
             return stack_dumps.answered(state, task, report, now)
         case TaskReport():
             node = state.nodes[name]
-            drained = [*survivors_seen(node, name, report), *unclean(node, name, report)]
+            drained = [
+                *survivor_facts(node, name, report),
+                *drain_for_unkillable(node, name, report),
+            ]
             task = _task(state, report.task)
             if task is None or task.node != name or task.state in OVER:
-                commands = owed(state, name, report.task, report.state, limits)
+                commands = commands_for_reported_task(
+                    state, name, report.task, report.state, limits
+                )
                 return Decision(drained, [a.Send(name, session, command) for command in commands])
             found = _take_report(state, task, report, now)
-            return Decision([*found, *drained, *given_up(task, report)])
+            return Decision([*found, *drained, *declare_task_lost(task, report)])
         case _:
             assert_never(report)
 
@@ -343,21 +352,21 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     if report.silent != task.silent:
         peers: list[f.Fact] = [f.PeersSeen(task.node, task.id, report.silent[:_SILENT_MAX])]
         return [*peers, *_take_report(state, task, replace(report, silent=task.silent), now)]
-    measured, by_tcp = traffic.news(job, attempt, task, report.traffic)
-    seen = checkpoint_news(attempt, task, report.checkpoint)
-    looked = stack_dumps.activity_news(report, now)
-    idle = idle_news(job, attempt, task, report, now)
-    found = [*measured, *news(task, report), *seen, *looked, *idle]
+    measured, by_tcp = traffic.traffic_facts(job, attempt, task, report.traffic)
+    seen = checkpoint_facts(attempt, task, report.checkpoint)
+    looked = stack_dumps.activity_facts(report, now)
+    idle = idle_facts(job, attempt, task, report, now)
+    found = [*measured, *new_facts_from_report(task, report), *seen, *looked, *idle]
     if attempt.phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED) or task.state in OVER:
         return found
     leased = 0 if job.spec.launcher.torchruns else attempt.master_port
     cause = from_report(task, report, leased) if task.present else None
-    cause = told_of_the_folder(job.spec, task, cause)
+    cause = add_workdir_hint(job.spec, task, cause)
     if cause is None and by_tcp is not None and attempt.phase is AttemptPhase.RUNNING:
         return [*measured, f.StopRequested(task.job, task.attempt, by_tcp), *found[len(measured) :]]
-    if cause is None or not is_news(job, report, cause):
+    if cause is None or not affects_gang(job, report, cause):
         return found
-    if goes_on_without(job, attempt, task, cause, killed=was_killed(report)):
+    if survives_without(job, attempt, task, cause, killed=was_killed(report)):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text), *found]
     waits = is_consequence(cause) or may_be_hardware(cause)
     if waits and attempt.phase is AttemptPhase.RUNNING:

@@ -13,7 +13,7 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.state import State
 
 
-def is_bare(state: State, stimulus: s.Stimulus) -> bool:
+def is_plain_heartbeat(state: State, stimulus: s.Input) -> bool:
     """Whether this is a heartbeat with no news, on a connection that counts."""
     if not isinstance(stimulus, s.ReportReceived) or stimulus.session not in state.sessions:
         return False
@@ -23,6 +23,6 @@ def is_bare(state: State, stimulus: s.Stimulus) -> bool:
     )
 
 
-def is_answer(action: a.Action) -> bool:
+def is_answer(action: a.Effect) -> bool:
     """Whether this says that a heartbeat was heard, and nothing else."""
     return isinstance(action, a.Send) and isinstance(action.command, HeartbeatAck)

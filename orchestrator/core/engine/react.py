@@ -18,7 +18,13 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.gangs.commands import owed, signals, tasks_on, tell, wanted
+from orchestrator.core.gangs.commands import (
+    commands_for_reported_task,
+    desired_commands,
+    send_desired,
+    signals,
+    tasks_on,
+)
 from orchestrator.core.gangs.launch import gang_of
 from orchestrator.core.gangs.retry_policy import after_attempt
 from orchestrator.core.gangs.transitions import closed, task_moved
@@ -29,17 +35,21 @@ from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.task import OVER
 from orchestrator.core.monitoring import stack_dumps
-from orchestrator.core.monitoring.idle_gpus import follow_idle, look_soon
-from orchestrator.core.nodes.drains import follow_service, leaves_after_checkpoint
-from orchestrator.core.nodes.hardware import follow_hardware
+from orchestrator.core.monitoring.idle_gpus import react_to_idle, schedule_idle_check
+from orchestrator.core.nodes.drains import leaves_after_checkpoint, react_to_service
+from orchestrator.core.nodes.hardware import react_to_hardware
 from orchestrator.core.nodes.liveness import released, silent_timer, timers_of_the_silent
-from orchestrator.core.nodes.peer_reports import accused, witnessed, word_timer
+from orchestrator.core.nodes.peer_reports import (
+    apply_peer_reports,
+    on_peers_unreachable,
+    word_timer,
+)
 from orchestrator.core.nodes.quarantine import judged, quarantined, ready_elsewhere
 from orchestrator.core.scheduling.placement import can_do_without
-from orchestrator.core.webhooks.outbox import due
+from orchestrator.core.webhooks.outbox import queue_webhooks
 
 
-def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
+def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
     match fact:
         case (
             f.TaskPrepared()
@@ -56,14 +66,16 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             moved = task_moved(state, fact, now, limits)
             # The others may have been silent before.
             job = state.jobs[fact.job]
-            left = stack_dumps.consider(state, job, job.attempts[fact.attempt - 1], now, limits)
+            left = stack_dumps.evaluate_hang(
+                state, job, job.attempts[fact.attempt - 1], now, limits
+            )
             return Decision([*moved.facts, *left.facts], [*moved.actions, *left.actions])
         case (
             f.NodeHeard()
             | f.EpochStarted()
             | f.NodeRegistered()
-            | f.TaskCut()
-            | f.TaskBack()
+            | f.TaskUnreachable()
+            | f.TaskReachable()
             | f.NameClaimed()
             | f.PortsSeen()
             | f.DisksSeen()
@@ -79,42 +91,42 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             | f.CancelRequested()
             | f.JobRequeued()
             | f.JobForgotten()
-            | hf.LookJoined()
-            | hf.LookEnded()
+            | hf.StackDumpJoined()
+            | hf.StackDumpEnded()
             | hf.HangSuspected()
             | hf.HangDismissed()
-            | hf.HangOver()
-            | nf.NoticeDue()
-            | nf.NoticeSettled()
-            | nf.NoticeFailed()
+            | hf.HangCleared()
+            | nf.WebhookQueued()
+            | nf.WebhookSettled()
+            | nf.WebhookFailed()
             | sf.HardwareNoted()
         ):
             return Decision()
         case f.JobEnded(job_id):
-            return Decision(due(state.jobs[job_id], nf.Told.ENDED))
-        case hf.ActivityMeasured() | hf.LookBegun() | hf.StacksSeen() | hf.HangJudged():
-            return stack_dumps.follow_look(state, fact, now, limits)
-        case idf.IdleSeen() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
-            return follow_idle(state, fact, now)
+            return Decision(queue_webhooks(state.jobs[job_id], nf.WebhookEvent.ENDED))
+        case hf.ActivityMeasured() | hf.StackDumpBegun() | hf.StacksReported() | hf.HangJudged():
+            return stack_dumps.react_to_stack_dump(state, fact, now, limits)
+        case idf.GpusReported() | idf.IdleTimed() | idf.IdleJudged() | idf.IdleOver():
+            return react_to_idle(state, fact, now)
         case f.TrafficJudged():
             job, attempt = _of(state, fact)
             return Decision([], traffic_timer(job, attempt, now, limits))
         case sf.HardwareReported():
-            return follow_hardware(state, fact)
-        case sf.NodeBlamed(name):
+            return react_to_hardware(state, fact)
+        case sf.NodeFaultRecorded(name):
             return Decision(quarantined(state, state.nodes[name], limits))
         case (
             sf.NodeDrained()
             | sf.DrainTimed()
             | sf.NodeResumed()
-            | sf.NodeTrusted()
-            | sf.QuarantineSpared()
+            | sf.NodeFaultsDecayed()
+            | sf.QuarantineSkipped()
         ):
-            return follow_service(state, fact, now)
+            return react_to_service(state, fact, now)
         case f.NodeSynced(name, held):
             decision = _synced(state, name, held, limits)
             back = [task for task in tasks_on(state, name) if task.cut_at is not None]
-            decision.facts += [f.TaskBack(task.job, task.attempt, task.rank) for task in back]
+            decision.facts += [f.TaskReachable(task.job, task.attempt, task.rank) for task in back]
             return decision
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
@@ -123,18 +135,18 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision([], limit_timers(state, state.jobs[fact.job], now))
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
-            soon = look_soon(job, job.attempts[number - 1], now)
+            soon = schedule_idle_check(job, job.attempts[number - 1], now)
             return Decision([], [*limit_timers(state, job, now), *soon])
         case f.AttemptWarned() | f.SignalRequested():
             return _signalled(state, fact)
         case f.NodeDisconnected(name, _):
             away = state.nodes[name].link is LinkState.SUSPECT
             cut = [t for t in tasks_on(state, name) if t.cut_at is None] if away else []
-            told: list[f.Fact] = [f.TaskCut(t.job, t.attempt, t.rank) for t in cut]
-            told += witnessed(state, name, now, limits)
+            told: list[f.Fact] = [f.TaskUnreachable(t.job, t.attempt, t.rank) for t in cut]
+            told += apply_peer_reports(state, name, now, limits)
             return Decision(told, silent_timer(state, state.nodes[name], now, limits))
         case f.PeersSeen(_, task, _):
-            return Decision(accused(state, task, now, limits))
+            return Decision(on_peers_unreachable(state, task, now, limits))
         case f.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
         case f.NodeLeaseExpired() | sf.NodeRemoved():
@@ -146,7 +158,7 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
             return Decision([], timers_of_the_silent(state))
         case f.RetryScheduled(job_id, _, delay_s, _):
             timer = a.Timer(a.TimerKind.RETRY, job=job_id)
-            told = due(state.jobs[job_id], nf.Told.RETRYING)
+            told = queue_webhooks(state.jobs[job_id], nf.WebhookEvent.RETRYING)
             return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
             # Nobody else has to be ready: its plan and its start are one commit and one message.
@@ -158,7 +170,9 @@ def follow(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision
         case f.TaskJoined(job_id, number, rank):
             job = state.jobs[job_id]
             attempt = job.attempts[number - 1]
-            return Decision([], tell(state, job, attempt, attempt.tasks[rank], None, limits))
+            return Decision(
+                [], send_desired(state, job, attempt, attempt.tasks[rank], None, limits)
+            )
         case f.AttemptClosed(job_id, number):
             return Decision(_after(state, state.jobs[job_id], number, limits))
         case _:
@@ -175,12 +189,16 @@ def _synced(
     session = state.nodes[name].session
     if session is None:
         return Decision()
-    commands = [c for task, on_node in held for c in owed(state, name, task, on_node, limits)]
+    commands = [
+        c
+        for task, on_node in held
+        for c in commands_for_reported_task(state, name, task, on_node, limits)
+    ]
     known = {task for task, _ in held}
     for task in tasks_on(state, name):
         if task.id not in known:
             job = state.jobs[task.job]
-            commands += wanted(job, job.attempts[task.attempt - 1], task, None, limits)
+            commands += desired_commands(job, job.attempts[task.attempt - 1], task, None, limits)
     return Decision([], [a.Send(name, session, command) for command in commands])
 
 
@@ -196,7 +214,7 @@ def _phase_begun(
     gang = gang_of(job, attempt) if attempt.phase is AttemptPhase.ARRANGING else None
     for task in attempt.tasks:
         on_node = None if task.state is TaskState.ASSIGNED else task.state
-        decision.actions += tell(state, job, attempt, task, on_node, limits, gang)
+        decision.actions += send_desired(state, job, attempt, task, on_node, limits, gang)
     return decision
 
 
@@ -243,7 +261,7 @@ def _stopping(
     decision = Decision()
     for task in attempt.tasks:
         if task.state not in OVER:
-            decision.actions += tell(state, job, attempt, task, task.state, limits)
+            decision.actions += send_desired(state, job, attempt, task, task.state, limits)
     # A gang of which nothing is left, because all of it was lost, has nobody to wait for.
     decision.facts += closed(attempt)
     return decision

@@ -19,7 +19,7 @@ class _AnyNode(dict[NodeName, Node]):
         return node
 
 
-def retrace(facts: Iterable[tuple[Durable, float]]) -> Job:
+def replay_job(facts: Iterable[tuple[Durable, float]]) -> Job:
     """The job of which these are all facts, in order, each with when it was recorded (UTC seconds).
 
     But for the machine on which its attempts leased a port, it is as the state had it. Raises

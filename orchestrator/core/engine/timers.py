@@ -64,7 +64,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None:
                 return Decision()
-            return idle_gpus.consider(state, state.jobs[timer.job], attempt, now)
+            return idle_gpus.evaluate_idle(state, state.jobs[timer.job], attempt, now)
         case a.TimerKind.WARN:
             attempt = state.attempt(timer.job, timer.attempt)
             if attempt is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -77,13 +77,13 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             assert_never(timer.kind)
 
 
-def limit_timers(state: State, job: Job, now: Instant) -> list[a.Action]:
+def limit_timers(state: State, job: Job, now: Instant) -> list[a.Effect]:
     """The time limit of a gang that runs, and the warning before it."""
     limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
     if attempt is None or limit_s is None or since is None:
         return []
 
-    def at(kind: a.TimerKind, seconds: float) -> a.Action:
+    def at(kind: a.TimerKind, seconds: float) -> a.Effect:
         timer = a.Timer(kind, job=job.id, attempt=attempt.number)
         return a.SetTimer(timer, max(now.mono, since + seconds))
 
@@ -112,9 +112,9 @@ def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
     return since is None or now.mono >= since + seconds - ROUNDING_S
 
 
-def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]:
+def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Effect]:
     """The timers of a new process. Times on which nothing of ours was running begin anew."""
-    found: list[a.Action] = []
+    found: list[a.Effect] = []
     for node in state.nodes.values():
         found += drain_timer(node, now)
     for job in state.jobs.values():
@@ -134,7 +134,7 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Action]
     return found
 
 
-def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Effect]:
     """Of a gang whose traffic is known to go where it must not."""
     running = attempt.phase is AttemptPhase.RUNNING
     if not running or attempt.proof is None or not_used(job, attempt.proof) is None:
@@ -143,7 +143,7 @@ def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> l
     return [a.SetTimer(timer, now.mono + limits.traffic_wait_s)]
 
 
-def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Action]:
+def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Effect]:
     """The deadline of the phase that an attempt is in; a run's time limit is set by `follow`."""
     match attempt.phase:
         case AttemptPhase.PREPARING:

@@ -10,9 +10,9 @@ from typing import Final
 from muster.protocol.instant import Instant
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.decide import decide
-from orchestrator.core.engine.react import follow
-from orchestrator.core.facts.effects import Action
-from orchestrator.core.facts.inputs import Stimulus
+from orchestrator.core.engine.react import react
+from orchestrator.core.facts.effects import Effect
+from orchestrator.core.facts.inputs import Input
 from orchestrator.core.facts.jobs import (
     AttemptArranged,
     AttemptStarted,
@@ -33,29 +33,31 @@ class Turn:
     """`facts` have been applied; `actions` are to be taken once the facts are on disk."""
 
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Effect] = field(default_factory=list)
 
 
 _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 
-def turn(state: State, stimulus: Stimulus, now: Instant, limits: Limits) -> Turn:
+def turn(state: State, stimulus: Input, now: Instant, limits: Limits) -> Turn:
     """Advance `state` by one stimulus. The only way in which a running coordinator changes it."""
     done = Turn()
     decision = decide(state, stimulus, now, limits)
-    _carry(state, decision.facts, now, limits, done)
+    _apply_with_reactions(state, decision.facts, now, limits, done)
     done.actions[:0] = decision.actions
     # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
     if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
-            _carry(state, [placed], now, limits, done)
+            _apply_with_reactions(state, [placed], now, limits, done)
     if state.elastic and any(may_join(state, fact) for fact in done.facts):
         while (joined := next_join(state)) is not None:
-            _carry(state, [joined], now, limits, done)
+            _apply_with_reactions(state, [joined], now, limits, done)
     return done
 
 
-def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn) -> None:
+def _apply_with_reactions(
+    state: State, facts: list[Fact], now: Instant, limits: Limits, done: Turn
+) -> None:
     pending = deque(facts)
     while pending:
         fact = pending.popleft()
@@ -63,7 +65,7 @@ def _carry(state: State, facts: list[Fact], now: Instant, limits: Limits, done: 
             continue
         apply(state, fact, now.wall)
         done.facts.append(fact)
-        followed = follow(state, fact, now, limits)
+        followed = react(state, fact, now, limits)
         leased = any(type(one) is AttemptArranged for one in followed.facts)
         if leased or type(fact) in _AT_ONCE:
             # A port is leased before another gang of the same report looks for one, what ended well

@@ -12,7 +12,7 @@ _OF_ONE_NODE: Final = "NCCL_TOPO_FILE"
 """Each kind of machine has its own."""
 
 
-def near_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[str]:
+def mismatch_notes(rails: Rails, agreed: Sequence[int], members: Sequence[Member]) -> list[str]:
     """Of whole nodes whose GPUs are near to other rails than on the others: then NCCL, which sends
     by the nearest port, crosses from rail to rail."""
     first: tuple[Member, Mapping[int, frozenset[int]]] | None = None

@@ -18,10 +18,10 @@ from muster.fabric import nccl_env as env
 from muster.fabric.gids import Family
 from muster.fabric.model import ETHERNET
 from muster.fabric.nccl_version import Version, devices_max, version_of
-from muster.fabric.no_port_reason import lack_of
+from muster.fabric.no_port_reason import no_port_reason
 from muster.protocol.fabric import FabricPort, NodeFabric
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.mismatch_notes import near_notes, settings_notes
+from orchestrator.core.fabric.mismatch_notes import mismatch_notes, settings_notes
 from orchestrator.core.fabric.nccl_conf import file_notes, overruling
 from orchestrator.core.fabric.port_diff import gids, lacks, no_address, told, unlike
 from orchestrator.core.fabric.port_slots import Member, Place, align, places_of
@@ -51,7 +51,7 @@ class Refused(msgspec.Struct, frozen=True):
         return f"rdma: required, but {self.differences[0].text}{also}"
 
 
-class Wish(msgspec.Struct, frozen=True):
+class FabricRequest(msgspec.Struct, frozen=True):
     """What the job wants: `alone` is a gang of one node that stays one; `plugins` are the nodes
     whose jobs bring a network of their own for NCCL; `plugin` is the setting that names one for all
     all of them, `sockets` the one that turns RDMA off on some, `conf` the file that NCCL is to read
@@ -66,7 +66,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def plan(
-    members: Sequence[Member], wish: Wish, witnesses: Sequence[Member] = ()
+    members: Sequence[Member], wish: FabricRequest, witnesses: Sequence[Member] = ()
 ) -> FabricPlan | Refused | None:
     """One plan for a gang, its nodes in rank order. None: none of them has anything to do with
     RDMA, and the job does not mind. `witnesses`: other nodes that the job has met."""
@@ -100,10 +100,10 @@ def lack(member: Member) -> str | None:
         return f"cannot use RDMA: {fabric.stops[0]}"
     if member.ports:
         return None
-    return lack_of(fabric)
+    return no_port_reason(fabric)
 
 
-def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
+def join(plan: FabricPlan | None, member: Member, wish: FabricRequest) -> NodePlan | str:
     """What a node is told that joins a gang which runs; a sentence where it would not fit in."""
     why = lack(member)
     if plan is None or plan.transport is not Transport.RDMA:
@@ -119,7 +119,7 @@ def join(plan: FabricPlan | None, member: Member, wish: Wish) -> NodePlan | str:
     return made
 
 
-def _fitted(plan: FabricPlan, member: Member, wish: Wish) -> NodePlan | str:
+def _fitted(plan: FabricPlan, member: Member, wish: FabricRequest) -> NodePlan | str:
     family: Family = "AF_INET6" if plan.family == "AF_INET6" else "AF_INET"
     ports = _joining(plan, member)
     used: list[FabricPort] = []
@@ -171,7 +171,7 @@ def _has_any(fabric: NodeFabric) -> bool:
 
 
 def _without(
-    members: Sequence[Member], without: Sequence[Difference], wish: Wish
+    members: Sequence[Member], without: Sequence[Difference], wish: FabricRequest
 ) -> FabricPlan | None:
     """A gang of which some cannot use RDMA, and that may do without."""
     if not any(_has_any(member.fabric) for member in members):
@@ -209,7 +209,7 @@ def _unlike_versions(members: Sequence[Member]) -> list[Difference]:
 
 
 def _over(
-    rails: Rails, members: Sequence[Member], wish: Wish, beside: Sequence[str]
+    rails: Rails, members: Sequence[Member], wish: FabricRequest, beside: Sequence[str]
 ) -> FabricPlan | Refused:
     """The plan over the rails that all share. `beside`: notes that are not about rails."""
     required = wish.rdma is Rdma.REQUIRED and not wish.alone
@@ -252,7 +252,7 @@ def _planned(
     beside: Sequence[str],
 ) -> FabricPlan:
     roce = any(rails.common[rail].link_layer == ETHERNET for rail in agreed)
-    beside = [*beside, *near_notes(rails, agreed, members), *settings_notes(members)]
+    beside = [*beside, *mismatch_notes(rails, agreed, members), *settings_notes(members)]
     beside += file_notes(members, made, roce=roce)
     # Alike ones are found by their content: an environment has no hash.
     places: dict[object, int] = {}
@@ -308,14 +308,14 @@ def _bounded(notes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _made(
-    rails: Rails, agreed: Sequence[int], kind: int, member: Member, wish: Wish
+    rails: Rails, agreed: Sequence[int], kind: int, member: Member, wish: FabricRequest
 ) -> tuple[NodePlan, str | None]:
     ports = [port for rail in agreed if (port := rails.ports[rail][kind]) is not None]
     return _node_plan(member, ports, rails.family, wish)
 
 
 def _node_plan(
-    member: Member, ports: Sequence[FabricPort], family: Family, wish: Wish
+    member: Member, ports: Sequence[FabricPort], family: Family, wish: FabricRequest
 ) -> tuple[NodePlan, str | None]:
     """And why no environment fits these ports, where none does."""
     used = [_for_environment(port, family) for port in ports]

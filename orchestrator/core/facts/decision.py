@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.core.facts.effects import Action
+from orchestrator.core.facts.effects import Effect
 from orchestrator.core.facts.jobs import Fact
 
 
@@ -13,4 +13,4 @@ class Decision:
     """Facts come before the actions of the same decision, in the order given."""
 
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
+    actions: list[Effect] = field(default_factory=list)

@@ -32,16 +32,16 @@ _LAZY: Final = (
     f.TaskArranged,
     f.TaskListening,
     f.TaskStarted,
-    f.TaskCut,
-    f.TaskBack,
+    f.TaskUnreachable,
+    f.TaskReachable,
     f.TrafficJudged,
     f.TaskCheckpointed,
-    hf.HangOver,
+    hf.HangCleared,
     idf.IdleOver,
     f.JobRequeued,
-    nf.NoticeSettled,
+    nf.WebhookSettled,
     sf.DrainTimed,
-    sf.NodeTrusted,
+    sf.NodeFaultsDecayed,
 )
 _EPHEMERAL: Final = (
     f.NodeConnected,
@@ -64,7 +64,7 @@ _EPHEMERAL: Final = (
     f.TrafficMeasured,
     *get_args(hf.Looking),
     *get_args(idf.IdleWatching),
-    nf.NoticeFailed,
+    nf.WebhookFailed,
     f.JobForgotten,
 )
 

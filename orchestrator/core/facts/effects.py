@@ -113,7 +113,7 @@ class Signalled(msgspec.Struct, frozen=True):
     away: tuple[NodeName, ...]
 
 
-class Serviced(msgspec.Struct, frozen=True):
+class NodeServiceChanged(msgspec.Struct, frozen=True):
     """A node is out of service, or in it again; `anything` is false where all was so already."""
 
     node: NodeName
@@ -139,7 +139,7 @@ class Stacks(msgspec.Struct, frozen=True):
     view: StacksView
 
 
-Result = Submitted | Cancelled | Changed | Signalled | Serviced | Stacks | Declined
+Result = Submitted | Cancelled | Changed | Signalled | NodeServiceChanged | Stacks | Declined
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -149,4 +149,4 @@ class Answer(msgspec.Struct, frozen=True):
     result: Result
 
 
-Action = Send | RefuseSession | CloseSession | SetTimer | Answer
+Effect = Send | RefuseSession | CloseSession | SetTimer | Answer

@@ -23,7 +23,7 @@ class ActivityMeasured(_Fact, frozen=True):
     at: float
 
 
-class LookBegun(_Fact, frozen=True):
+class StackDumpBegun(_Fact, frozen=True):
     """These tasks are asked where their ranks stand, until `until`; `requests` wait for the answer.
     `judges`: it is to tell whether the gang hangs. `notes` are sentences on what is missing."""
 
@@ -37,7 +37,7 @@ class LookBegun(_Fact, frozen=True):
     judges: bool = False
 
 
-class LookJoined(_Fact, frozen=True):
+class StackDumpJoined(_Fact, frozen=True):
     """One more waits for the look under way."""
 
     job: JobId
@@ -45,14 +45,14 @@ class LookJoined(_Fact, frozen=True):
     request: int
 
 
-class StacksSeen(_Fact, frozen=True):
+class StacksReported(_Fact, frozen=True):
     """One of those that were asked has answered."""
 
     task: TaskId
     report: StacksReport
 
 
-class LookEnded(_Fact, frozen=True):
+class StackDumpEnded(_Fact, frozen=True):
     job: JobId
     attempt: int
 
@@ -83,7 +83,7 @@ class HangJudged(_Fact, frozen=True):
     verdict: HangVerdict
 
 
-class HangOver(_Fact, frozen=True):
+class HangCleared(_Fact, frozen=True):
     """It moves again."""
 
     job: JobId
@@ -92,12 +92,12 @@ class HangOver(_Fact, frozen=True):
 
 Looking = (
     ActivityMeasured
-    | LookBegun
-    | LookJoined
-    | StacksSeen
-    | LookEnded
+    | StackDumpBegun
+    | StackDumpJoined
+    | StacksReported
+    | StackDumpEnded
     | HangSuspected
     | HangDismissed
 )
 """Of this process alone."""
-OfHang = Looking | HangJudged | HangOver
+OfHang = Looking | HangJudged | HangCleared

@@ -11,7 +11,7 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     pass
 
 
-class IdleSeen(_Fact, frozen=True):
+class GpusReported(_Fact, frozen=True):
     """A node's newest word on since when the GPUs of its task are idle, in this process's monotonic
     seconds; None: they are not, or it cannot tell."""
 
@@ -42,6 +42,6 @@ class IdleOver(_Fact, frozen=True):
     attempt: int
 
 
-IdleWatching = IdleSeen | IdleTimed
+IdleWatching = GpusReported | IdleTimed
 """Of this process alone."""
 OfIdle = IdleWatching | IdleJudged | IdleOver

@@ -127,7 +127,7 @@ class SessionEnded(msgspec.Struct, frozen=True):
     session: SessionId
 
 
-class SpaceSeen(msgspec.Struct, frozen=True):
+class DiskSpaceChecked(msgspec.Struct, frozen=True):
     """Somebody looked at the journal's disk: a sentence where it is full, "" where it is not."""
 
     problem: str
@@ -139,7 +139,7 @@ class JobsArchived(msgspec.Struct, frozen=True):
     jobs: tuple[JobId, ...]
 
 
-class NoticeTried(msgspec.Struct, frozen=True):
+class WebhookAttempted(msgspec.Struct, frozen=True):
     """A job's webhook was told, or could not be (`problem`); `over`: it will not be tried again."""
 
     job: JobId
@@ -153,7 +153,7 @@ class TimerFired(msgspec.Struct, frozen=True):
     timer: Timer
 
 
-Stimulus = (
+Input = (
     CoordinatorStarted
     | SubmitReceived
     | CancelReceived
@@ -166,8 +166,8 @@ Stimulus = (
     | HelloReceived
     | ReportReceived
     | SessionEnded
-    | SpaceSeen
+    | DiskSpaceChecked
     | JobsArchived
-    | NoticeTried
+    | WebhookAttempted
     | TimerFired
 )

@@ -269,7 +269,7 @@ class TaskLost(_Fact, frozen=True):
     reason: str
 
 
-class TaskCut(_Fact, frozen=True):
+class TaskUnreachable(_Fact, frozen=True):
     """Its node cannot be reached; the task is presumed to go on."""
 
     job: JobId
@@ -277,7 +277,7 @@ class TaskCut(_Fact, frozen=True):
     rank: int
 
 
-class TaskBack(_Fact, frozen=True):
+class TaskReachable(_Fact, frozen=True):
     """Its node is connected again, and has it still."""
 
     job: JobId
@@ -385,25 +385,25 @@ class JobForgotten(_Fact, frozen=True):
 
 
 NodeConnected = of_link.NodeConnected
-NameClaimed = of_link.NameClaimed
+NameClaimed = of_link.DuplicateNameSeen
 NodeSynced = of_link.NodeSynced
 FailureSuspected = of_link.FailureSuspected
 NodeHeard = of_link.NodeHeard
-PortsSeen = of_link.PortsSeen
-PeersSeen = of_link.PeersSeen
-DisksSeen = of_link.DisksSeen
-SurvivorsSeen = of_link.SurvivorsSeen
+PortsSeen = of_link.PortsReported
+PeersSeen = of_link.PeersReported
+DisksSeen = of_link.DisksReported
+SurvivorsSeen = of_link.SurvivorsReported
 NodeDisconnected = of_link.NodeDisconnected
 LeaseExtended = of_link.LeaseExtended
 NodeLeaseExpired = of_link.NodeLeaseExpired
-JudgementPut = of_link.JudgementPut
-BrakeSet = of_link.BrakeSet
-BrakeReleased = of_link.BrakeReleased
+JudgementPut = of_link.LivenessPaused
+BrakeSet = of_link.MassOutageDeclared
+BrakeReleased = of_link.MassOutageCleared
 OfLink = of_link.OfLink
 OfJudgement = of_link.OfJudgement
 
 HangJudged = of_hang.HangJudged
-HangOver = of_hang.HangOver
+HangOver = of_hang.HangCleared
 Looking = of_hang.Looking
 IdleJudged = of_idle.IdleJudged
 IdleOver = of_idle.IdleOver
@@ -417,15 +417,15 @@ Ephemeral = (
     | SpaceChanged
     | JobForgotten
     | TrafficMeasured
-    | nf.NoticeFailed
+    | nf.WebhookFailed
 )
 
 Durable = (
     EpochStarted
     | NodeRegistered
     | OfService
-    | nf.NoticeDue
-    | nf.NoticeSettled
+    | nf.WebhookQueued
+    | nf.WebhookSettled
     | JobSubmitted
     | JobHeld
     | JobReleased
@@ -447,8 +447,8 @@ Durable = (
     | TaskExited
     | TaskCleaned
     | TaskLost
-    | TaskCut
-    | TaskBack
+    | TaskUnreachable
+    | TaskReachable
     | TaskJoined
     | TaskLeft
     | TrafficJudged

@@ -30,7 +30,7 @@ class NodeConnected(_Fact, frozen=True):
     instance: str = ""
 
 
-class NameClaimed(_Fact, frozen=True):
+class DuplicateNameSeen(_Fact, frozen=True):
     """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
     process's monotonic seconds."""
 
@@ -57,21 +57,21 @@ class FailureSuspected(_Fact, frozen=True):
     ended_at: float
 
 
-class PortsSeen(_Fact, frozen=True):
+class PortsReported(_Fact, frozen=True):
     """The RDMA ports of a node that are not as they were."""
 
     node: NodeName
     ports: tuple[PortHealth, ...]
 
 
-class DisksSeen(_Fact, frozen=True):
+class DisksReported(_Fact, frozen=True):
     """The disks of a node's agent that are full or hang."""
 
     node: NodeName
     disks: tuple[DiskHealth, ...]
 
 
-class PeersSeen(_Fact, frozen=True):
+class PeersReported(_Fact, frozen=True):
     """The neighbours of a task, by address, whose machines do not answer its node any more."""
 
     node: NodeName
@@ -79,7 +79,7 @@ class PeersSeen(_Fact, frozen=True):
     silent: tuple[str, ...]
 
 
-class SurvivorsSeen(_Fact, frozen=True):
+class SurvivorsReported(_Fact, frozen=True):
     """Processes of a task that SIGKILL does not end, on a node; none: it holds none any more."""
 
     node: NodeName
@@ -110,13 +110,13 @@ class NodeLeaseExpired(_Fact, frozen=True):
     node: NodeName
 
 
-class JudgementPut(_Fact, frozen=True):
+class LivenessPaused(_Fact, frozen=True):
     """This process was not running for a while: no silent node is judged before `until`."""
 
     until: float
 
 
-class BrakeSet(_Fact, frozen=True):
+class MassOutageDeclared(_Fact, frozen=True):
     """Most agents fell silent at once, `gone` of `of`: from `at` on nothing is called lost."""
 
     at: float
@@ -125,24 +125,24 @@ class BrakeSet(_Fact, frozen=True):
     of: int
 
 
-class BrakeReleased(_Fact, frozen=True):
+class MassOutageCleared(_Fact, frozen=True):
     """Enough of them are back: those that are not are judged from `until` on."""
 
     until: float
 
 
-OfJudgement = JudgementPut | BrakeSet | BrakeReleased
+OfJudgement = LivenessPaused | MassOutageDeclared | MassOutageCleared
 
 OfLink = (
     NodeConnected
-    | NameClaimed
+    | DuplicateNameSeen
     | NodeSynced
     | FailureSuspected
     | NodeHeard
-    | PortsSeen
-    | PeersSeen
-    | DisksSeen
-    | SurvivorsSeen
+    | PortsReported
+    | PeersReported
+    | DisksReported
+    | SurvivorsReported
     | NodeDisconnected
     | LeaseExtended
     | NodeLeaseExpired

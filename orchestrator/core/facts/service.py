@@ -51,7 +51,7 @@ class NodeResumed(_Fact, frozen=True):
     user: str
 
 
-class NodeBlamed(_Fact, frozen=True):
+class NodeFaultRecorded(_Fact, frozen=True):
     """An attempt of a job failed by this node's fault; the first of that job there."""
 
     node: NodeName
@@ -60,7 +60,7 @@ class NodeBlamed(_Fact, frozen=True):
     text: str
 
 
-class NodeTrusted(_Fact, frozen=True):
+class NodeFaultsDecayed(_Fact, frozen=True):
     """An attempt ended well on a node that was at fault before. The oldest `forgets` of its faults
     are too long ago now."""
 
@@ -68,7 +68,7 @@ class NodeTrusted(_Fact, frozen=True):
     forgets: int = 0
 
 
-class QuarantineSpared(_Fact, frozen=True):
+class QuarantineSkipped(_Fact, frozen=True):
     """A node was to be quarantined, and was not: too much of its pool is already."""
 
     node: NodeName
@@ -98,8 +98,8 @@ OfService = (
     | DrainTimed
     | NodeRemoved
     | NodeResumed
-    | NodeBlamed
-    | NodeTrusted
-    | QuarantineSpared
+    | NodeFaultRecorded
+    | NodeFaultsDecayed
+    | QuarantineSkipped
     | HardwareReported
 )

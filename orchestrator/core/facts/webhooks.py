@@ -9,7 +9,7 @@ import msgspec
 from muster.protocol.ids import JobId
 
 
-class Told(enum.Enum):
+class WebhookEvent(enum.Enum):
     """What a webhook is told of."""
 
     STARTED = "started"
@@ -24,17 +24,17 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     pass
 
 
-class NoticeDue(_Fact, frozen=True):
+class WebhookQueued(_Fact, frozen=True):
     """All webhooks of the job are to be told; `number` counts what each of them is. `attempt`: the
     last one there was."""
 
     job: JobId
     number: int
-    event: Told
+    event: WebhookEvent
     attempt: int
 
 
-class NoticeSettled(_Fact, frozen=True):
+class WebhookSettled(_Fact, frozen=True):
     """The webhook at this place of `notify` was told, or (`problem`) never will be."""
 
     job: JobId
@@ -43,7 +43,7 @@ class NoticeSettled(_Fact, frozen=True):
     problem: str = ""
 
 
-class NoticeFailed(_Fact, frozen=True):
+class WebhookFailed(_Fact, frozen=True):
     """It could not be told just now, and will be tried again."""
 
     job: JobId
@@ -52,4 +52,4 @@ class NoticeFailed(_Fact, frozen=True):
     problem: str
 
 
-OfNotices = NoticeDue | NoticeSettled | NoticeFailed
+OfNotices = WebhookQueued | WebhookSettled | WebhookFailed

@@ -30,7 +30,7 @@ from orchestrator.core.model.state import Attempt, Job, Signal, State, Task
 from orchestrator.core.model.task import OVER
 
 
-def wanted(
+def desired_commands(
     job: Job,
     attempt: Attempt,
     task: Task,
@@ -68,7 +68,7 @@ def wanted(
             assert_never(attempt.phase)
 
 
-def folded(commands: list[Command], protocol: int) -> list[Command]:
+def merge_plan_and_start(commands: list[Command], protocol: int) -> list[Command]:
     """The same in fewer messages, to the node of a gang of one that speaks `protocol`."""
     match commands:
         case [ArrangeTask(hosts=()) as plan, StartTask(), *more] if protocol >= STARTS_WITH_PLAN:
@@ -77,7 +77,7 @@ def folded(commands: list[Command], protocol: int) -> list[Command]:
             return commands
 
 
-def owed(
+def commands_for_reported_task(
     state: State, node: NodeName, name: TaskId, on_node: TaskState, limits: Limits
 ) -> list[Command]:
     """Commands for whatever task `name` a node says it has, ours or not."""
@@ -87,11 +87,11 @@ def owed(
         task = None
     if task is not None and task.node == node:
         job = state.jobs[task.job]
-        return wanted(job, job.attempts[task.attempt - 1], task, on_node, limits)
+        return desired_commands(job, job.attempts[task.attempt - 1], task, on_node, limits)
     return [ForgetTask(name) if on_node is TaskState.CLEANED else fence(name)]
 
 
-def tell(
+def send_desired(
     state: State,
     job: Job,
     attempt: Attempt,
@@ -99,13 +99,13 @@ def tell(
     on_node: TaskState | None,
     limits: Limits,
     gang: Gang | None = None,
-) -> list[a.Action]:
+) -> list[a.Effect]:
     """Send what is wanted, if the node can hear it; if not, its next Hello asks again."""
     session = state.nodes[task.node].session
     if session is None:
         return []
-    commands = folded(
-        wanted(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
+    commands = merge_plan_and_start(
+        desired_commands(job, attempt, task, on_node, limits, gang), state.nodes[task.node].protocol
     )
     return [a.Send(task.node, session, command) for command in commands]
 

@@ -12,7 +12,7 @@ from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.refusal_codes import RefusalCode
 from muster.spec.check_rdma import named_plugin, rdma_off
 from muster.spec.model import Rdma, env_on_node, gpus_on_node
-from orchestrator.core.fabric.plan import PLUGIN, Refused, Wish, join, nccl_of, plan
+from orchestrator.core.fabric.plan import PLUGIN, FabricRequest, Refused, join, nccl_of, plan
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.facts.jobs import Fact, StopRequested, TaskRefused
 from orchestrator.core.failures.causes import shortened
@@ -99,7 +99,7 @@ def near_ports(fabric: NodeFabric, uuids: Collection[str]) -> tuple[FabricPort, 
     return tuple(fabric.ports[at] for at in found) or fabric.ports
 
 
-def wish_of(job: Job, attempt: Attempt) -> Wish:
+def wish_of(job: Job, attempt: Attempt) -> FabricRequest:
     """What the job wants of its fabric."""
     spec = job.spec
     own = {rank: env_on_node(spec, rank) for rank in (0, 1)}
@@ -110,7 +110,7 @@ def wish_of(job: Job, attempt: Attempt) -> Wish:
     )
     alone = len(attempt.tasks) == 1 and not spec.elastic
     named = [named_plugin(own[min(task.rank, 1)]) for task in attempt.tasks]
-    return Wish(
+    return FabricRequest(
         spec.rdma,
         alone,
         frozenset(plugins),

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 
 from muster.protocol.hosts_file import usable_address
-from orchestrator.core.model.members import members_of, prepared_of
+from orchestrator.core.model.members import gang_members, require_prepared
 from orchestrator.core.model.state import Attempt
 from orchestrator.core.scheduling.rendezvous import endpoint
 
@@ -22,7 +22,7 @@ def host_table(attempt: Attempt) -> tuple[tuple[str, str], ...]:
     What a node calls itself besides (its host name) is not in it: nothing shows that such a name
     is not another machine's. A gang of one node needs none.
     """
-    gang = members_of(attempt)
+    gang = gang_members(attempt)
     if len(gang) == 1:
         return ()
     return tuple((str(task.node), endpoint(attempt, task).address) for task in gang)
@@ -32,7 +32,7 @@ def elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
     """By a node's address in the table, its other ones. None of two nodes: a name that leads there
     may lead to either."""
     members = [
-        (endpoint(attempt, t).address, prepared_of(t).addresses) for t in members_of(attempt)
+        (endpoint(attempt, t).address, require_prepared(t).addresses) for t in gang_members(attempt)
     ]
     claims = Counter(a for address, more in members for a in {address, *more})
     most = OTHERS_MAX // len(members)

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import msgspec
 
-from muster.protocol.control_channel import ArrangeTask, Meeting, PrepareTask
+from muster.protocol.control_channel import ArrangeTask, PrepareTask, RendezvousCheck
 from muster.protocol.fabric import TaskFabric
 from muster.protocol.ids import TaskId
 from muster.spec.command import needs_interpreter
@@ -30,7 +30,7 @@ from orchestrator.core.gangs.torchrun import torchrun_arguments
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import Transport
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.members import gpus_of, members_of, prepared_of, seat_of
+from orchestrator.core.model.members import gang_members, gpus_of, require_prepared, seat
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.monitoring.idle_gpus import asked_of_nodes
 from orchestrator.core.monitoring.traffic import nccl_lines, recorder, watched
@@ -90,8 +90,8 @@ def gang_of(job: Job, attempt: Attempt) -> Gang:
     """Of an attempt whose nodes are all prepared and have their meeting point. Of an elastic one
     that runs: as it is now.
     """
-    members = members_of(attempt)
-    ranks = tuple(ranks_on_node(job.spec, seat_of(t)) for t in members)
+    members = gang_members(attempt)
+    ranks = tuple(ranks_on_node(job.spec, seat(t)) for t in members)
     hosts = host_table(attempt)
     return Gang(
         hosts=hosts,
@@ -146,19 +146,19 @@ def ranks_of(job: Job, attempt: Attempt) -> dict[TaskId, range]:
         return {}
     made, before = {}, 0
     for task in attempt.tasks:
-        count = ranks_on_node(job.spec, seat_of(task))
+        count = ranks_on_node(job.spec, seat(task))
         made[task.id] = range(before, before + count)
         before += count
     return made
 
 
-def _meeting(attempt: Attempt, task: Task) -> Meeting | None:
+def _meeting(attempt: Attempt, task: Task) -> RendezvousCheck | None:
     """None for a gang of one, and where the launcher's program may listen already: that has another
     greeting than its agent."""
     if len(attempt.tasks) == 1 or attempt.phase is not AttemptPhase.ARRANGING:
         return None
     launcher = attempt.tasks[0]
-    return Meeting(
+    return RendezvousCheck(
         launcher.id,
         launcher.node,
         attempt.master_addr,
@@ -220,7 +220,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     with WORLD_SIZE they belong to torchrun, or to the ranks that we start ourselves.
     """
     spec = job.spec
-    prepared = prepared_of(task)
+    prepared = require_prepared(task)
     ours = {
         **_identity(job, task),
         "MUSTER_NUM_NODES": str(len(gang.ranks)),
@@ -242,7 +242,7 @@ def _environment(job: Job, attempt: Attempt, task: Task, gang: Gang) -> dict[str
     if spec.launcher is Launcher.NONE:
         ours |= {
             "PET_NNODES": str(len(attempt.tasks)),
-            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, seat_of(task))),
+            "PET_NPROC_PER_NODE": str(nproc_on_node(spec, seat(task))),
             "PET_NODE_RANK": str(task.rank),
             "PET_MASTER_ADDR": attempt.master_addr,
             "PET_MASTER_PORT": str(attempt.master_port),

@@ -25,7 +25,7 @@ _BEFORE_A_SHIM: Final = frozenset(
 task, and so has no end of its log to tell."""
 
 
-def awaited(job: Job, stored: Container[tuple[int, int]]) -> list[Task]:
+def tasks_with_pending_logs(job: Job, stored: Container[tuple[int, int]]) -> list[Task]:
     """The tasks whose logs are not all here; `stored` has attempt and rank of those that are."""
     return [
         task

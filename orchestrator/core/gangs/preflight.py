@@ -21,7 +21,9 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
     that others are taken; and the attempt ends. Empty where all is well, or nobody asked."""
     if job.spec.preflight is None:
         return []
-    found = [(task, text) for task in attempt.tasks if (text := wrong(state, job, task))]
+    found = [
+        (task, text) for task in attempt.tasks if (text := preflight_problems(state, job, task))
+    ]
     if not found:
         return []
     refusals: list[Fact] = [_refused(task, text) for task, text in found]
@@ -40,7 +42,7 @@ def refused_nodes(state: State, job: Job, attempt: Attempt) -> list[Fact]:
 
 def refused_joiner(state: State, job: Job, task: Task) -> TaskRefused | None:
     """The same of a node that would join a gang which runs."""
-    text = "" if job.spec.preflight is None else wrong(state, job, task)
+    text = "" if job.spec.preflight is None else preflight_problems(state, job, task)
     return _refused(task, text) if text else None
 
 
@@ -49,7 +51,7 @@ def _refused(task: Task, text: str) -> TaskRefused:
     return TaskRefused(task.job, task.attempt, task.rank, refusal)
 
 
-def wrong(state: State, job: Job, task: Task) -> str:
+def preflight_problems(state: State, job: Job, task: Task) -> str:
     """What is wrong with a task's node, in words; "" where nothing is."""
     node = state.nodes[task.node]
     told = [clock_warning(node)]

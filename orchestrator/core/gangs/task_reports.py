@@ -10,7 +10,7 @@ from orchestrator.core.model.state import Task
 from orchestrator.core.model.task import OVER, reached
 
 
-def news(task: Task, report: TaskReport) -> list[f.Fact]:
+def new_facts_from_report(task: Task, report: TaskReport) -> list[f.Fact]:
     """What `report` says that is not known of `task`, in the order in which it happened.
 
     A report may skip stations, when those before it were lost with a connection; it never takes a

@@ -6,7 +6,7 @@ import math
 from typing import assert_never
 
 from muster.spec.model import JobSpec, Launcher, Rendezvous, ranks_on_node
-from orchestrator.core.model.members import prepared_of, seat_of
+from orchestrator.core.model.members import require_prepared, seat
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.scheduling.rendezvous import endpoint
 
@@ -17,11 +17,11 @@ def torchrun_arguments(job: Job, attempt: Attempt, task: Task) -> tuple[str, ...
     Redirects, never --tee: that reads and decodes every line. Nodes may have different numbers of
     ranks: torchrun's agents tell each other theirs through the store.
     """
-    prepared = prepared_of(task)
+    prepared = require_prepared(task)
     return (
         *_rendezvous(job.spec, attempt, task),
         "--nproc-per-node",
-        str(ranks_on_node(job.spec, seat_of(task))),
+        str(ranks_on_node(job.spec, seat(task))),
         "--rdzv-id",
         f"{job.id}.{attempt.number}",
         "--redirects",

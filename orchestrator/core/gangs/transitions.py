@@ -19,7 +19,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.gangs.commands import tell
+from orchestrator.core.gangs.commands import send_desired
 from orchestrator.core.gangs.fabric import misfit, plan_for, roll_back
 from orchestrator.core.gangs.numa_binding import binding_refused
 from orchestrator.core.gangs.preflight import refused_joiner, refused_nodes
@@ -28,9 +28,9 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.model.task import OVER, reached
-from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.elastic import survives_without
 from orchestrator.core.scheduling.rendezvous import choose_meeting
-from orchestrator.core.webhooks.outbox import due
+from orchestrator.core.webhooks.outbox import queue_webhooks
 
 
 def task_moved(
@@ -57,7 +57,7 @@ def task_moved(
             refused = refused_joiner(state, job, task) or misfit(job, attempt, task)
         if refused is not None:
             return Decision([refused])
-        return Decision([], tell(state, job, attempt, task, task.state, limits))
+        return Decision([], send_desired(state, job, attempt, task, task.state, limits))
     match fact:
         case f.TaskPrepared() | f.TaskArranged() if task.refusal is not None:
             # Said in one breath: what comes of the refusal has been decided.
@@ -74,13 +74,13 @@ def task_moved(
             if attempt.started_at is None:
                 return Decision()
             timed = f.RunTimed(job.id, attempt.number, now.mono)
-            return Decision([timed, *due(job, nf.Told.STARTED)])
+            return Decision([timed, *queue_webhooks(job, nf.WebhookEvent.STARTED)])
         case f.TaskExited():
             # Of one that has left, what comes of that has been decided.
             return Decision(_all_exited(attempt) if task.present else [])
         case f.TaskCleaned():
             session = state.nodes[task.node].session
-            forget: list[a.Action] = []
+            forget: list[a.Effect] = []
             if session is not None:
                 forget.append(a.Send(task.node, session, ForgetTask(task.id)))
             return Decision(closed(attempt) or _unexpected_end(job, attempt, task), forget)
@@ -88,7 +88,11 @@ def task_moved(
             return Decision(closed(attempt) or _lost(job, attempt, task, reason))
         case f.TaskLeft():
             # The others may have ended before.
-            told = [] if task.state in OVER else tell(state, job, attempt, task, task.state, limits)
+            told = (
+                []
+                if task.state in OVER
+                else send_desired(state, job, attempt, task, task.state, limits)
+            )
             return Decision(_all_exited(attempt), told)
         case _:
             assert_never(fact)
@@ -177,7 +181,7 @@ def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Deci
     if attempt.phase is AttemptPhase.RUNNING:
         for task in attempt.tasks[1:]:
             if task.state is TaskState.ARRANGED:
-                decision.actions += tell(state, job, attempt, task, task.state, limits)
+                decision.actions += send_desired(state, job, attempt, task, task.state, limits)
     return decision
 
 
@@ -228,6 +232,6 @@ def _ended(job: Job, attempt: Attempt, task: Task, cause: Cause) -> list[f.Fact]
     """One task is at its end before the gang: so is the gang, unless it can go on without."""
     if not task.present:
         return []
-    if goes_on_without(job, attempt, task, cause):
+    if survives_without(job, attempt, task, cause):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
     return [f.StopRequested(attempt.job, attempt.number, cause)]

@@ -28,7 +28,7 @@ ADVICE: Final = (
 )
 
 
-def told_of_the_folder(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
+def add_workdir_hint(spec: JobSpec, task: Task, cause: Cause | None) -> Cause | None:
     """The cause, with what to do where a file was looked for in that folder."""
     if cause is None or spec.workdir is not None:
         return cause

@@ -9,18 +9,18 @@ from muster.spec.model import Seat, ranks_on_node
 from orchestrator.core.model.state import Attempt, State, Task
 
 
-def members_of(attempt: Attempt) -> list[Task]:
+def gang_members(attempt: Attempt) -> list[Task]:
     """The prepared tasks of the gang; of an elastic gang that runs, those that are present."""
     return [task for task in attempt.present if task.prepared is not None]
 
 
-def seat_of(task: Task) -> Seat:
+def seat(task: Task) -> Seat:
     return Seat(task.rank, task.node, gpus_of(task))
 
 
 def gpus_of(task: Task) -> int:
     """Those it was given, else all that its node has."""
-    return len(task.gpus) or prepared_of(task).gpus
+    return len(task.gpus) or require_prepared(task).gpus
 
 
 def streams_of(state: State, name: TaskId) -> int:
@@ -31,10 +31,10 @@ def streams_of(state: State, name: TaskId) -> int:
     if job is None or task is None or task.prepared is None:
         return STREAMS_PER_TASK_MAX
     gangs = job.spec.most_nodes if job.spec.elastic else 1
-    return streams_max(ranks_on_node(job.spec, seat_of(task)) * gangs)
+    return streams_max(ranks_on_node(job.spec, seat(task)) * gangs)
 
 
-def prepared_of(task: Task) -> Prepared:
+def require_prepared(task: Task) -> Prepared:
     if task.prepared is None:
         raise AssertionError(f"task {task.id} is arranged before it is prepared")
     return task.prepared

@@ -59,7 +59,7 @@ class Drain(msgspec.Struct, frozen=True):
     after_checkpoint: bool = False
 
 
-class Brake(msgspec.Struct, frozen=True):
+class MassOutage(msgspec.Struct, frozen=True):
     """Since `at` (monotonic) and for `lasts_s` nothing is called lost: of the agents that were
     there, `gone` of `of` fell silent at once."""
 

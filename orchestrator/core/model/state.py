@@ -26,7 +26,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import Lines
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import AdminState, Brake, Drain, Fault, LinkState
+from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, MassOutage
 
 
 class Share(NamedTuple):
@@ -147,7 +147,7 @@ class Signal(msgspec.Struct, frozen=True):
     rank: int | None = None
 
 
-class Cut(NamedTuple):
+class Unreachable(NamedTuple):
     """When a node could not be reached any more, or (`after_s`) was back, and after how long."""
 
     at: float
@@ -156,7 +156,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True)
-class Look:
+class StackDump:
     """At the stacks of an attempt, until `until`; `awaited` have not answered. `requests` are of
     those who want to know, `notes` what is missing; `judges`: it is to tell whether it hangs."""
 
@@ -170,7 +170,7 @@ class Look:
 
 
 @dataclass(slots=True)
-class Watch:
+class HangSuspicion:
     """A gang that may hang: not to be looked at before `again_at`, where it stood at the `first`
     look."""
 
@@ -203,7 +203,7 @@ class Attempt:
     shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
     closed_at: float | None = None
     changes: Lines = field(default_factory=Lines)  # while it ran
-    cuts: list[Cut] = field(default_factory=list)  # the last of them
+    cuts: list[Unreachable] = field(default_factory=list)  # the last of them
     signals: list[Signal] = field(default_factory=list)  # the last of them
     warned_limit_s: float | None = None  # the time limit of which they were warned
     proof: Proof | None = None  # what carries its traffic, once that is known
@@ -226,7 +226,7 @@ class Hold(msgspec.Struct, frozen=True):
     at: float
 
 
-class Notice(NamedTuple):
+class QueuedWebhook(NamedTuple):
     """What a webhook of a job is to be told (a value of `Told`), since when (UTC seconds), after so
     many attempts; `problem`: why that did not succeed so far. The latter is volatile."""
 
@@ -260,7 +260,9 @@ class Job:
     ended_at: float | None = None
     revision: int = 0  # how many facts have changed it
     key: str = ""  # the idempotency key of its submit
-    notices: dict[tuple[int, int], Notice] = field(default_factory=dict)  # by number and webhook
+    notices: dict[tuple[int, int], QueuedWebhook] = field(
+        default_factory=dict
+    )  # by number and webhook
     notices_made: int = 0
 
     @property
@@ -300,12 +302,14 @@ class State:
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
     suspects: dict[TaskId, Suspect] = field(default_factory=dict)  # volatile; first of each task
-    looks: dict[tuple[JobId, int], Look] = field(default_factory=dict)  # volatile; by attempt
-    watches: dict[tuple[JobId, int], Watch] = field(default_factory=dict)  # volatile; by attempt
+    looks: dict[tuple[JobId, int], StackDump] = field(default_factory=dict)  # volatile; by attempt
+    watches: dict[tuple[JobId, int], HangSuspicion] = field(
+        default_factory=dict
+    )  # volatile; by attempt
     look_number: int = 0  # volatile; of the last look of this process
     disk_full: str = ""  # volatile; why nothing new is begun
     judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
-    brake: Brake | None = None  # volatile; nothing is called lost
+    brake: MassOutage | None = None  # volatile; nothing is called lost
     forgotten: int = 0  # volatile; how many jobs have gone to the archive
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:

@@ -21,7 +21,7 @@ TRIES: Final = 3
 NAME_CHARS_MAX: Final = 200
 
 
-def checkpoint_news(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
+def checkpoint_facts(attempt: Attempt, task: Task, seen: Checkpoint | None) -> list[f.Fact]:
     """Of a folder that all nodes share one of them is enough: who else names the same file says
     nothing new, as long as the first is there."""
     if seen is None or task.checkpoint == (seen.fresh, seen.name[:NAME_CHARS_MAX]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from orchestrator.core.facts import hangs as hf
-from orchestrator.core.model.state import Look, State, Watch
+from orchestrator.core.model.state import HangSuspicion, StackDump, State
 
 VERDICTS_KEPT: Final = 8
 """The last ones of an attempt; the journal has them all."""
@@ -17,7 +17,7 @@ def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
             task = state.task(name)
             if task is not None:
                 task.activity, task.activity_at = ranks, seen_at
-        case hf.StacksSeen(name, report):
+        case hf.StacksReported(name, report):
             task = state.task(name)
             look = None if task is None else state.looks.get((task.job, task.attempt))
             if look is not None:
@@ -29,22 +29,24 @@ def apply_hang(state: State, fact: hf.OfHang, at: float) -> None:
             attempt.hangs = [*attempt.hangs, (at, verdict)][-VERDICTS_KEPT:]
             attempt.changes.add(at, verdict.text)
             state.watches.pop((job, number), None)
-        case hf.HangOver(job, number):
+        case hf.HangCleared(job, number):
             attempt = state.jobs[job].attempts[number - 1]
             attempt.hang = None
             attempt.changes.add(at, "it moves again")
-        case hf.LookBegun(job, number, count, tasks, until, requests, notes, judges):
+        case hf.StackDumpBegun(job, number, count, tasks, until, requests, notes, judges):
             state.look_number = count
-            state.looks[job, number] = Look(count, set(tasks), until, list(requests), notes, judges)
-        case hf.LookJoined(job, number, request):
+            state.looks[job, number] = StackDump(
+                count, set(tasks), until, list(requests), notes, judges
+            )
+        case hf.StackDumpJoined(job, number, request):
             state.looks[job, number].requests.append(request)
-        case hf.LookEnded(job, number):
+        case hf.StackDumpEnded(job, number):
             state.looks.pop((job, number), None)
         case hf.HangSuspected(job, number, stacks, again_at):
-            state.watches[job, number] = Watch(again_at, stacks)
+            state.watches[job, number] = HangSuspicion(again_at, stacks)
         case hf.HangDismissed(job, number, again_at):
             if again_at:
-                state.watches[job, number] = Watch(again_at)
+                state.watches[job, number] = HangSuspicion(again_at)
             else:
                 state.watches.pop((job, number), None)
         case _:

@@ -25,7 +25,7 @@ from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Job, State, Task
-from orchestrator.core.webhooks.outbox import due
+from orchestrator.core.webhooks.outbox import queue_webhooks
 
 WARNED: Final = 0.5
 """After this part of the time the end is announced, where the job is to be stopped."""
@@ -40,29 +40,29 @@ def asked_of_nodes(spec: JobSpec) -> IdleGpus | None:
     return IdleGpus(spec.idle.gpu_util_below, spec.idle.for_s * WARNED)
 
 
-def idle_news(
+def idle_facts(
     job: Job, attempt: Attempt, task: Task, report: TaskReport, now: Instant
 ) -> list[f.Fact]:
     """What a report says of the GPUs."""
     if job.spec.idle is None or not task.present or report.state is not TaskState.STARTED:
         return []
     if report.idle_s is not None:
-        return [idf.IdleSeen(task.id, now.mono - report.idle_s)]
+        return [idf.GpusReported(task.id, now.mono - report.idle_s)]
     found: list[f.Fact] = []
     if task.idle_since is not None:
-        found.append(idf.IdleSeen(task.id, None))
+        found.append(idf.GpusReported(task.id, None))
     if attempt.idle and attempt.phase is AttemptPhase.RUNNING:
         found.append(idf.IdleOver(job.id, attempt.number))
     return found
 
 
-def look_soon(job: Job, attempt: Attempt, now: Instant) -> list[a.Action]:
+def schedule_idle_check(job: Job, attempt: Attempt, now: Instant) -> list[a.Effect]:
     """Something that matters for it has changed. By a timer, however much is said in one breath: it
     is judged once."""
     return [] if job.spec.idle is None else [_timer(job.id, attempt.number, now.mono)]
 
 
-def consider(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision:
+def evaluate_idle(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision:
     """The timer has fired."""
     idle = job.spec.idle
     if idle is None or attempt.phase is not AttemptPhase.RUNNING:
@@ -93,14 +93,14 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant) -> Decision
             assert_never(idle.action)
 
 
-def follow_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
+def react_to_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
     """What comes of it at once."""
     match fact:
-        case idf.IdleSeen(name, since):
+        case idf.GpusReported(name, since):
             job, number, _ = parse_task_id(name)
             return Decision([], [] if since is None else [_timer(job, number, now.mono)])
         case idf.IdleJudged(job, number):
-            told = due(state.jobs[job], nf.Told.IDLE)
+            told = queue_webhooks(state.jobs[job], nf.WebhookEvent.IDLE)
             return Decision(told, [_timer(job, number, now.mono)])
         case idf.IdleTimed() | idf.IdleOver():
             return Decision()
@@ -110,7 +110,7 @@ def follow_idle(state: State, fact: idf.OfIdle, now: Instant) -> Decision:
 
 def apply_idle(state: State, fact: idf.OfIdle, at: float) -> None:
     match fact:
-        case idf.IdleSeen(name, since):
+        case idf.GpusReported(name, since):
             task = state.task(name)
             if task is not None:
                 task.idle_since = since
@@ -144,7 +144,7 @@ def _idle_since(state: State, job: Job, attempt: Attempt) -> float | None:
     return max(known) if here and len(known) == len(since) else None
 
 
-def _timer(job: JobId, attempt: int, at: float) -> a.Action:
+def _timer(job: JobId, attempt: int, at: float) -> a.Effect:
     return a.SetTimer(a.Timer(a.TimerKind.IDLE, job=job, attempt=attempt), at)
 
 

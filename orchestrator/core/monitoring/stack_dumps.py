@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.protocol.control_channel import LOOKS, LookTask, StacksReport, TaskReport
+from muster.protocol.control_channel import LOOKS, DumpStacks, StacksReport, TaskReport
 from muster.protocol.hangs import (
     Doing,
     Hang,
@@ -33,22 +33,22 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.facts.effects import unknown_job
-from orchestrator.core.facts.webhooks import Told
+from orchestrator.core.facts.webhooks import WebhookEvent
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.members import members_of, seat_of
+from orchestrator.core.model.members import gang_members, seat
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.state import Attempt, Job, Look, State, Task
+from orchestrator.core.model.state import Attempt, Job, StackDump, State, Task
 from orchestrator.core.model.status import job_state
 from orchestrator.core.monitoring.ended_ranks import ended_ranks
 from orchestrator.core.monitoring.hang_rules import Opinion, due_in_s, opinion, suspicion, verdict
 from orchestrator.core.monitoring.stack_analysis import grouped
-from orchestrator.core.webhooks.outbox import due
+from orchestrator.core.webhooks.outbox import queue_webhooks
 
 RECORDS_KEPT: Final = 64
 ROUNDING_S: Final = 0.01
 """A timer that is so early is not early."""
-_TOLD: Final = {HangKind.HUNG: Told.HUNG, HangKind.SLOW: Told.SLOW}
+_TOLD: Final = {HangKind.HUNG: WebhookEvent.HUNG, HangKind.SLOW: WebhookEvent.SLOW}
 TOO_OLD: Final = "the agent of {} is of a release that cannot tell stacks: upgrade it"
 
 
@@ -64,11 +64,11 @@ def ask(state: State, asked: s.StacksReceived, now: Instant, limits: Limits) -> 
         hint = f"how far it is: muster show {job.id}; what it left: muster evidence {job.id}"
         return Decision([], [a.Answer(asked.request, a.Declined("not_running", text, hint))])
     if (job.id, attempt.number) in state.looks:
-        return Decision([hf.LookJoined(job.id, attempt.number, asked.request)])
+        return Decision([hf.StackDumpJoined(job.id, attempt.number, asked.request)])
     return _begin(state, job, attempt, now, limits, request=asked.request)
 
 
-def activity_news(report: TaskReport, now: Instant) -> list[f.Fact]:
+def activity_facts(report: TaskReport, now: Instant) -> list[f.Fact]:
     """What a report says of whether the ranks move."""
     if report.state is not TaskState.STARTED or not report.activity:
         return []
@@ -85,11 +85,13 @@ def answered(state: State, task: Task | None, report: StacksReport, now: Instant
     facts: list[f.Fact] = []
     if report.activity:
         facts.append(hf.ActivityMeasured(task.id, report.activity, now.mono))
-    facts.append(hf.StacksSeen(task.id, report))
+    facts.append(hf.StacksReported(task.id, report))
     return Decision(facts)
 
 
-def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits) -> Decision:
+def evaluate_hang(
+    state: State, job: Job, attempt: Attempt, now: Instant, limits: Limits
+) -> Decision:
     """What is known of whether the gang moves has changed, or time has passed."""
     if attempt.phase is not AttemptPhase.RUNNING or (job.id, attempt.number) in state.looks:
         return Decision()
@@ -100,7 +102,7 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Lim
         )
         quiet = ranks is not None and suspicion(ranks, limits.hangs) is not None
         if moves and not quiet:
-            return Decision([hf.HangOver(job.id, attempt.number)])
+            return Decision([hf.HangCleared(job.id, attempt.number)])
         if _final(job, attempt.hang):
             return Decision()
     if ranks is None:
@@ -118,17 +120,17 @@ def consider(state: State, job: Job, attempt: Attempt, now: Instant, limits: Lim
     return _begin(state, job, attempt, now, limits)
 
 
-def follow_look(
+def react_to_stack_dump(
     state: State,
-    fact: hf.ActivityMeasured | hf.LookBegun | hf.StacksSeen | hf.HangJudged,
+    fact: hf.ActivityMeasured | hf.StackDumpBegun | hf.StacksReported | hf.HangJudged,
     now: Instant,
     limits: Limits,
 ) -> Decision:
     """What comes of it at once."""
     match fact:
-        case hf.ActivityMeasured(name) | hf.StacksSeen(name):
+        case hf.ActivityMeasured(name) | hf.StacksReported(name):
             job, number, _ = parse_task_id(name)
-        case hf.LookBegun() | hf.HangJudged():
+        case hf.StackDumpBegun() | hf.HangJudged():
             job, number = fact.job, fact.attempt
         case _:
             assert_never(fact)
@@ -138,13 +140,13 @@ def follow_look(
         return Decision()
     match fact:
         case hf.ActivityMeasured():
-            return consider(state, state.jobs[job], attempt, now, limits)
-        case hf.LookBegun() | hf.StacksSeen():
+            return evaluate_hang(state, state.jobs[job], attempt, now, limits)
+        case hf.StackDumpBegun() | hf.StacksReported():
             if look is None or look.awaited:
                 return Decision()
             return _ended(state, state.jobs[job], attempt, look, now, limits)
         case hf.HangJudged():
-            told = due(state.jobs[job], _TOLD[fact.verdict.kind])
+            told = queue_webhooks(state.jobs[job], _TOLD[fact.verdict.kind])
             cause = _hung(state.jobs[job], fact)
             if cause is None or attempt.phase is not AttemptPhase.RUNNING:
                 return Decision(told)
@@ -160,25 +162,25 @@ def timer_fired(state: State, timer: a.Timer, now: Instant, limits: Limits) -> D
     if timer.kind is a.TimerKind.HANG:
         if attempt is None:
             return Decision()
-        return consider(state, state.jobs[timer.job], attempt, now, limits)
+        return evaluate_hang(state, state.jobs[timer.job], attempt, now, limits)
     if look is None:
         return Decision()
     if now.mono < look.until - ROUNDING_S:
         return Decision([], [a.SetTimer(timer, look.until)])
     if attempt is None:
         gone = unknown_job(timer.job)
-        answers: list[a.Action] = [a.Answer(a.RequestId(one), gone) for one in look.requests]
-        return Decision([hf.LookEnded(timer.job, timer.attempt)], answers)
+        answers: list[a.Effect] = [a.Answer(a.RequestId(one), gone) for one in look.requests]
+        return Decision([hf.StackDumpEnded(timer.job, timer.attempt)], answers)
     return _ended(state, state.jobs[timer.job], attempt, look, now, limits)
 
 
 def _ended(
-    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+    state: State, job: Job, attempt: Attempt, look: StackDump, now: Instant, limits: Limits
 ) -> Decision:
     """All have answered, or time is up: answer who asked, and come to a verdict."""
     view = a.Stacks(_view(attempt, look))
     decision = Decision(
-        [hf.LookEnded(job.id, attempt.number)],
+        [hf.StackDumpEnded(job.id, attempt.number)],
         [a.Answer(a.RequestId(request), view) for request in look.requests],
     )
     if attempt.phase is not AttemptPhase.RUNNING:
@@ -228,7 +230,7 @@ def _begin(
     # A rank that is asked writes files: only the look that judges may make it move.
     recorder = deep and watch is not None and bool(watch.first)
     notes: list[str] = []
-    sends: list[a.Action] = []
+    sends: list[a.Effect] = []
     awaited: list[TaskId] = []
     for task in attempt.present:
         node = state.nodes[task.node]
@@ -239,11 +241,11 @@ def _begin(
         elif node.protocol < LOOKS:
             notes.append(TOO_OLD.format(task.node))
         else:
-            look = LookTask(task.id, state.epoch, number, threads=deep, recorder=recorder)
+            look = DumpStacks(task.id, state.epoch, number, threads=deep, recorder=recorder)
             sends.append(a.Send(task.node, node.session, look))
             awaited.append(task.id)
     until = now.mono + limits.hangs.look_s
-    begun = hf.LookBegun(
+    begun = hf.StackDumpBegun(
         job.id,
         attempt.number,
         number,
@@ -258,7 +260,7 @@ def _begin(
 
 
 def _judge(
-    state: State, job: Job, attempt: Attempt, look: Look, now: Instant, limits: Limits
+    state: State, job: Job, attempt: Attempt, look: StackDump, now: Instant, limits: Limits
 ) -> Decision:
     key = job.id, attempt.number
     ranks = _ranks(state, job, attempt, now)
@@ -297,7 +299,7 @@ def _dismissed(job: Job, attempt: Attempt, now: Instant, seconds: float) -> Deci
     return Decision([fact], [_timer(job, attempt, at)])
 
 
-def _timer(job: Job, attempt: Attempt, at: float) -> a.Action:
+def _timer(job: Job, attempt: Attempt, at: float) -> a.Effect:
     return a.SetTimer(a.Timer(a.TimerKind.HANG, job=job.id, attempt=attempt.number), at)
 
 
@@ -327,10 +329,10 @@ def _ranks(
 
 def _ranks_expected(job: Job, attempt: Attempt) -> int:
     """The number of ranks of the gang as it is now."""
-    return sum(ranks_on_node(job.spec, seat_of(task)) for task in members_of(attempt))
+    return sum(ranks_on_node(job.spec, seat(task)) for task in gang_members(attempt))
 
 
-def _homes(attempt: Attempt, look: Look) -> Mapping[int, str]:
+def _homes(attempt: Attempt, look: StackDump) -> Mapping[int, str]:
     tasks = {task.id: task.node for task in attempt.present}
     return {
         rank.rank: tasks[name]
@@ -345,7 +347,7 @@ def _homes(attempt: Attempt, look: Look) -> Mapping[int, str]:
     }
 
 
-def _notes(attempt: Attempt, look: Look) -> tuple[str, ...]:
+def _notes(attempt: Attempt, look: StackDump) -> tuple[str, ...]:
     """What is missing, a sentence each."""
     tasks = {task.id: task.node for task in attempt.tasks}
     told = list(look.notes)
@@ -364,7 +366,7 @@ def _notes(attempt: Attempt, look: Look) -> tuple[str, ...]:
     return tuple(told[:16])
 
 
-def _view(attempt: Attempt, look: Look) -> StacksView:
+def _view(attempt: Attempt, look: StackDump) -> StacksView:
     ranks = tuple(
         sorted(
             (rank for report in look.reports.values() for rank in report.ranks),

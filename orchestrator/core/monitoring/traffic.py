@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.fabric.counters import imbalance, tcp_share
-from muster.fabric.traffic_verdict import Proof, evidence_text, gist, judge, planned
+from muster.fabric.traffic_verdict import Proof, evidence_text, judge, planned, summary
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.traffic import Carrier, FabricReport, JobProof, NodeProof, ProofView
 from muster.spec.model import JobSpec, Rdma, env_on_node
@@ -69,7 +69,7 @@ def proof_of(
     return found
 
 
-def news(
+def traffic_facts(
     job: Job, attempt: Attempt, task: Task, report: FabricReport | None
 ) -> tuple[list[f.Fact], Cause | None]:
     """What a node's figures change: facts, and the cause for which a job that requires RDMA is to
@@ -80,7 +80,7 @@ def news(
     facts: list[f.Fact] = [f.TrafficMeasured(task.id, report)]
     if not task.present:
         return facts, None
-    same = task.traffic is not None and gist(report) == gist(task.traffic)
+    same = task.traffic is not None and summary(report) == summary(task.traffic)
     if same and (attempt.proof is not None or task.rank > 0):
         # Of a thousand nodes one is enough to look at amounts again.
         return facts, None

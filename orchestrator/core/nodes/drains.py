@@ -27,7 +27,7 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.nodes.hardware import hardware_problems
 from orchestrator.core.nodes.unkillable import survivor_problems
 from orchestrator.core.nodes.warnings import claim_warning
-from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.elastic import survives_without
 from orchestrator.core.scheduling.reasons import jobs_named
 
 _PARTS: Final = 16
@@ -53,7 +53,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     # A deadline is counted anew.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     return Decision(
-        [] if same else [fact], [a.Answer(asked.request, a.Serviced(node.name, not same))]
+        [] if same else [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, not same))]
     )
 
 
@@ -63,12 +63,14 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
     if node.in_service and not node.faults:
-        return _answer(asked.request, a.Serviced(node.name, anything=False))
+        return _answer(asked.request, a.NodeServiceChanged(node.name, anything=False))
     found = resume_problems(state, node, now) if asked.check else ()
     if found:
         return _answer(asked.request, unfit_to_resume(node, found))
     fact = sf.NodeResumed(node.name, asked.user)
-    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+    return Decision(
+        [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]
+    )
 
 
 def remove(state: State, asked: s.RemoveReceived) -> Decision:
@@ -93,7 +95,9 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
         )
         return _answer(asked.request, declined)
     fact = sf.NodeRemoved(node.name, asked.user)
-    return Decision([fact], [a.Answer(asked.request, a.Serviced(node.name, anything=True))])
+    return Decision(
+        [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]
+    )
 
 
 def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
@@ -129,9 +133,13 @@ def unknown_node(name: NodeName) -> a.Declined:
     )
 
 
-def follow_service(
+def react_to_service(
     state: State,
-    fact: sf.NodeDrained | sf.DrainTimed | sf.NodeResumed | sf.NodeTrusted | sf.QuarantineSpared,
+    fact: sf.NodeDrained
+    | sf.DrainTimed
+    | sf.NodeResumed
+    | sf.NodeFaultsDecayed
+    | sf.QuarantineSkipped,
     now: Instant,
 ) -> Decision:
     """What comes of it for the jobs on the node."""
@@ -140,13 +148,13 @@ def follow_service(
             node = state.nodes[fact.node]
             assert node.drain is not None
             return Decision(_leave(state, node, node.drain), drain_timer(node, now))
-        case sf.NodeResumed() | sf.NodeTrusted() | sf.QuarantineSpared():
+        case sf.NodeResumed() | sf.NodeFaultsDecayed() | sf.QuarantineSkipped():
             return Decision()
         case _:
             assert_never(fact)
 
 
-def drain_timer(node: Node, now: Instant) -> list[a.Action]:
+def drain_timer(node: Node, now: Instant) -> list[a.Effect]:
     """Until what is left of the deadline is to be written down again, or is over."""
     drain = node.drain
     if drain is None or not drain.left_s:
@@ -221,7 +229,7 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
             starting = task.joined and not reached(task.state, TaskState.STARTED)
             if not task.present or not (over or starting):
                 return []
-            if goes_on_without(job, attempt, task, cause):
+            if survives_without(job, attempt, task, cause):
                 return [f.TaskLeft(job.id, attempt.number, task.rank, cause.text, force)]
             return [f.StopRequested(job.id, attempt.number, cause), *forced]
         case AttemptPhase.STOPPING:

@@ -28,7 +28,7 @@ from orchestrator.core.gangs.launch import ranks_of
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.nodes.service_state import ITSELF
-from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.elastic import survives_without
 
 _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
@@ -38,7 +38,7 @@ def may_be_hardware(cause: Cause) -> bool:
     return cause.kind in _MAY_BE
 
 
-def hardware_seen(state: State, name: NodeName, events: tuple[HardwareEvent, ...]) -> list[f.Fact]:
+def hardware_facts(state: State, name: NodeName, events: tuple[HardwareEvent, ...]) -> list[f.Fact]:
     """Those of the events that are news."""
     node = state.nodes.get(name)
     boot, last = ("", -1) if node is None else node.hardware_heard
@@ -51,7 +51,7 @@ def hardware_seen(state: State, name: NodeName, events: tuple[HardwareEvent, ...
     return found
 
 
-def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
+def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
     """What comes of it."""
     event, node = fact.event, state.nodes[fact.node]
     text = f"{node.name}: {event.text}"
@@ -66,7 +66,7 @@ def follow_hardware(state: State, fact: sf.HardwareReported) -> Decision:
         if over or not task.present or (job.id, attempt.number) not in fact.attempts:
             continue
         cause = _cause(node, event, rank_of_gpu(job, attempt, task, node, event))
-        if goes_on_without(job, attempt, task, cause):
+        if survives_without(job, attempt, task, cause):
             left = f.TaskLeft(job.id, attempt.number, task.rank, cause.text)
             decision.facts.append(left)
         else:

@@ -22,7 +22,7 @@ from orchestrator.core.gangs.leases import gone_at
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Node, State
-from orchestrator.core.nodes.peer_reports import unknown_at, witnessed
+from orchestrator.core.nodes.peer_reports import apply_peer_reports, unknown_at
 
 MANY: Final = 0.55
 """More than this share of the agents that were there is most of them."""
@@ -42,7 +42,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     if node.link is LinkState.SUSPECT and state.brake is not None:
         due = max(due, state.brake.at + state.brake.lasts_s)
     if now.mono < due:
-        found = witnessed(state, name, now, limits)
+        found = apply_peer_reports(state, name, now, limits)
         return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
     if now.mono > due + limits.heartbeat_s:
         # Nobody but a process that was not running is so late.
@@ -56,7 +56,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
     return _lost(state, node, now, limits)
 
 
-def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Action]:
+def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Effect]:
     """Until something that runs on a node that is cut off can be called lost."""
     due = _due(state, node, limits)
     if due is None:
@@ -74,7 +74,7 @@ def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
     return [f.BrakeReleased(now.mono + limits.silence_s)]
 
 
-def timers_of_the_silent(state: State) -> list[a.Action]:
+def timers_of_the_silent(state: State) -> list[a.Effect]:
     """After a pause of judgement."""
     return [
         a.SetTimer(_timer(node.name), state.judged_from)

@@ -25,10 +25,10 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import Attempt, Node, State, Task
-from orchestrator.core.scheduling.elastic import goes_on_without
+from orchestrator.core.scheduling.elastic import survives_without
 
 
-def witnessed(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
+def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
     """What it means by now that nothing is heard of the node."""
     return [
         fact
@@ -44,7 +44,7 @@ def unknown_at(node: Node, limits: Limits) -> float:
     return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
 
 
-def accused(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
+def on_peers_unreachable(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
     """What it means that the neighbours of this task do not answer it, or do again."""
     try:
         task = state.task(name)
@@ -61,7 +61,7 @@ def accused(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.
     return []
 
 
-def word_timer(state: State, name: NodeName) -> list[a.Action]:
+def word_timer(state: State, name: NodeName) -> list[a.Effect]:
     """Until the word of a node that has just connected counts."""
     timer = a.Timer(a.TimerKind.WORD, node=name)
     return [a.SetTimer(timer, _counts_from(state.nodes[name]))]
@@ -74,7 +74,7 @@ def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
         return Decision()
     if now.mono < _counts_from(node):
         return Decision([], word_timer(state, name))
-    words = [accused(state, task.id, now, limits) for task in tasks_on(state, name)]
+    words = [on_peers_unreachable(state, task.id, now, limits) for task in tasks_on(state, name)]
     return Decision([fact for found in words for fact in found])
 
 
@@ -124,7 +124,7 @@ def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limi
         f"{named(witnesses)} {get} no answer from {address} any more"
     )
     cause = Cause(CauseCode.NODE_LOST, Outcome.INFRA, text, node=task.node, node_fault=True)
-    if goes_on_without(job, attempt, task, cause):
+    if survives_without(job, attempt, task, cause):
         return [f.TaskLeft(task.job, task.attempt, task.rank, cause.text)]
     return [f.StopRequested(task.job, task.attempt, cause)]
 

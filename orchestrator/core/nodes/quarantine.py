@@ -72,7 +72,7 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
             f"{why}; it was not quarantined, as {out} of the {len(pool)} nodes of pool "
             f"{node.inventory.pool} were, and at most {policy.pool_share:.0%} may be"
         )
-        return [] if node.spared == reason else [sf.QuarantineSpared(node.name, reason)]
+        return [] if node.spared == reason else [sf.QuarantineSkipped(node.name, reason)]
     return [sf.NodeDrained(node.name, ITSELF, f"quarantined: {why}", jobs=jobs)]
 
 
@@ -121,7 +121,7 @@ def _blamed(
     state: State, job: Job, attempt: Attempt, guilty: Mapping[NodeName, str]
 ) -> list[f.Fact]:
     return [
-        sf.NodeBlamed(name, job.id, attempt.number, guilty[name])
+        sf.NodeFaultRecorded(name, job.id, attempt.number, guilty[name])
         for name in sorted(guilty)
         if name in state.nodes and all(it.job != job.id for it in state.nodes[name].faults)
     ]
@@ -133,5 +133,5 @@ def _trusted(state: State, attempt: Attempt, limits: Limits) -> list[f.Fact]:
         faults = state.nodes[name].faults
         if faults:
             old = sum(it.since + 1 >= limits.quarantine.forgiven_after for it in faults)
-            found.append(sf.NodeTrusted(name, old))
+            found.append(sf.NodeFaultsDecayed(name, old))
     return found

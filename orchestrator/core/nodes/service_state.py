@@ -34,19 +34,19 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
             node.faults, node.faults_gone, node.lives = (), 0, ()
-        case sf.NodeBlamed(_, job, attempt, text):
+        case sf.NodeFaultRecorded(_, job, attempt, text):
             faults = (*node.faults, Fault(job, attempt, text))
             node.faults_gone += len(faults[:-FAULTS_KEPT])
             node.faults = faults[-FAULTS_KEPT:]
             # Judged anew: until that is done, others count it as one that is about to be out.
             node.spared = ""
-        case sf.NodeTrusted(_, forgets):
+        case sf.NodeFaultsDecayed(_, forgets):
             kept = node.faults[forgets:]
             node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
             if forgets:
                 # Those that are not kept are older still.
                 node.spared, node.faults_gone = "", 0
-        case sf.QuarantineSpared(_, reason):
+        case sf.QuarantineSkipped(_, reason):
             node.spared = reason
         case sf.HardwareReported(_, event):
             node.hardware = (*node.hardware, (at, event))[-HARDWARE_KEPT:]
@@ -70,13 +70,13 @@ def service_event(fact: sf.OfService) -> str:
             return f"removed by {user}"
         case sf.NodeResumed(_, user):
             return f"resumed by {user}"
-        case sf.NodeBlamed(_, job, attempt, text):
+        case sf.NodeFaultRecorded(_, job, attempt, text):
             return f"is at fault for attempt {attempt} of job {job}: {text}"
-        case sf.NodeTrusted(_, forgets):
+        case sf.NodeFaultsDecayed(_, forgets):
             return "has done well again" + (
                 f", {forgets} of its faults forgotten" if forgets else ""
             )
-        case sf.QuarantineSpared(_, reason):
+        case sf.QuarantineSkipped(_, reason):
             return f"is not quarantined: {reason}"
         case sf.HardwareReported(_, event):
             return f"reports ({event.grade.value}): {event.text}"

@@ -18,7 +18,7 @@ NAMED: Final = 8
 TASKS_KEPT: Final = 64
 
 
-def unclean(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
+def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
     """The node is drained, with the pids in the reason.
 
     `node` is None before its first hello is taken. Nobody else's drain is replaced.
@@ -37,7 +37,7 @@ def unclean(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fac
     return [sf.NodeDrained(name, ITSELF, reason)]
 
 
-def survivors_seen(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
+def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
     """Whom the kernel holds, where that is news: nobody is to resume the node over them. `node` is
     None, or as a new connection has it, where nothing is known."""
     known = {} if node is None else node.survivors
@@ -48,7 +48,7 @@ def survivors_seen(node: Node | None, name: NodeName, report: TaskReport) -> lis
     return [f.SurvivorsSeen(name, report.task, report.survivors)]
 
 
-def given_up(task: Task, report: TaskReport) -> list[f.Fact]:
+def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
     """A task that is as good as over: none of its processes will ever run its program again, so
     that its gang waits for nothing. Not one that only resists: it may run on."""
     if not report.survivors or not report.doomed or report.state is TaskState.CLEANED:

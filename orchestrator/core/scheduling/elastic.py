@@ -28,14 +28,14 @@ COMES_BACK: Final = 2
 """How often one node may join the same attempt: each time, all ranks start again."""
 
 
-def is_news(job: Job, report: TaskReport, cause: Cause) -> bool:
+def affects_gang(job: Job, report: TaskReport, cause: Cause) -> bool:
     """Whether a cause concerns the gang: ranks of an elastic one are torchrun's to start again."""
     return (
         not job.spec.elastic or cause.code is not CauseCode.RANK_FAILED or report.exit is not None
     )
 
 
-def goes_on_without(
+def survives_without(
     job: Job, attempt: Attempt, task: Task, cause: Cause, *, killed: bool = False
 ) -> bool:
     """Whether the gang survives that this task ended, of this cause. A node that is lost, or a

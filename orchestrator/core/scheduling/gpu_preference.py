@@ -10,7 +10,7 @@ from muster.spec.model import JobSpec, nproc_wanted
 from orchestrator.core.model.state import Node
 
 
-def suiting(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
+def by_gpu_fit(spec: JobSpec, node_rank: int, nodes: list[Node]) -> list[Node]:
     """`nodes` in the same order, but first those with a GPU for each rank that they would get."""
     return sorted(nodes, key=lambda node: is_short(spec, node_rank, node))
 

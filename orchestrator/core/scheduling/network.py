@@ -40,14 +40,14 @@ _DOUBLED_MAX: Final = 16
 """So many nodes of one network may say that they have others' addresses, and be passed over."""
 
 
-class Common(msgspec.Struct, frozen=True):
+class SharedNetwork(msgspec.Struct, frozen=True):
     """The network of a gang: an endpoint a node, in node-rank order, and a line that says why."""
 
     endpoints: tuple[Endpoint, ...]
     text: str
 
 
-class Apart(msgspec.Struct, frozen=True):
+class NoSharedNetwork(msgspec.Struct, frozen=True):
     """There is none. `odd` is the one node without which there were, if it is only one."""
 
     text: str
@@ -70,7 +70,7 @@ class _Place(msgspec.Struct, frozen=True):
     order: tuple[int, int, int, int, str]
 
 
-def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apart:
+def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> SharedNetwork | NoSharedNetwork:
     """The network of a gang whose nodes have reported their interfaces.
 
     `networks` are interface names and CIDRs that an operator allows, the best first. What an
@@ -78,10 +78,12 @@ def choose(nodes: Sequence[Node], networks: Sequence[str] = ()) -> Common | Apar
     """
     doubled: set[str] = set()
     found = _common(nodes, networks, doubled)
-    return found or Apart(_told(nodes, networks, doubled), _odd(nodes, networks))
+    return found or NoSharedNetwork(_told(nodes, networks, doubled), _odd(nodes, networks))
 
 
-def _common(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -> Common | None:
+def _common(
+    nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]
+) -> SharedNetwork | None:
     """Adds to `doubled` the addresses that rule a network out."""
     for entry in networks or (None,):
         allowed = [_allowed(node, entry) for node in nodes]
@@ -91,12 +93,12 @@ def _common(nodes: Sequence[Node], networks: Sequence[str], doubled: set[str]) -
             # Whoever names addresses of several subnets says that there is a way between them.
             found = _routed(nodes, allowed, doubled)
         if found is not None:
-            return Common(_endpoints(nodes, found), _why(nodes, found, entry))
+            return SharedNetwork(_endpoints(nodes, found), _why(nodes, found, entry))
     if len({_host(node) for node in nodes}) == 1:
         loopback = [[p for p in _of(node) if p.kind is InterfaceKind.LOOPBACK] for node in nodes]
         found = _shared(nodes, loopback, doubled)
         if found is not None and not networks:
-            return Common(_endpoints(nodes, found), _why(nodes, found, None))
+            return SharedNetwork(_endpoints(nodes, found), _why(nodes, found, None))
     return None
 
 

@@ -15,7 +15,7 @@ from muster.spec.units import size_text
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.node import LinkState, drained_by
 from orchestrator.core.model.state import Job, Node, State
-from orchestrator.core.scheduling.gpu_preference import is_short, lacks_gpus, suiting
+from orchestrator.core.scheduling.gpu_preference import by_gpu_fit, is_short, lacks_gpus
 from orchestrator.core.scheduling.gpus import (
     free_cpus,
     free_memory,
@@ -26,9 +26,9 @@ from orchestrator.core.scheduling.gpus import (
     siblings_hold,
     used_by_strangers,
 )
-from orchestrator.core.scheduling.network import Apart, choose, reachable_gang
-from orchestrator.core.scheduling.rdma_groups import alike, kind_of, without_rdma
-from orchestrator.core.scheduling.reasons import Lack
+from orchestrator.core.scheduling.network import NoSharedNetwork, choose, reachable_gang
+from orchestrator.core.scheduling.rdma_groups import kind_of, rdma_groups, without_rdma
+from orchestrator.core.scheduling.reasons import Rejection
 from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
 
 
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     """Of one node for one job, now: taken if need be where nothing is lacking."""
 
     node: Node
-    lack: Lack | None = None
+    lack: Rejection | None = None
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     wanted: int
     free: int
-    lacking: tuple[tuple[NodeName, Lack], ...]
+    lacking: tuple[tuple[NodeName, Rejection], ...]
     together: str = "share a network"
 
     @property
@@ -73,13 +73,13 @@ class Considered(msgspec.Struct, frozen=True):
     gang: tuple[NodeName, ...]
 
 
-_APART: Final = Lack("network", "is free, and shares no network with enough of the others")
-_UNLIKE: Final = Lack("fabric", "is free, and its fabric is not that of enough of the others")
+_APART: Final = Rejection("network", "is free, and shares no network with enough of the others")
+_UNLIKE: Final = Rejection("fabric", "is free, and its fabric is not that of enough of the others")
 SPREAD: Final = "spread"
 LAUNCHERS_TRIED: Final = 16
 """Of the nodes that suit the launcher so many are looked at for one with enough others on its
 network."""
-_SAME_GPUS: Final = Lack("same_gpus", "has the GPUs of another agent on its machine")
+_SAME_GPUS: Final = Rejection("same_gpus", "has the GPUs of another agent on its machine")
 _THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
     {
@@ -99,14 +99,14 @@ _FOR_NOW: Final = frozenset(
 """What may pass, and leaves the node one that fits."""
 
 
-def unfit(spec: JobSpec, node: Node) -> Lack | None:
+def unfit(spec: JobSpec, node: Node) -> Rejection | None:
     """Why this node can never run a part of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
-        return Lack("pool", f"is in pool {node.inventory.pool}")
+        return Rejection("pool", f"is in pool {node.inventory.pool}")
     if spec.placement.include and node.name not in spec.placement.include:
-        return Lack("not_included", "is not in placement.include")
+        return Rejection("not_included", "is not in placement.include")
     if node.name in spec.placement.exclude:
-        return Lack("excluded", "is in placement.exclude")
+        return Rejection("excluded", "is in placement.exclude")
     return (
         _too_few_gpus(spec.resources, node)
         or _too_small(spec.resources, node)
@@ -115,12 +115,12 @@ def unfit(spec: JobSpec, node: Node) -> Lack | None:
     )
 
 
-def _too_few_gpus(resources: Resources, node: Node) -> Lack | None:
+def _too_few_gpus(resources: Resources, node: Node) -> Rejection | None:
     wanted, inventory = resources.gpu or 0, node.inventory
     if inventory.gpus < wanted:
         faults = _some(f"{it.pci} {it.fault}" for it in inventory.devices if it.fault)
         why = f" ({faults})" if faults else ""
-        return Lack("gpus", f"has {inventory.gpus} of the {wanted} GPUs wanted{why}")
+        return Rejection("gpus", f"has {inventory.gpus} of the {wanted} GPUs wanted{why}")
     found = matching(inventory, resources)
     if found >= wanted:
         return None
@@ -128,49 +128,51 @@ def _too_few_gpus(resources: Resources, node: Node) -> Lack | None:
     has = models or inventory.gpu_model or "none"
     if found:
         text = f"has {found} of the {wanted} {resources.gpu_model} wanted, among GPUs of {has}"
-        return Lack("gpus", text)
-    return Lack("gpu_model", f"has GPUs of model {has}, not {resources.gpu_model}")
+        return Rejection("gpus", text)
+    return Rejection("gpu_model", f"has GPUs of model {has}, not {resources.gpu_model}")
 
 
-def _too_small(wanted: Resources, node: Node) -> Lack | None:
+def _too_small(wanted: Resources, node: Node) -> Rejection | None:
     cpus, memory = node.inventory.cpus, node.inventory.memory_bytes
     if wanted.cpu is not None and cpus < wanted.cpu:
-        return Lack("cpu", f"has {cpus} of the {wanted.cpu} CPUs wanted")
+        return Rejection("cpu", f"has {cpus} of the {wanted.cpu} CPUs wanted")
     if wanted.memory_bytes is not None and memory < wanted.memory_bytes:
         has = f"{memory / 2**30:.1f} GiB"
-        return Lack("memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted")
+        return Rejection(
+            "memory", f"has {has} of the {size_text(wanted.memory_bytes)} of memory wanted"
+        )
     return None
 
 
-def _without_label(placement: Placement, node: Node) -> Lack | None:
+def _without_label(placement: Placement, node: Node) -> Rejection | None:
     for name, value in placement.labels.items():
         has = node.inventory.labels.get(name)
         if has is None:
-            return Lack("label", f"has no label {name}")
+            return Rejection("label", f"has no label {name}")
         if has != value:
-            return Lack("label", f"has the label {name}={has}, not {value}")
+            return Rejection("label", f"has the label {name}={has}, not {value}")
     shared = placement.shared_label
     if shared is not None and shared not in node.inventory.labels:
-        return Lack("label", f"has no label {shared}, which placement.spread goes by")
+        return Rejection("label", f"has no label {shared}, which placement.spread goes by")
     return None
 
 
-def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
+def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     """Why a node that fits cannot be taken now, or the part of it that a job wants; None if it
     can."""
     if node.drain is not None:
-        return Lack("drained", f"is {drained_by(node.drain)}")
+        return Rejection("drained", f"is {drained_by(node.drain)}")
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
-        return Lack("not_connected", "is not connected", holders)
+        return Rejection("not_connected", "is not connected", holders)
     if not shares(spec, node.inventory):
         holders = holders or siblings_hold(state, node)
         if holders:
-            return Lack("busy", "runs a job", holders)
+            return Rejection("busy", "runs a job", holders)
         strange = used_by_strangers(node)
-        return Lack("gpus_used", f"is not free: {strange}") if strange else None
+        return Rejection("gpus_used", f"is not free: {strange}") if strange else None
     if any(share.whole for share in node.holders.values()):
-        return Lack("busy", "runs a job", holders)
+        return Rejection("busy", "runs a job", holders)
     wanted, inventory = spec.resources, node.inventory
     strange = used_by_strangers(node)
     if not holders and not inventory.shared_host and not strange:
@@ -179,14 +181,14 @@ def busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
     if free < (wanted.gpu or 0):
         words = f"has {free} of {matching(inventory, wanted)} GPUs free"
         if strange:
-            return Lack("gpus_used", f"{words}: {strange}", holders)
-        return Lack("gpus_busy", words, holders or siblings_hold(state, node))
+            return Rejection("gpus_used", f"{words}: {strange}", holders)
+        return Rejection("gpus_busy", words, holders or siblings_hold(state, node))
     if wanted.cpu is not None and free_cpus(node) < wanted.cpu:
         words = f"has {max(0, free_cpus(node))} of {inventory.cpus} CPUs free"
-        return Lack("cpu_busy", words, holders)
+        return Rejection("cpu_busy", words, holders)
     if wanted.memory_bytes is not None and free_memory(node) < wanted.memory_bytes:
         words = f"has {max(0, free_memory(node)) / 2**30:.1f} GiB of memory free"
-        return Lack("memory_busy", words, holders)
+        return Rejection("memory_busy", words, holders)
     return None
 
 
@@ -254,7 +256,7 @@ def _first_gang(
 ) -> tuple[tuple[NodeName, ...] | None, bool]:
     """The best of the nodes that are free, and whether some are enough alike."""
     ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    kinds = alike(spec, ordered, there) if len(ordered) >= spec.nodes else []
+    kinds = rdma_groups(spec, ordered, there) if len(ordered) >= spec.nodes else []
     first: tuple[NodeName, ...] | None = None
     for kind in kinds:
         gang = _best_gang(spec, kind, state.networks, faults)
@@ -264,13 +266,13 @@ def _first_gang(
     return first, bool(kinds)
 
 
-def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Lack:
+def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
     """Why a free node is of no gang, where so many free nodes may be of one with it."""
     here = sizes[node.name]
     if here >= spec.nodes:
         return _APART
     which = "no other node has" if here == 1 else f"only {here} free nodes have"
-    return Lack(SPREAD, f"is free, and {which} {value_of(spec, node)}")
+    return Rejection(SPREAD, f"is free, and {which} {value_of(spec, node)}")
 
 
 def preference(
@@ -283,10 +285,10 @@ def preference(
     return False, room(state, spec, node), node.inventory.gpus, natural(node.name)
 
 
-def _left_out(state: State, job: Job, node: Node) -> Lack:
+def _left_out(state: State, job: Job, node: Node) -> Rejection:
     if node.name in job.avoid:
-        return Lack("failed_before", "failed an attempt of this job, and others can run it")
-    return busy(state, job.spec, node) or Lack("not_connected", "is not connected")
+        return Rejection("failed_before", "failed an attempt of this job, and others can run it")
+    return busy(state, job.spec, node) or Rejection("not_connected", "is not connected")
 
 
 def never_fits(state: State, spec: JobSpec) -> str | None:
@@ -302,7 +304,7 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
             most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
             return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
         found = choose(near[: spec.nodes], state.networks)
-        return found.text if isinstance(found, Apart) else None
+        return found.text if isinstance(found, NoSharedNetwork) else None
     if not state.nodes:
         return f"it needs {count(spec.nodes, 'node')}, and no node has joined yet"
     unknown = [name for name in spec.placement.include if NodeName(name) not in state.nodes]
@@ -399,19 +401,19 @@ def _gang(
         if least <= len(sound) < len(free) and (found := _gang(spec, sound, networks)):
             return found
     if spec.roles.launcher.nproc_per_node == spec.roles.worker.nproc_per_node:
-        same = reachable_gang(suiting(spec, 0, free), least, networks, most)
+        same = reachable_gang(by_gpu_fit(spec, 0, free), least, networks, most)
         return None if same is None else tuple(sorted((n.name for n in same), key=natural))
     gang: tuple[Node, ...] = ()
     # The fewest GPUs that suffice, for the launcher first: what is left suits the workers best.
-    for launcher in suiting(spec, 0, free)[:LAUNCHERS_TRIED]:
-        workers = suiting(spec, 1, [node for node in free if node is not launcher])
+    for launcher in by_gpu_fit(spec, 0, free)[:LAUNCHERS_TRIED]:
+        workers = by_gpu_fit(spec, 1, [node for node in free if node is not launcher])
         gang = reachable_gang([launcher, *workers], least, networks, most) or ()
         if launcher in gang or not gang:
             break
     if not gang:
         return None
     if launcher not in gang:
-        launcher = suiting(spec, 0, list(gang))[0]
+        launcher = by_gpu_fit(spec, 0, list(gang))[0]
     rest = (node.name for node in gang if node is not launcher)
     return (launcher.name, *sorted(rest, key=natural))
 
@@ -423,7 +425,7 @@ def natural(name: str) -> tuple[tuple[int, int | str], ...]:
     )
 
 
-def _by_name(lacking: Sequence[tuple[NodeName, Lack]]) -> list[str]:
+def _by_name(lacking: Sequence[tuple[NodeName, Rejection]]) -> list[str]:
     ordered = sorted(lacking, key=lambda pair: natural(pair[0]))
     return [f"{name} {lack}" for name, lack in ordered]
 

@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from muster.spec.check_rdma import named_plugin, rdma_off
 from muster.spec.model import JobSpec, Rdma, env_on_node
 from orchestrator.core.model.state import Node
-from orchestrator.core.scheduling.reasons import Lack
+from orchestrator.core.scheduling.reasons import Rejection
 from orchestrator.core.scheduling.topology import groups as near_groups
 
 
-def without_rdma(spec: JobSpec, node: Node) -> Lack | None:
+def without_rdma(spec: JobSpec, node: Node) -> Rejection | None:
     """Why a node that has nothing for RDMA cannot serve a job that requires it."""
     rdma = node.inventory.rdma
     if rdma is None or rdma.ports or rdma.expected or not _needs(spec):
         return None
-    return Lack("rdma", f"{rdma.why} (rdma: required)")
+    return Rejection("rdma", f"{rdma.why} (rdma: required)")
 
 
-def alike(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[list[Node]]:
+def rdma_groups(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[list[Node]]:
     """Of which of the free nodes, the better ones first, a gang may be made: those of one kind
     alone, then all. Of `others`, be they free or not, it may be made later; where a gang that
     requires RDMA would be whole then, none of unlike nodes is made now."""
-    if not _minds(spec):
+    if not _uses_rdma(spec):
         return [list(free)]
     kinds: dict[str, list[Node]] = {}
     for node in free:
@@ -40,7 +40,7 @@ def alike(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[l
         if len(nodes) >= spec.nodes and (kind or not required)
     ]
     found = [nodes for _, _, _, nodes in sorted(groups, key=lambda it: it[:3])]
-    if required and any(_would_do(spec, near) for near in near_groups(spec, others)):
+    if required and any(_enough_of_one_kind(spec, near) for near in near_groups(spec, others)):
         return found
     return [*found, list(free)]
 
@@ -56,7 +56,7 @@ def node_gpus(nodes: Sequence[Node]) -> int:
     return nodes[0].inventory.gpus
 
 
-def _would_do(spec: JobSpec, nodes: Sequence[Node]) -> bool:
+def _enough_of_one_kind(spec: JobSpec, nodes: Sequence[Node]) -> bool:
     """Whether there are enough of one kind."""
     counted: dict[str, int] = {}
     for node in nodes:
@@ -68,10 +68,10 @@ def _would_do(spec: JobSpec, nodes: Sequence[Node]) -> bool:
 
 def _needs(spec: JobSpec) -> bool:
     """Whether it does not start without NCCL's own RDMA; a plugin's is not ours to know."""
-    return spec.rdma is Rdma.REQUIRED and _minds(spec)
+    return spec.rdma is Rdma.REQUIRED and _uses_rdma(spec)
 
 
-def _minds(spec: JobSpec) -> bool:
+def _uses_rdma(spec: JobSpec) -> bool:
     if spec.rdma is Rdma.OFF or (spec.nodes < 2 and not spec.elastic):
         return False
     own = [env_on_node(spec, rank) for rank in (0, 1)]

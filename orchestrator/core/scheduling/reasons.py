@@ -8,7 +8,7 @@ from typing import NamedTuple
 from orchestrator.core.scheduling.gpus import Holder
 
 
-class Lack(NamedTuple):
+class Rejection(NamedTuple):
     """What keeps a node from being taken: a stable code, and words that follow the node's name.
 
     `holders` are the attempts that have the node, or a part of it.

@@ -8,7 +8,7 @@ from muster.protocol.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from orchestrator.core.facts.jobs import AttemptArranged
 from orchestrator.core.model.state import Attempt, Node, State, Task
-from orchestrator.core.scheduling.network import Apart, choose, endpoint_on, ground_of
+from orchestrator.core.scheduling.network import NoSharedNetwork, choose, endpoint_on, ground_of
 
 
 def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
@@ -17,7 +17,7 @@ def choose_meeting(state: State, attempt: Attempt) -> AttemptArranged | Cause:
     endpoints, network = tuple(own_endpoint(task) for task in attempt.tasks), ""
     if all(node.inventory.interfaces for node in nodes):
         found = choose(nodes, state.networks)
-        if isinstance(found, Apart):
+        if isinstance(found, NoSharedNetwork):
             return _refused(found.text, found.odd)
         endpoints, network = found.endpoints, found.text
     launcher = attempt.tasks[0]

@@ -17,7 +17,7 @@ from orchestrator.core.model.state import Job, State
 WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
 
 
-def supposed(
+def what_if_state(
     state: State, job: Job, now: Instant, nodes: int | None, drained: Collection[NodeName]
 ) -> tuple[State, Job]:
     """State and job as they would be; `drained` are nodes that there are, the job waits."""
@@ -30,7 +30,7 @@ def supposed(
     return replace(state, nodes=there, jobs={**state.jobs, job.id: job}), job
 
 
-def supposition(nodes: int | None, drained: Collection[NodeName]) -> str:
+def what_if_text(nodes: int | None, drained: Collection[NodeName]) -> str:
     """What was supposed, to stand before what comes of it; "" where nothing was."""
     told = []
     if nodes is not None:

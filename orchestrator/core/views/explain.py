@@ -31,7 +31,7 @@ from orchestrator.core.scheduling.placement import (
     natural,
     never_fits,
 )
-from orchestrator.core.scheduling.reasons import Lack, jobs_named
+from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.topology import groups
 from orchestrator.core.views.display import job_summary, node_state
 from orchestrator.core.views.fabric import plan_of, was_refused
@@ -110,15 +110,15 @@ def _waiting(
     )
 
 
-def _lack_in_line(verdict: Verdict, it: Chance) -> Lack | None:
+def _lack_in_line(verdict: Verdict, it: Chance) -> Rejection | None:
     """A free node is for whoever is first."""
     if verdict.lack is None and it.line:
-        return Lack("queue", f"is free, but job {it.line[0].id} is before it in the queue")
+        return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
     return verdict.lack
 
 
 def _verdict(
-    state: State, job: Job, verdict: Verdict, lack: Lack | None, now: Instant, limits: Limits
+    state: State, job: Job, verdict: Verdict, lack: Rejection | None, now: Instant, limits: Limits
 ) -> h.NodeVerdict:
     node = verdict.node
     if lack is None:

@@ -10,7 +10,7 @@ from muster.protocol.states import JobState, TaskState
 from muster.protocol.text import count, named
 from muster.protocol.timestamp import timestamp
 from muster.spec.units import duration_text
-from orchestrator.core.model.state import Attempt, Cut, Job
+from orchestrator.core.model.state import Attempt, Job, Unreachable
 
 CUTS_TOGETHER_S: Final = 5.0
 
@@ -44,7 +44,7 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
 
 def _cuts(attempt: Attempt) -> list[tuple[float, str]]:
     """Nodes that could not be reached and came back: those of a moment in one line."""
-    lines: list[list[Cut]] = []
+    lines: list[list[Unreachable]] = []
     for cut in attempt.cuts:
         last = lines[-1][-1] if lines else None
         if (
@@ -58,7 +58,7 @@ def _cuts(attempt: Attempt) -> list[tuple[float, str]]:
     return [(line[0].at, _cut_text(line)) for line in lines]
 
 
-def _cut_text(line: list[Cut]) -> str:
+def _cut_text(line: list[Unreachable]) -> str:
     names = list(dict.fromkeys(cut.node for cut in line))
     who = named(names)
     after_s = max((cut.after_s or 0.0 for cut in line), default=0.0)

@@ -9,41 +9,41 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.model.state import Job, Notice, State
+from orchestrator.core.model.state import Job, QueuedWebhook, State
 
 _WORDS = {
-    nf.Told.STARTED: "that attempt {} has started",
-    nf.Told.RETRYING: "that attempt {} failed and another follows",
-    nf.Told.ENDED: "of the end",
-    nf.Told.IDLE: "that attempt {} is idle",
-    nf.Told.HUNG: "that attempt {} hangs",
-    nf.Told.SLOW: "that attempt {} is slow",
+    nf.WebhookEvent.STARTED: "that attempt {} has started",
+    nf.WebhookEvent.RETRYING: "that attempt {} failed and another follows",
+    nf.WebhookEvent.ENDED: "of the end",
+    nf.WebhookEvent.IDLE: "that attempt {} is idle",
+    nf.WebhookEvent.HUNG: "that attempt {} hangs",
+    nf.WebhookEvent.SLOW: "that attempt {} is slow",
 }
 
 
-def due(job: Job, event: nf.Told) -> list[f.Fact]:
+def queue_webhooks(job: Job, event: nf.WebhookEvent) -> list[f.Fact]:
     """The fact that the job's webhooks are to be told, where it has any."""
     if not job.spec.notify:
         return []
-    return [nf.NoticeDue(job.id, job.notices_made + 1, event, len(job.attempts))]
+    return [nf.WebhookQueued(job.id, job.notices_made + 1, event, len(job.attempts))]
 
 
 def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
     job = state.jobs[fact.job]
     match fact:
-        case nf.NoticeDue(_, number, event, attempt):
+        case nf.WebhookQueued(_, number, event, attempt):
             job.notices_made = number
             for hook in range(len(job.spec.notify)):
-                job.notices[number, hook] = Notice(event.value, at, attempt)
+                job.notices[number, hook] = QueuedWebhook(event.value, at, attempt)
             state.telling.add(job.id)
-        case nf.NoticeSettled(_, number, hook, problem):
+        case nf.WebhookSettled(_, number, hook, problem):
             notice = job.notices.pop((number, hook), None)
             if notice is not None and problem:
                 told = f"webhook {host_of(job, hook)} was not told {words(notice)}: {problem}"
                 job.notes.add(at, told)
             if not job.notices:
                 state.telling.discard(job.id)
-        case nf.NoticeFailed(_, number, hook, problem):
+        case nf.WebhookFailed(_, number, hook, problem):
             known = job.notices.get((number, hook))
             if known is not None:
                 job.notices[number, hook] = known._replace(problem=problem)
@@ -51,7 +51,7 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
             assert_never(fact)
 
 
-def tried(state: State, stimulus: s.NoticeTried) -> Decision:
+def on_attempted(state: State, stimulus: s.WebhookAttempted) -> Decision:
     """What came of telling a webhook; whoever was told by a process before us is not known here."""
     job = state.jobs.get(stimulus.job)
     place = stimulus.number, stimulus.hook
@@ -59,10 +59,10 @@ def tried(state: State, stimulus: s.NoticeTried) -> Decision:
     if notice is None:
         return Decision()
     if stimulus.over:
-        return Decision([nf.NoticeSettled(stimulus.job, *place, stimulus.problem)])
+        return Decision([nf.WebhookSettled(stimulus.job, *place, stimulus.problem)])
     if notice.problem == stimulus.problem:
         return Decision()
-    return Decision([nf.NoticeFailed(stimulus.job, *place, stimulus.problem)])
+    return Decision([nf.WebhookFailed(stimulus.job, *place, stimulus.problem)])
 
 
 def host_of(job: Job, hook: int) -> str:
@@ -70,5 +70,5 @@ def host_of(job: Job, hook: int) -> str:
     return urlsplit(job.spec.notify[hook]).netloc
 
 
-def words(notice: Notice) -> str:
-    return _WORDS[nf.Told(notice.event)].format(notice.attempt)
+def words(notice: QueuedWebhook) -> str:
+    return _WORDS[nf.WebhookEvent(notice.event)].format(notice.attempt)

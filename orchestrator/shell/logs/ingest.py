@@ -95,7 +95,7 @@ class _Connection:
             await self.emptied.wait()
 
 
-class LogConnections:
+class LogIngest:
     """Serves the bulk connections. An agent may deliver logs of its own node's tasks, no others."""
 
     def __init__(

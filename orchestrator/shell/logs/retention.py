@@ -15,7 +15,7 @@ from typing import Final, Never
 import structlog
 
 from muster.protocol.ids import JobId
-from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.storage.removal import Allowance
 from orchestrator.journal.errors import JournalError
@@ -24,7 +24,7 @@ from orchestrator.shell.logs.layout import bytes_below, present_jobs
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.stream_file import LogStoreError
 from orchestrator.shell.logs.tombstone import is_mark
-from orchestrator.shell.wall_clock_age import Ages
+from orchestrator.shell.wall_clock_age import WallClockAge
 
 SWEEP_EVERY_S: Final = 60.0
 _SETTLED_S: Final = 3600.0
@@ -49,7 +49,7 @@ class Retention:
         self._store = store
         self._coordinator = coordinator
         self._keep = keep
-        self._ages = Ages(coordinator.now())
+        self._ages = WallClockAge(coordinator.now())
         self._allowed = Allowance()
         # Sizes of logs that do not change any more; of most jobs they are small or nothing.
         self._settled: dict[JobId, int] = {}
@@ -139,7 +139,7 @@ class Retention:
         if age > _SETTLED_S:
             return age
         await self._store.load(name)
-        return None if awaited(job, self._store.job(name).stored) else age
+        return None if tasks_with_pending_logs(job, self._store.job(name).stored) else age
 
 
 def _size(folder: Path) -> int | None:

@@ -26,7 +26,7 @@ from muster.daemon.errors import FileError
 from muster.protocol.ids import JobId, TaskId, parse_task_id
 from muster.protocol.log_channel import CHUNK_BYTES_MAX, STREAMS_PER_TASK_MAX, StreamId
 from orchestrator.core.storage.log_space import Bounds
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.gaps import Gap, gap_of
 from orchestrator.shell.logs.index import RECORD_BYTES
 from orchestrator.shell.logs.job_streams import MARK_NAME, CompleteMark, JobStreams
@@ -64,7 +64,7 @@ class LogStore:
     def __init__(
         self,
         root: Path,
-        changes: Changes,
+        changes: ChangeCounters,
         clock: Clock,
         *,
         free_bytes_min: int = 0,
@@ -466,5 +466,5 @@ def job_of(name: StreamId) -> JobId:
 
 
 def log_key(job: JobId) -> Hashable:
-    """What `Changes` counts when the logs of a job have grown."""
+    """What `ChangeCounters` counts when the logs of a job have grown."""
     return ("logs", job)

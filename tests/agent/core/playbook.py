@@ -27,22 +27,22 @@ class Agent:
 
     state: State = field(default_factory=lambda: State(IDENTITY))
     mono: float = 100.0
-    actions: list[a.Action] = field(default_factory=list)
+    actions: list[a.Effect] = field(default_factory=list)
 
-    def turn(self, stimulus: s.Stimulus) -> list[a.Action]:
+    def turn(self, stimulus: s.Input) -> list[a.Effect]:
         done = turn(self.state, stimulus, Instant(self.mono, 0.0))
         self.actions += done
         return done
 
-    def hear(self, command: m.Command) -> list[a.Action]:
+    def hear(self, command: m.Command) -> list[a.Effect]:
         return self.turn(s.CommandReceived(command))
 
-    def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Action]:
+    def connect(self, *keep: TaskId, epoch: int = 1, protocol: int = 1) -> list[a.Effect]:
         self.turn(s.LinkUp())
         welcome = m.Welcome(epoch, SessionId(1), 300.0, 5.0, "0.1.0", "c1", keep, protocol)
         return self.hear(welcome)
 
-    def shim(self, phase: ShimPhase, **more: Any) -> list[a.Action]:
+    def shim(self, phase: ShimPhase, **more: Any) -> list[a.Effect]:
         status = ShimStatus(TASK, phase, log_dir="/t/logs", **more)
         return self.turn(s.ShimReported(TASK, status))
 
@@ -60,7 +60,7 @@ class Agent:
         self.shim(ShimPhase.RUNNING, running_s=0.0)
 
 
-def reports(actions: list[a.Action]) -> list[m.TaskReport]:
+def reports(actions: list[a.Effect]) -> list[m.TaskReport]:
     return [
         x.report
         for x in actions
@@ -68,5 +68,5 @@ def reports(actions: list[a.Action]) -> list[m.TaskReport]:
     ]
 
 
-def told(actions: list[a.Action]) -> list[Any]:
+def told(actions: list[a.Effect]) -> list[Any]:
     return [x.command for x in actions if isinstance(x, a.TellShim)]

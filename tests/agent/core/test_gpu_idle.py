@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from agent.core import inputs as s
-from agent.core.gpu_idle import GAP_MAX_S, Stretch, read, told
+from agent.core.gpu_idle import GAP_MAX_S, IdleStretch, idle_since, update
 from muster.protocol.control_channel import TaskReport
 from muster.protocol.states import TaskState
 from tests.agent.core.playbook import TASK, Agent, reports
 
 
-def course(*readings: tuple[float, list[int | None]]) -> Stretch:
-    found = Stretch()
+def course(*readings: tuple[float, list[int | None]]) -> IdleStretch:
+    found = IdleStretch()
     for at, percents in readings:
-        found = read(found, percents, 5, at)
+        found = update(found, percents, 5, at)
     return found
 
 
 def test_one_reading_says_nothing() -> None:
-    assert told(course((100.0, [0, 0])), 30.0) is None
+    assert idle_since(course((100.0, [0, 0])), 30.0) is None
 
 
 def test_a_row_of_readings_does() -> None:
     row: list[tuple[float, list[int | None]]] = [(100.0 + 5 * step, [0, 4]) for step in range(7)]
-    assert told(course(*row[:-1]), 30.0) is None
-    assert told(course(*row), 30.0) == 100.0
+    assert idle_since(course(*row[:-1]), 30.0) is None
+    assert idle_since(course(*row), 30.0) == 100.0
 
 
 def test_one_gpu_that_computes_ends_it_and_it_begins_anew() -> None:
     found = course((100.0, [0, 0]), (130.0, [0, 5]))
     assert found.since is None
-    assert read(found, [0, 0], 5, 135.0).since == 135.0
+    assert update(found, [0, 0], 5, 135.0).since == 135.0
 
 
 def test_a_gpu_that_cannot_be_read_is_not_idle() -> None:
@@ -43,7 +43,7 @@ def test_what_happened_in_a_long_gap_nobody_knows() -> None:
 
 
 def last(agent: Agent, since: float | None) -> TaskReport:
-    return reports(agent.turn(s.IdleSeen(TASK, since)))[-1]
+    return reports(agent.turn(s.IdleObserved(TASK, since)))[-1]
 
 
 def test_a_change_is_one_report_and_it_says_for_how_long() -> None:
@@ -66,4 +66,4 @@ def test_before_the_start_nothing_is_said_of_it() -> None:
 def test_of_a_task_that_is_gone_it_is_no_news() -> None:
     agent = Agent()
     agent.connect()
-    assert agent.turn(s.IdleSeen(TASK, 1.0)) == []
+    assert agent.turn(s.IdleObserved(TASK, 1.0)) == []

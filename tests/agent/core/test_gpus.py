@@ -27,11 +27,11 @@ def asks(task: TaskId, *gpus: str) -> m.PrepareTask:
 def test_what_has_changed_is_told_once() -> None:
     agent = Agent()
     agent.connect()
-    assert agent.turn(s.GpusSeen((ONE, TWO))) == [
+    assert agent.turn(s.GpusObserved((ONE, TWO))) == [
         a.SendReport(m.Heartbeat(100.0, wall_s=0.0, devices=(ONE, TWO)))
     ]
-    assert agent.turn(s.GpusSeen((ONE, TWO))) == []
-    agent.turn(s.GpusSeen((ONE, GONE)))
+    assert agent.turn(s.GpusObserved((ONE, TWO))) == []
+    agent.turn(s.GpusObserved((ONE, GONE)))
     assert (agent.state.identity.inventory.gpus, agent.state.identity.inventory.devices) == (
         1,
         (ONE, GONE),
@@ -41,7 +41,7 @@ def test_what_has_changed_is_told_once() -> None:
 def test_what_has_changed_between_hello_and_welcome_is_told_after_it() -> None:
     agent = Agent()
     agent.turn(s.LinkUp())
-    assert agent.turn(s.GpusSeen((ONE,))) == []
+    assert agent.turn(s.GpusObserved((ONE,))) == []
     welcome = m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1")
     told = [it.report for it in agent.hear(welcome) if isinstance(it, a.SendReport)]
     assert [it.devices for it in told if isinstance(it, m.Heartbeat)] == [(ONE,)]

@@ -133,16 +133,16 @@ def test_a_gang_at_its_gate_is_arranged_again_for_a_new_agent() -> None:
 
 def test_the_launchers_port_is_let_go_just_before_its_gate_opens() -> None:
     agent = planned()
-    launcher = m.Meeting(TASK, "n1", "10.0.0.1", 20001)
+    launcher = m.RendezvousCheck(TASK, "n1", "10.0.0.1", 20001)
     agent.hear(msgspec.structs.replace(GANG, meeting=launcher))
     agent.turn(s.NetworkArranged(TASK))
     opened = agent.hear(m.StartTask(TASK))
-    assert [type(x) for x in opened] == [a.WatchPeers, a.LetGo, a.TellShim]
+    assert [type(x) for x in opened] == [a.WatchPeers, a.ReleasePort, a.TellShim]
 
 
 def test_a_worker_holds_no_port() -> None:
     agent = planned()
-    elsewhere = m.Meeting(TaskId("1.1.9"), "n9", "10.0.0.9", 20001)
+    elsewhere = m.RendezvousCheck(TaskId("1.1.9"), "n9", "10.0.0.9", 20001)
     agent.hear(msgspec.structs.replace(GANG, meeting=elsewhere))
     agent.turn(s.NetworkArranged(TASK))
-    assert not [x for x in agent.hear(m.StartTask(TASK)) if isinstance(x, a.LetGo)]
+    assert not [x for x in agent.hear(m.StartTask(TASK)) if isinstance(x, a.ReleasePort)]

@@ -67,12 +67,12 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
     inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=ETH0)
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.connect()
-    assert agent.turn(s.NetworkSeen(ETH0)) == []
-    assert agent.turn(s.NetworkSeen(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
-    assert agent.turn(s.NetworkSeen(ETH1)) == []
+    assert agent.turn(s.NetworkObserved(ETH0)) == []
+    assert agent.turn(s.NetworkObserved(ETH1)) == [a.SendReport(m.Heartbeat(100.0, ETH1, 0.0))]
+    assert agent.turn(s.NetworkObserved(ETH1)) == []
     agent.turn(s.LinkDown())
     agent.turn(s.LinkUp())
-    assert agent.turn(s.NetworkSeen(ETH0)) == []
+    assert agent.turn(s.NetworkObserved(ETH0)) == []
     welcome = m.Welcome(1, SessionId(2), 300.0, 5.0, "0.1.0", "c1")
     assert a.SendReport(m.Heartbeat(100.0, ETH0, 0.0)) in agent.hear(welcome)
 
@@ -80,7 +80,7 @@ def test_a_network_that_changes_is_told_at_once_and_after_the_welcome() -> None:
 def test_a_task_is_prepared_when_the_fabric_has_been_seen() -> None:
     """It may be later than the interpreter is at its gate, or sooner."""
     seen = NodeFabric(group="InfiniBand MT4129")
-    for order in ((s.FabricSeen(TASK, seen), None), (None, s.FabricSeen(TASK, seen))):
+    for order in ((s.FabricObserved(TASK, seen), None), (None, s.FabricObserved(TASK, seen))):
         agent = Agent()
         agent.connect()
         agent.hear(PREPARE)
@@ -112,4 +112,4 @@ def test_of_whole_nodes_no_gpus_are_told() -> None:
 
 
 def test_a_probe_of_a_task_that_is_gone_is_no_news() -> None:
-    assert not Agent().turn(s.FabricSeen(TASK, NodeFabric()))
+    assert not Agent().turn(s.FabricObserved(TASK, NodeFabric()))

@@ -12,9 +12,9 @@ import pytest
 
 from agent.core import effects as a
 from agent.core import inputs as s
-from agent.core.peers import MISSED, Answers, neighbours
+from agent.core.peers import MISSED, PeerAnswers, peers_of
 from agent.core.shim_protocol import ShimPhase
-from agent.gang.peer_pings import Neighbours
+from agent.gang.peer_pings import PeerPings
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import StartTask
 from tests.agent.core.playbook import ARRANGE, TASK, Agent, reports
@@ -35,16 +35,16 @@ GANG = msgspec.structs.replace(
     ],
 )
 def test_the_ring_and_the_first(node: str, watched: tuple[str, ...]) -> None:
-    assert neighbours(GANG, node) == watched
+    assert peers_of(GANG, node) == watched
 
 
 def test_a_node_has_one_address_however_many_names() -> None:
     hosts = (("n0", "10.0.0.1"), ("alias", "10.0.0.1"), ("n1", "10.0.0.2"))
-    assert neighbours(msgspec.structs.replace(ARRANGE, hosts=hosts), "n1") == ("10.0.0.1",)
+    assert peers_of(msgspec.structs.replace(ARRANGE, hosts=hosts), "n1") == ("10.0.0.1",)
 
 
 def test_one_that_never_answered_is_no_witness() -> None:
-    seen = Answers()
+    seen = PeerAnswers()
     course = [*[False] * 10 * MISSED, True, *[False] * MISSED, True]
     said = []
     for answered in course:
@@ -57,7 +57,7 @@ def test_no_false_alarm_in_an_hour_of_loss_and_stalls() -> None:
     """One packet in a hundred is lost, either way, and each second has a chance of a stall of half
     a second. The kernel repeats the question after a second; an answer counts within two."""
     for seed in range(200):
-        chance, seen = random.Random(seed), Answers()
+        chance, seen = random.Random(seed), PeerAnswers()
         for _ in range(1200):
             tries = [chance.random() < 0.99 and chance.random() < 0.99 for _ in range(2)]
             stall = 0.5 if chance.random() < 0.05 else 0.0
@@ -74,19 +74,19 @@ def test_it_is_watched_from_the_start_to_the_end_and_told_in_its_report() -> Non
     started = agent.hear(StartTask(TASK))
     assert a.WatchPeers(TASK, GANG) in started
     agent.shim(ShimPhase.RUNNING, running_s=0.0)
-    (said,) = reports(agent.turn(s.PeersSeen(TASK, ("10.0.0.4",))))
+    (said,) = reports(agent.turn(s.PeersObserved(TASK, ("10.0.0.4",))))
     assert said.silent == ("10.0.0.4",)
-    (again,) = reports(agent.turn(s.PeersSeen(TASK, ())))
+    (again,) = reports(agent.turn(s.PeersObserved(TASK, ())))
     assert again.silent == ()
 
 
 def test_changes_are_posted_and_the_end_ends_it() -> None:
-    async def course() -> list[s.Stimulus]:
-        heard: list[s.Stimulus] = []
+    async def course() -> list[s.Input]:
+        heard: list[s.Input] = []
         more, alive = asyncio.Event(), {"10.0.0.0": True, "10.0.0.2": True}
         asked = asyncio.Event()
 
-        def post(stimulus: s.Stimulus) -> None:
+        def post(stimulus: s.Input) -> None:
             heard.append(stimulus)
             more.set()
 
@@ -95,7 +95,7 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
             return alive[address]
 
         async with TaskOwner("test") as owner:
-            watch = Neighbours("n1", post, owner, ask, period_s=0.001)
+            watch = PeerPings("n1", post, owner, ask, period_s=0.001)
             watch.watch(TASK, GANG)
             await asked.wait()
             await asyncio.sleep(0.01)
@@ -109,11 +109,11 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
         return heard
 
     told = run(course())
-    assert told == [s.PeersSeen(TASK, ("10.0.0.2",)), s.PeersSeen(TASK, ())]
+    assert told == [s.PeersObserved(TASK, ("10.0.0.2",)), s.PeersObserved(TASK, ())]
 
 
 def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
-    async def course() -> list[s.Stimulus]:
+    async def course() -> list[s.Input]:
         order: list[str] = []
         asked = asyncio.Event()
 
@@ -123,7 +123,7 @@ def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
             return True
 
         async with TaskOwner("test") as owner:
-            Neighbours("n1", lambda _: None, owner, ask).watch(TASK, GANG)
+            PeerPings("n1", lambda _: None, owner, ask).watch(TASK, GANG)
             asyncio.get_running_loop().call_soon(order.append, "start")
             await asked.wait()
             await owner.close()
@@ -133,8 +133,8 @@ def test_what_was_ordered_together_with_the_watch_goes_first() -> None:
     run(course())
 
 
-def run(course: Coroutine[Any, Any, list[s.Stimulus]]) -> list[s.Stimulus]:
-    async def bounded() -> list[s.Stimulus]:
+def run(course: Coroutine[Any, Any, list[s.Input]]) -> list[s.Input]:
+    async def bounded() -> list[s.Input]:
         async with asyncio.timeout(30):
             return await course
 

@@ -13,7 +13,7 @@ from agent.config import load
 from agent.daemon import serve
 from agent.leftovers import processes
 from agent.shim import exit_record
-from agent.taskdirs.taskdirs import Folders
+from agent.taskdirs.taskdirs import TaskDirs
 from muster.protocol.ids import TaskId
 from tests.agent.daemon.test_one_task import prepare, until
 from tests.agent.process_of_agent import write_config
@@ -36,7 +36,7 @@ class Held:
         return []
 
 
-def left_by_a_dead_shim(folders: Folders, task: TaskId) -> None:
+def left_by_a_dead_shim(folders: TaskDirs, task: TaskId) -> None:
     folders.create(prepare(task), ())
     folder = os.open(folders.path(task), os.O_RDONLY)
     try:
@@ -52,7 +52,7 @@ def test_an_agent_that_starts_waits_for_all_at_once(
     monkeypatch.setattr("agent.tasks.adoption.kill_everything_of", held)
     config = load(file=write_config(tmp_path, "http://127.0.0.1:1"), environ={})
     config.state_dir.mkdir()
-    folders = Folders(config.state_dir, None)
+    folders = TaskDirs(config.state_dir, None)
     tasks = [TaskId(f"{number}.1.0") for number in range(1, MANY + 1)]
     for task in tasks:
         left_by_a_dead_shim(folders, task)
@@ -71,6 +71,8 @@ def test_an_agent_that_starts_waits_for_all_at_once(
 def test_so_does_one_that_ends_what_no_folder_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
     monkeypatch.setattr("agent.leftovers.processes.kill_everything_of", held)
-    found = [processes.Remain(1, "python", f"{number}.1.0:0:left") for number in range(MANY)]
-    assert processes.end(found) == []
+    found = [
+        processes.LeftoverProcess(1, "python", f"{number}.1.0:0:left") for number in range(MANY)
+    ]
+    assert processes.kill_leftovers(found) == []
     assert sorted(held.ended) == sorted(it.mark for it in found)

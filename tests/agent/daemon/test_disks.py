@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.inputs import DisksSeen, Stimulus
-from agent.monitors.disks import Disks, look
+from agent.core.inputs import DisksObserved, Input
+from agent.monitors.disks import DiskMonitor, look
 from agent.tasks.fd_budget import RESERVE, NoDescriptorsError, check_descriptors
 from muster.protocol.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
@@ -33,14 +33,14 @@ def hear(
     async def course() -> None:
         enough = asyncio.Event()
 
-        def post(stimulus: Stimulus) -> None:
-            assert isinstance(stimulus, DisksSeen)
+        def post(stimulus: Input) -> None:
+            assert isinstance(stimulus, DisksObserved)
             heard.append(stimulus.disks)
             then(len(heard))
             if len(heard) >= counts:
                 enough.set()
 
-        disks = Disks(folder, post, look, period_s=0.01, hangs_s=0.2)
+        disks = DiskMonitor(folder, post, look, period_s=0.01, hangs_s=0.2)
         watching = asyncio.create_task(disks.watch())
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()

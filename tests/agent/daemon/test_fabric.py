@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
-from agent.core.inputs import RdmaSeen, Stimulus
-from agent.monitors.fabric import Fabric
+from agent.core.inputs import Input, RdmaObserved
+from agent.monitors.fabric import FabricMonitor
 from muster.protocol.fabric import NodeFabric, NodeRdma
 from muster.protocol.ids import TaskId
 from orchestrator.core.fabric.plan import lack
@@ -30,7 +30,7 @@ def test_each_launch_sees_the_fabric_as_it_is_then(tmp_path: Path) -> None:
     config = AgentConfig(fabric=Settings(root=tmp_path, exclude=("mlx5_2",)))
 
     async def two_launches() -> None:
-        fabric = Fabric(config)
+        fabric = FabricMonitor(config)
         seen = await fabric.look(TASK)
         assert fabric.latest is not None
         assert fabric.latest.env["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
@@ -52,7 +52,7 @@ def test_each_launch_sees_the_fabric_as_it_is_then(tmp_path: Path) -> None:
 
 def test_a_node_without_devices_says_nothing(tmp_path: Path) -> None:
     async def launch() -> None:
-        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)))
+        fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)))
         assert not fabric.there()
         assert await fabric.look(TASK) == NodeFabric()
         assert fabric.latest is None
@@ -83,7 +83,7 @@ def test_cards_without_their_driver_are_told_to_the_plan(
 ) -> None:
     node = Node(tmp_path)
     cards(node, kind, gpu)
-    fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)))
+    fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)))
 
     async def launch() -> NodeFabric:
         return await fabric.look(TASK)
@@ -112,12 +112,12 @@ def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None
     async def life() -> None:
         told = asyncio.Event()
 
-        def post(stimulus: Stimulus) -> None:
-            assert isinstance(stimulus, RdmaSeen)
+        def post(stimulus: Input) -> None:
+            assert isinstance(stimulus, RdmaObserved)
             heard.append(stimulus.rdma)
             told.set()
 
-        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)), post)
+        fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), post)
         watching = asyncio.create_task(fabric.watch())
         async with asyncio.timeout(60):
             await fabric.look()
@@ -144,10 +144,10 @@ def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None
 def test_devices_that_may_not_be_looked_at_are_unknown(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.link("sys/class/infiniband", "infiniband")
-    heard: list[Stimulus] = []
+    heard: list[Input] = []
 
     async def launch() -> NodeFabric:
-        fabric = Fabric(AgentConfig(fabric=Settings(root=tmp_path)), heard.append)
+        fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), heard.append)
         assert fabric.there()
         assert not fabric.devices()
         return await fabric.look(TASK)
@@ -155,4 +155,4 @@ def test_devices_that_may_not_be_looked_at_are_unknown(tmp_path: Path) -> None:
     with capture_logs():
         seen = asyncio.run(launch())
     assert seen.unseen == "its RDMA devices: links in a circle"
-    assert heard == [RdmaSeen(None)]
+    assert heard == [RdmaObserved(None)]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig, Fabric
-from agent.core.inputs import GpusSeen, Stimulus
-from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, Gpus
+from agent.core.inputs import GpusObserved, Input
+from agent.monitors.gpus import CLEAN_BYTES, GpuDirtyError, GpuGoneError, GpuMonitor
 from muster.protocol.control_channel import PrepareTask
 from muster.protocol.gpus import usable
 from muster.protocol.ids import TaskId
@@ -32,16 +32,16 @@ def prepare(*gpus: str) -> PrepareTask:
     return PrepareTask(TaskId("7.1.0"), "none", None, None, (), {}, 1.0, gpus=gpus)
 
 
-def check(root: Path, *gpus: str, offered: int | None = None) -> list[Stimulus]:
-    posted: list[Stimulus] = []
+def check(root: Path, *gpus: str, offered: int | None = None) -> list[Input]:
+    posted: list[Input] = []
     config = AgentConfig(gpus="auto" if offered is None else offered, fabric=Fabric(root=root))
-    asyncio.run(Gpus(config, posted.append).check(prepare(*gpus)))
+    asyncio.run(GpuMonitor(config, posted.append).check(prepare(*gpus)))
     return posted
 
 
 def test_what_is_there_is_given_and_told(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), uuid(1, 3))
-    assert isinstance(seen, GpusSeen)
+    assert isinstance(seen, GpusObserved)
     assert [it.pci for it in seen.devices] == [address(number) for number in range(4)]
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_that_no_job_is_given_any_more_is_named(root: Path) -> None:
 
 def test_the_configuration_offers_the_first_of_them(root: Path) -> None:
     (seen,) = check(root, uuid(1, 0), offered=2)
-    assert isinstance(seen, GpusSeen)
+    assert isinstance(seen, GpusObserved)
     assert [it.uuid for it in usable(seen.devices)] == [uuid(1, 0), uuid(1, 1)]
     assert len(seen.devices) == 4
 
@@ -111,9 +111,9 @@ class Cards:
         return SimpleNamespace(total=80 << 30, used=next(self.used))
 
 
-def seen_by(cards: Cards, monkeypatch: pytest.MonkeyPatch, *gpus: str, **more: Any) -> Gpus:
+def seen_by(cards: Cards, monkeypatch: pytest.MonkeyPatch, *gpus: str, **more: Any) -> GpuMonitor:
     monkeypatch.setitem(sys.modules, "pynvml", cards.module())
-    found = Gpus(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, **more)
+    found = GpuMonitor(AgentConfig(gpus="auto"), lambda _: None, poll_s=0.001, **more)
     asyncio.run(found.check(prepare(*gpus)))
     return found
 
@@ -142,8 +142,8 @@ def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
     used = [40 << 30]
     cards = Cards(iter(lambda: used[0], None), users=(4711,))
     monkeypatch.setitem(sys.modules, "pynvml", cards.module())
-    posted: list[Stimulus] = []
-    found = Gpus(AgentConfig(gpus="auto"), posted.append, poll_s=0.001, give_up_s=0.0)
+    posted: list[Input] = []
+    found = GpuMonitor(AgentConfig(gpus="auto"), posted.append, poll_s=0.001, give_up_s=0.0)
 
     async def story() -> None:
         with pytest.raises(GpuDirtyError, match="has 40 GiB of its memory or more in use, and"):
@@ -155,10 +155,10 @@ def test_a_dirty_gpu_is_refused_and_nobody_s_until_it_is_clean(
         await found.check(prepare(uuid(1, 0)))
 
     asyncio.run(story())
-    busy = [it.devices[0].busy for it in posted if isinstance(it, GpusSeen)]
+    busy = [it.devices[0].busy for it in posted if isinstance(it, GpusObserved)]
     assert busy[-2].startswith("has 40 GiB")
     assert busy[-1] == ""
-    assert all(not it.devices[1].busy for it in posted if isinstance(it, GpusSeen))
+    assert all(not it.devices[1].busy for it in posted if isinstance(it, GpusObserved))
 
 
 def test_without_nvml_nothing_is_known_of_memory(

@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from agent.gang.ports import free_ports
-from agent.gang.rendezvous_check import Meetings, listener
+from agent.gang.rendezvous_check import RendezvousChecks, listener
 from examples.rig.rig import missing
-from muster.protocol.control_channel import Meeting, Refusal
+from muster.protocol.control_channel import Refusal, RendezvousCheck
 from muster.protocol.ids import TaskId
 from muster.protocol.refusal_codes import RefusalCode
 
 LAUNCHER, WORKER = TaskId("7.1.0"), TaskId("7.1.1")
 
 
-def meeting(port: int, address: str = "127.0.0.1", **more: object) -> Meeting:
+def meeting(port: int, address: str = "127.0.0.1", **more: object) -> RendezvousCheck:
     fields: dict[str, object] = {"timeout_s": 5.0, "source": "127.0.0.1", **more}
-    return Meeting(LAUNCHER, "gpu-1", address, port, **fields)  # type: ignore[arg-type]
+    return RendezvousCheck(LAUNCHER, "gpu-1", address, port, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def port() -> int:
     return free_ports(1, 20_000, 29_999)[0]
 
 
-def both(story: Callable[[Meetings, Meetings], Awaitable[None]]) -> None:
+def both(story: Callable[[RendezvousChecks, RendezvousChecks], Awaitable[None]]) -> None:
     """The agents of a launcher and of a worker."""
 
     async def run() -> None:
         async with asyncio.timeout(30.0):
-            launcher, worker = Meetings(), Meetings()
+            launcher, worker = RendezvousChecks(), RendezvousChecks()
             try:
                 await story(launcher, worker)
             finally:
@@ -48,7 +48,7 @@ def both(story: Callable[[Meetings, Meetings], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_worker_reaches_the_launchers_agent(port: int, address: str) -> None:
-    async def story(launcher: Meetings, worker: Meetings) -> None:
+    async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
         plan = meeting(port, address, source=address)
         assert await launcher.prove(LAUNCHER, plan) is None
         for _ in range(20):
@@ -58,7 +58,7 @@ def test_a_worker_reaches_the_launchers_agent(port: int, address: str) -> None:
 
 
 def test_a_worker_may_be_there_first(port: int) -> None:
-    async def story(launcher: Meetings, worker: Meetings) -> None:
+    async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
         reached = asyncio.create_task(worker.prove(WORKER, meeting(port)))
         await asyncio.sleep(0.02)
         assert not reached.done()
@@ -69,7 +69,7 @@ def test_a_worker_may_be_there_first(port: int) -> None:
 
 
 def test_the_program_can_listen_at_once_when_the_port_is_let_go(port: int) -> None:
-    async def story(launcher: Meetings, worker: Meetings) -> None:
+    async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
         assert await launcher.prove(LAUNCHER, meeting(port)) is None
         idle = socket.create_connection(("127.0.0.1", port))
         for _ in range(5):
@@ -87,10 +87,12 @@ def test_the_program_can_listen_at_once_when_the_port_is_let_go(port: int) -> No
     both(story)
 
 
-def refused(story: Callable[[Meetings, Meetings], Awaitable[Refusal | None]]) -> Refusal:
+def refused(
+    story: Callable[[RendezvousChecks, RendezvousChecks], Awaitable[Refusal | None]],
+) -> Refusal:
     found: list[Refusal | None] = []
 
-    async def kept(launcher: Meetings, worker: Meetings) -> None:
+    async def kept(launcher: RendezvousChecks, worker: RendezvousChecks) -> None:
         found.append(await story(launcher, worker))
 
     both(kept)
@@ -119,8 +121,8 @@ def test_nobody_listens(port: int) -> None:
 
 
 def test_another_launcher_is_there(port: int) -> None:
-    async def story(launcher: Meetings, worker: Meetings) -> Refusal | None:
-        other = Meeting(TaskId("8.1.0"), "gpu-9", "127.0.0.1", port)
+    async def story(launcher: RendezvousChecks, worker: RendezvousChecks) -> Refusal | None:
+        other = RendezvousCheck(TaskId("8.1.0"), "gpu-9", "127.0.0.1", port)
         assert await launcher.prove(TaskId("8.1.0"), other) is None
         try:
             return await worker.prove(WORKER, meeting(port, timeout_s=0.2))

@@ -14,7 +14,7 @@ import pytest
 
 from agent import single_agent
 from agent.config import AgentConfig
-from agent.single_agent import SecondAgentError, alone
+from agent.single_agent import SecondAgentError, single_agent_lock
 from muster.daemon.errors import FileError
 from tests.agent.process_of_agent import AgentProcess, write_config
 
@@ -124,18 +124,21 @@ def test_the_claim_is_for_one_and_ends_with_it(
 ) -> None:
     env = user_env(tmp_path)
     with (
-        alone(config, env),
+        single_agent_lock(config, env),
         pytest.raises(SecondAgentError, match=f"process {os.getpid()} \\("),
-        alone(config, env),
+        single_agent_lock(config, env),
     ):
         pass
-    with alone(config, env):
+    with single_agent_lock(config, env):
         assert (runtime / "agent.lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_agents_that_share_a_machine_claim_nothing(runtime: Path, tmp_path: Path) -> None:
     config = AgentConfig(node="n1", state_dir=tmp_path / "state", shared_host=True)
-    with alone(config, user_env(tmp_path)), alone(config, user_env(tmp_path)):
+    with (
+        single_agent_lock(config, user_env(tmp_path)),
+        single_agent_lock(config, user_env(tmp_path)),
+    ):
         assert not runtime.exists()
 
 
@@ -147,7 +150,7 @@ def test_a_claim_that_another_user_could_hold_is_refused_with_the_remedy(
     (runtime / "agent.lock").touch(0o600)
     (runtime / what).chmod(mode)
     remedy = f"chmod go-rwx {runtime / what}"
-    with pytest.raises(FileError, match=remedy), alone(config, user_env(tmp_path)):
+    with pytest.raises(FileError, match=remedy), single_agent_lock(config, user_env(tmp_path)):
         pass
 
 
@@ -159,7 +162,7 @@ def test_a_claim_of_another_user_is_refused(
     runtime.mkdir(mode=0o700)
     (runtime / "agent.lock").touch(0o600)
     os.chown(runtime / what, 65534, 65534)
-    with pytest.raises(FileError, match="belongs to user 65534"), alone(config, {}):
+    with pytest.raises(FileError, match="belongs to user 65534"), single_agent_lock(config, {}):
         pass
 
 
@@ -176,7 +179,7 @@ def test_a_link_is_not_followed(
     (runtime / link).symlink_to(target)
     with (
         pytest.raises(FileError, match="cannot be opened to claim this machine"),
-        alone(config, user_env(tmp_path)),
+        single_agent_lock(config, user_env(tmp_path)),
     ):
         pass
 
@@ -188,7 +191,7 @@ def test_a_user_without_a_runtime_folder_of_its_own_has_its_state_folders_lock(
     os.seteuid(65534)
     try:
         for environ in ({}, user_env(tmp_path), {"XDG_RUNTIME_DIR": "run"}):
-            with alone(config, environ):
+            with single_agent_lock(config, environ):
                 pass
     finally:
         os.seteuid(0)

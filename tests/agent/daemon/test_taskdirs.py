@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.taskdirs.rmtree import remove_tree
-from agent.taskdirs.taskdirs import Folders, Owner
+from agent.taskdirs.taskdirs import Owner, TaskDirs
 from muster.daemon.errors import FileError
 from muster.protocol.ids import BadId, TaskId
 from tests.agent.daemon.test_one_task import TASK, prepare
@@ -27,7 +27,7 @@ def mode(path: Path) -> int:
 
 
 def test_a_task_gets_its_folders_and_a_manifest(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     asked = prepare(env={"A": "b"})
     paths = folders.create(asked, (20_000,))
     folder = folders.path(TASK)
@@ -42,11 +42,11 @@ def test_a_task_gets_its_folders_and_a_manifest(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_job_is_its_cwd_if_it_names_one(tmp_path: Path) -> None:
-    assert Folders(tmp_path, None).create(prepare(workdir="/data"), ()).workdir == "/data"
+    assert TaskDirs(tmp_path, None).create(prepare(workdir="/data"), ()).workdir == "/data"
 
 
 def test_the_host_file_is_replaced_whole(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     paths = folders.create(prepare(), ())
     for text in ("n1 slots=8\n", "n2 slots=8\n"):
         folders.write_hostfile(TASK, text)
@@ -55,7 +55,7 @@ def test_the_host_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_task_that_is_there_is_not_made_again(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), (1,))
     with pytest.raises(FileError):
         folders.create(prepare(), (2,))
@@ -67,7 +67,7 @@ def test_a_task_that_is_there_is_not_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "1.1", "", "1.1.0/..", "01.1.0"])
 def test_no_other_text_becomes_a_path(tmp_path: Path, name: str) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     for act in (folders.path, folders.remove):
         with pytest.raises(BadId):
             act(TaskId(name))
@@ -75,7 +75,7 @@ def test_no_other_text_becomes_a_path(tmp_path: Path, name: str) -> None:
 
 @root_only
 def test_a_users_folders_are_the_users_and_the_rest_is_not(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, NOBODY)
+    folders = TaskDirs(tmp_path, NOBODY)
     paths = folders.create(prepare(), ())
     folder = folders.path(TASK)
     for path in (Path(paths.scratch), Path(paths.output)):
@@ -87,7 +87,7 @@ def test_a_users_folders_are_the_users_and_the_rest_is_not(tmp_path: Path) -> No
 
 
 def test_a_removal_follows_no_link_and_minds_no_depth(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), ())
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -132,7 +132,7 @@ def mount() -> Iterator[Mount]:
 def test_what_a_job_mounted_goes_and_nothing_of_what_is_in_it(
     tmp_path: Path, mount: Mount, where: str
 ) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), ())
     outside, target = tmp_path / "outside", folders.path(TASK) / where
     (outside / "below").mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_what_a_job_mounted_goes_and_nothing_of_what_is_in_it(
 def test_what_cannot_be_removed_keeps_no_agent_from_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), ())
     (tmp_path / "tasks/.gone-6.1.0").mkdir()
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_removed_keeps_no_agent_from_its_tasks(
 
 
 def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     cut_off = tmp_path / "tasks/.gone-6.1.0"
     for number in range(40):
         for name in (f".removed-{number}", f"scratch/{number}"):
@@ -178,7 +178,7 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
 
 
 def test_an_output_stays_unless_it_is_empty(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folders.create(prepare(), ())
     paths = folders.create(prepare(TaskId("7.2.0")), ())
     (Path(paths.output) / "result").touch()
@@ -206,7 +206,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_an_attempt_can_begin_while_the_one_before_it_is_removed(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     with ThreadPoolExecutor(2) as both:
         for number in range(1, 200):
             old, new = (TaskId(f"7.{number + more}.0") for more in (0, 1))

@@ -14,7 +14,7 @@ from agent.config import AgentConfig
 from agent.config import Hosts as Settings
 from agent.gang import host_names as module
 from agent.gang import setup
-from agent.gang.host_names import Hosts, mode_of
+from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.name_check import Resolver
 from agent.hostsfile.tables import PrivateTables, TableRefused
 from muster.daemon.errors import ConfigError
@@ -38,8 +38,10 @@ def config(folder: Path, mode: str = "file", **more: Any) -> AgentConfig:
     return AgentConfig(node="node-a", state_dir=folder, hosts=settings, **more)
 
 
-def hosts_of(folder: Path, mode: str = "file", book: Book | None = None) -> Hosts:
-    return Hosts(config(folder, mode), lambda task: folder / f"{task}.hosts", book or Book())
+def hosts_of(folder: Path, mode: str = "file", book: Book | None = None) -> GangHostNames:
+    return GangHostNames(
+        config(folder, mode), lambda task: folder / f"{task}.hosts", book or Book()
+    )
 
 
 @pytest.fixture
@@ -297,7 +299,7 @@ def test_what_cannot_be_removed_at_the_start_is_removed_later(
         async with asyncio.timeout(20.0), TaskOwner("test") as owner:
             hosts = hosts_of(tmp_path)
             looks = looks_of(hosts, monkeypatch)
-            await setup.Network(hosts, lambda _: None, owner).begin([])
+            await setup.GangSetup(hosts, lambda _: None, owner).begin([])
             mend()
             await looks.get()
             assert now(path) == BASE
@@ -316,7 +318,7 @@ def test_what_somebody_puts_back_goes_again(
         async with asyncio.timeout(20.0), TaskOwner("test") as owner:
             hosts = hosts_of(tmp_path)
             looks = looks_of(hosts, monkeypatch)
-            await setup.Network(hosts, lambda _: None, owner).begin([])
+            await setup.GangSetup(hosts, lambda _: None, owner).begin([])
             await hosts.arrange(OTHER, plan())
             await hosts.arrange(TASK, plan())
             read = now(path)
@@ -331,7 +333,7 @@ def test_what_somebody_puts_back_goes_again(
     live(story)
 
 
-def looks_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+def looks_of(hosts: GangHostNames, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
     """One for each look that found nothing wrong; the next but one waits until it is taken."""
     looks: asyncio.Queue[None] = asyncio.Queue(1)
     real = hosts.clean
@@ -393,7 +395,9 @@ def test_an_agent_beside_others_leaves_the_machines_file_to_them(
     path.write_bytes(theirs)
 
     async def story() -> None:
-        hosts = Hosts(config(tmp_path, "off", shared_host=True), lambda _: tmp_path / "none")
+        hosts = GangHostNames(
+            config(tmp_path, "off", shared_host=True), lambda _: tmp_path / "none"
+        )
         assert hosts.off
         await hosts.clean()
         assert now(path) == theirs
@@ -437,7 +441,7 @@ def test_a_private_table_is_proved_where_the_job_will_see_it(tmp_path: Path) -> 
     mine.write_bytes(b"an older and longer text " * 1000)
 
     async def story() -> None:
-        hosts = Hosts(own, lambda _: mine)
+        hosts = GangHostNames(own, lambda _: mine)
         found = await hosts.arrange(TASK, plan(PRIVATE))
         assert found == ()
         assert mine.read_bytes() == with_block(before, "42.1", PRIVATE)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.config import AgentConfig, Hosts
 from agent.daemon import _name_traces
-from agent.leftovers.inventory import traces
+from agent.leftovers.inventory import list_leftovers
 from agent.probe.fabric import host_problems
 from agent.shim import cgroup
 from muster.protocol.hosts_file import with_block
@@ -39,8 +39,8 @@ def of_this(found: tuple[str, ...]) -> list[str]:
 
 def test_nothing_is_named_of_tasks_that_are_there(state: Path, hosts: Path) -> None:
     hosts.write_bytes(with_block(FOREIGN, "8.1", [("node-1", "10.0.0.1")]))
-    assert of_this(traces(state, hosts)) == []
-    assert of_this(traces(state / "none", state / "none")) == []
+    assert of_this(list_leftovers(state, hosts)) == []
+    assert of_this(list_leftovers(state / "none", state / "none")) == []
 
 
 def test_names_and_folders_are_told_with_what_they_are_of(
@@ -48,13 +48,13 @@ def test_names_and_folders_are_told_with_what_they_are_of(
 ) -> None:
     hosts.write_bytes(with_block(FOREIGN, "7.2", [("node-1", "10.0.0.1")]))
     (state / "tasks" / ".gone-7.2.0").mkdir()
-    found = of_this(traces(state, hosts))
+    found = of_this(list_leftovers(state, hosts))
     assert found == [
         f"names of the gangs of attempts 7.2 in {hosts}",
         f"folders that were not made or removed whole, .gone-7.2.0 in {state / 'tasks'}",
     ]
     # Beside an agent that runs, such a folder may be on its way.
-    assert of_this(traces(state, hosts, 0.0)) == found[:1]
+    assert of_this(list_leftovers(state, hosts, 0.0)) == found[:1]
     assert [problem.what for problem in host_problems.of_traces(found)] == [
         f"left by an earlier life of the agent: {text}" for text in found
     ]
@@ -74,7 +74,7 @@ def test_cgroups_of_the_dead_are_named(state: Path, hosts: Path) -> None:
     try:
         assert made.path in cgroup.dead()
         assert mine.path not in cgroup.dead()
-        assert any(text.startswith("cgroups of shims") for text in traces(state, hosts))
+        assert any(text.startswith("cgroups of shims") for text in list_leftovers(state, hosts))
     finally:
         made.remove()
         mine.remove()
@@ -89,7 +89,7 @@ def test_mount_points_with_odd_names_hide_nothing_and_stop_nobody(
     odd = "none /home/ada/\u2028\u2028 fuse rw 0 0\n".encode() + b"none /home/\xff\r fuse rw 0 0\n"
     mounts.write_bytes(odd + f"none {left} tmpfs rw 0 0\n".encode())
     monkeypatch.setattr("agent.leftovers.inventory._MOUNTS", mounts)
-    assert of_this(traces(state, hosts)) == [f"mounts at {left}"]
+    assert of_this(list_leftovers(state, hosts)) == [f"mounts at {left}"]
 
 
 MOUNTS_ODDLY = """

@@ -12,7 +12,7 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
-from agent.core.inputs import CommandReceived, LinkDown, LinkUp, Stimulus
+from agent.core.inputs import CommandReceived, Input, LinkDown, LinkUp
 from agent.link.control import ControlLink
 from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.inbox import Inbox
@@ -39,7 +39,7 @@ class Node:
     def __init__(self, dialer: Dialer) -> None:
         self.inbox = Inbox()
         self.link = ControlLink(dialer, self.inbox)
-        self.heard: asyncio.Queue[Stimulus] = asyncio.Queue()
+        self.heard: asyncio.Queue[Input] = asyncio.Queue()
         self.listening: asyncio.Task[None] | None = None
 
     def wake_up(self) -> None:
@@ -52,7 +52,7 @@ class Node:
         assert self.listening is not None
         self.listening.cancel()
 
-    async def hear(self) -> Stimulus:
+    async def hear(self) -> Input:
         async with asyncio.timeout(DEADLINE_S):
             return await self.heard.get()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.logs.offsets import CHUNK_BYTES, WINDOW_BYTES, Ledger
+from agent.logs.offsets import CHUNK_BYTES, WINDOW_BYTES, LogOffsets
 from muster.protocol.ids import TaskId
 from muster.protocol.log_channel import (
     EndStream,
@@ -34,7 +34,7 @@ class Pair:
     """A ledger and a coordinator that answers when it is asked to."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.ledger = LogOffsets()
         self.files = dict.fromkeys(STREAMS, 0)
         self.stored = dict.fromkeys(STREAMS, 0)
         self.on_the_way: list[LogReport] = []
@@ -149,7 +149,7 @@ def test_a_stream_of_a_removed_task_is_sent_no_more() -> None:
 
 
 def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
-    ledger = Ledger()
+    ledger = LogOffsets()
     ledger.add_stream(STREAMS[0], "path")
     ledger.reconnect()
     ledger.at(STREAMS[0], 0)
@@ -172,7 +172,7 @@ def test_what_could_not_be_stored_is_sent_again_when_it_is_asked_for() -> None:
 
 
 def test_a_stream_goes_on_after_a_hole_longer_than_its_window() -> None:
-    ledger = Ledger()
+    ledger = LogOffsets()
     ledger.add_stream(STREAMS[0], "path")
     ledger.at(STREAMS[0], 0)
     stream = ledger.next_readable()
@@ -186,7 +186,7 @@ def test_a_stream_goes_on_after_a_hole_longer_than_its_window() -> None:
 
 
 def test_a_log_ends_without_the_streams_that_are_not_wanted() -> None:
-    ledger = Ledger()
+    ledger = LogOffsets()
     for stream in STREAMS[:2]:
         ledger.add_stream(stream, "path")
     ledger.reconnect()
@@ -203,7 +203,7 @@ def test_a_log_ends_without_the_streams_that_are_not_wanted() -> None:
 
 
 def test_a_log_of_which_nothing_is_wanted_ends_at_once() -> None:
-    ledger = Ledger()
+    ledger = LogOffsets()
     ledger.add_stream(STREAMS[0], "path")
     ledger.reconnect()
     ledger.complete(TASK)

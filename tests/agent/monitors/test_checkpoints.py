@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.inputs import CheckpointSeen, Stimulus
+from agent.core.inputs import CheckpointObserved, Input
 from agent.monitors import checkpoints
 from agent.monitors.checkpoints import (
     LOG_LOOKS,
-    Checkpoints,
+    CheckpointMonitor,
     File,
     Watch,
     become,
@@ -157,10 +157,10 @@ def test_a_thread_of_its_own_tells_the_agent(
 
     monkeypatch.setattr(checkpoints, "Watch", Begun)
 
-    async def main() -> list[Stimulus]:
-        told: asyncio.Queue[Stimulus] = asyncio.Queue()
+    async def main() -> list[Input]:
+        told: asyncio.Queue[Input] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        watched = Checkpoints(None, told.put_nowait, loop.call_soon_threadsafe, every_s=0.01)
+        watched = CheckpointMonitor(None, told.put_nowait, loop.call_soon_threadsafe, every_s=0.01)
         watched.begin(TASK, str(tmp_path / "ckpt"))
         watched.begin(TaskId("2.1.0"), None)
         assert await asyncio.to_thread(begun.wait, 60)
@@ -170,7 +170,7 @@ def test_a_thread_of_its_own_tells_the_agent(
         watched.end(TASK)
         return [first]
 
-    assert asyncio.run(main()) == [CheckpointSeen(TASK, "step-1")]
+    assert asyncio.run(main()) == [CheckpointObserved(TASK, "step-1")]
 
 
 @pytest.mark.root

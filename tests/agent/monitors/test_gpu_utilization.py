@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from agent.core.inputs import IdleSeen, Stimulus
+from agent.core.inputs import IdleObserved, Input
 from agent.monitors import gpu_utilization
-from agent.monitors.gpu_utilization import IdleWatch
+from agent.monitors.gpu_utilization import GpuUtilizationMonitor
 from muster.protocol.gpus import IdleGpus
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import Instant
@@ -27,12 +27,12 @@ class Clock:
         return Instant(self.mono, 0.0)
 
 
-def watch(said: list[Stimulus], clock: Clock, *node: str) -> IdleWatch:
-    return IdleWatch(dict, lambda: node, clock, said.append)
+def watch(said: list[Input], clock: Clock, *node: str) -> GpuUtilizationMonitor:
+    return GpuUtilizationMonitor(dict, lambda: node, clock, said.append)
 
 
 def test_each_task_is_judged_by_its_own_gpus_and_told_once() -> None:
-    said: list[Stimulus] = []
+    said: list[Input] = []
     clock = Clock()
     watched = watch(said, clock, "GPU-1", "GPU-2")
     watched.begin(TASK, WANTED, ("GPU-1",))
@@ -41,16 +41,16 @@ def test_each_task_is_judged_by_its_own_gpus_and_told_once() -> None:
     for _ in range(4):
         watched.heard({"GPU-1": 0, "GPU-2": 90})
         clock.mono += 5.0
-    assert said == [IdleSeen(TASK, 100.0)]
+    assert said == [IdleObserved(TASK, 100.0)]
     watched.heard({"GPU-2": 0})
-    assert said[1:] == [IdleSeen(TASK, None)]
+    assert said[1:] == [IdleObserved(TASK, None)]
     watched.end(TASK)
     watched.heard({"GPU-1": 0, "GPU-2": 0})
     assert len(said) == 2
 
 
 def test_a_node_without_gpus_is_never_idle() -> None:
-    said: list[Stimulus] = []
+    said: list[Input] = []
     clock = Clock()
     watched = watch(said, clock)
     watched.begin(WHOLE, WANTED, ())
@@ -71,9 +71,9 @@ def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.Monkey
         clock.mono += 5.0
         return {"GPU-1": 0}
 
-    async def main() -> list[Stimulus]:
-        told: asyncio.Queue[Stimulus] = asyncio.Queue()
-        watched = IdleWatch(read, lambda: (), clock, told.put_nowait, every_s=0.001)
+    async def main() -> list[Input]:
+        told: asyncio.Queue[Input] = asyncio.Queue()
+        watched = GpuUtilizationMonitor(read, lambda: (), clock, told.put_nowait, every_s=0.001)
         watched.begin(TASK, WANTED, ("GPU-1",))
         looking = asyncio.create_task(watched.watch())
         async with asyncio.timeout(60):
@@ -86,4 +86,4 @@ def test_a_driver_that_hangs_takes_back_what_was_told(monkeypatch: pytest.Monkey
             await looking
         return [first, second]
 
-    assert asyncio.run(main()) == [IdleSeen(TASK, 105.0), IdleSeen(TASK, None)]
+    assert asyncio.run(main()) == [IdleObserved(TASK, 105.0), IdleObserved(TASK, None)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.shim.commands import Malformed, Signal, parse
-from agent.shim.rank_signals import Warnings
+from agent.shim.rank_signals import RankSignals
 from agent.shim.ranks import Ranks
 from agent.shim.status import Exit, Phase, Rank, Status
 
@@ -23,7 +23,7 @@ class Node:
         self.status.phase = Phase.RUNNING
         self.ranks = Ranks(self.status, None)  # type: ignore[arg-type]
         self.given: list[tuple[int, int]] = []
-        self.warnings = Warnings(self, self, self.status, self.ranks, lambda: None)  # type: ignore[arg-type]
+        self.warnings = RankSignals(self, self, self.status, self.ranks, lambda: None)  # type: ignore[arg-type]
 
     def signal(self, pids: list[int], number: int) -> list[int]:
         self.given += [(pid, number) for pid in pids]

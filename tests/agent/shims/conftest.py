@@ -24,7 +24,7 @@ from agent.core.shim_protocol import (
 from agent.shim.cgroup import Cgroup
 from agent.shims.backend import ShimOptions
 from agent.shims.connection import ShimConnection, ShimUnreachable, connect, speak
-from agent.shims.forked import Template
+from agent.shims.forked import ForkServer
 from agent.tasks.adoption import FoundTask, Ownership, examine
 
 # A bound for a broken build, not for a slow machine.
@@ -121,7 +121,7 @@ class Spoken:
 class Node:
     """A state folder and a template."""
 
-    def __init__(self, state_dir: Path, template: Template) -> None:
+    def __init__(self, state_dir: Path, template: ForkServer) -> None:
         self.state_dir = state_dir
         self.template = template
         self.dialogues: list[Dialogue] = []
@@ -170,7 +170,7 @@ class Stage:
 
     @asynccontextmanager
     async def _node(self, options: ShimOptions) -> AsyncIterator[Node]:
-        template = Template(options)
+        template = ForkServer(options)
         node = Node(self.folder, template)
         try:
             yield node

@@ -22,9 +22,9 @@ from tests.agent.shims.conftest import Node, Stage
 from tests.agent.shims.test_termination import DAEMON, carriers, up
 
 
-def of_task(mark: str) -> tuple[processes.Remain, ...]:
+def of_task(mark: str) -> tuple[processes.LeftoverProcess, ...]:
     """Those of this test: other tests kill shims, too."""
-    return tuple(it for it in processes.remains() if it.mark == mark)
+    return tuple(it for it in processes.leftover_processes() if it.mark == mark)
 
 
 def test_they_are_named_and_ended(
@@ -79,6 +79,6 @@ def test_a_mark_that_no_shim_made_is_none(mark: str) -> None:
     """Any user can put any text there: it ends no process, reaches no log and stops no agent."""
     with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as other:
         try:
-            assert [it for it in processes.remains() if it.pid == other.pid] == []
+            assert [it for it in processes.leftover_processes() if it.pid == other.pid] == []
         finally:
             other.kill()

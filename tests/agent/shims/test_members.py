@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.inputs import StacksSeen, Stimulus
+from agent.core.inputs import Input, StacksObserved
 from agent.core.shim_protocol import ShimKill, ShimRelease, ShimStart, ShimStatus
 from agent.monitors.hangs import py_spy as spy
-from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.procfs import Processes
-from agent.monitors.hangs.stack_dumps import Looks
+from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.probe import py_spy_check
 from agent.shim import syscalls
 from agent.shims.members import ENDED, Process, check
-from agent.taskdirs.taskdirs import SCRATCH, Folders, User
+from agent.taskdirs.taskdirs import SCRATCH, TaskDirs, User
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import LookTask
+from muster.protocol.control_channel import DumpStacks
 from muster.protocol.hangs import Doing
 from tests.agent.monitors.hangs.test_monitor import COMPUTES, SLEEPS, TASK, Now, program, status
 from tests.agent.shims.conftest import Node, Spoken, Stage
@@ -84,7 +84,7 @@ def test_a_launcher_that_names_others_has_nobody_looked_at(any_stage: Stage) -> 
     process, of the shim and of another task."""
 
     async def story(node: Node) -> None:
-        folders = Folders(node.state_dir, None)
+        folders = TaskDirs(node.state_dir, None)
         other, theirs = await running(node, "8.1.0")
         named = (os.getpid(), 1, other.pid, theirs)
         words = f"""
@@ -102,16 +102,16 @@ for rank, pid in enumerate({named}, 1):
         status = await task.until(reported, "the launcher's own pid as that of rank 0")
         pids = [rank.pid for rank in status.ranks]
         assert pids[1:] == list(named)
-        answers, owner = asyncio.Queue[Stimulus](), TaskOwner("test")
+        answers, owner = asyncio.Queue[Input](), TaskOwner("test")
         processes = Noted()
-        watch = HangWatch(Now(), lambda _: None, 5.0, node.state_dir, processes)
+        watch = HangMonitor(Now(), lambda _: None, 5.0, node.state_dir, processes)
         watch.heard(TASK, task.dir, status)
         await watch.look()
         assert processes.read == {pids[0]}
-        Looks(watch, folders, Now(), answers.put_nowait, owner).begin(LookTask(TASK, 1, 1))
+        StackDumper(watch, folders, Now(), answers.put_nowait, owner).begin(DumpStacks(TASK, 1, 1))
         async with asyncio.timeout(60):
             answer = await answers.get()
-        assert isinstance(answer, StacksSeen)
+        assert isinstance(answer, StacksObserved)
         mine, *others = answer.report.ranks
         assert mine.problem == ""
         assert all(NOT_OURS in rank.problem and not rank.threads for rank in others)
@@ -168,21 +168,21 @@ def as_nobody() -> Iterator[int]:
 
 @pytest.mark.skipif(py_spy_check.find() is None, reason="py-spy is not installed")
 def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folder = folders.path(TASK)
     be_shim_of(folder)
 
     async def story() -> None:
-        answers, owner = asyncio.Queue[Stimulus](), TaskOwner("test")
-        watch = HangWatch(Now(), lambda _: None, 5.0, root=tmp_path)
-        looks = Looks(watch, folders, Now(), answers.put_nowait, owner)
+        answers, owner = asyncio.Queue[Input](), TaskOwner("test")
+        watch = HangMonitor(Now(), lambda _: None, 5.0, root=tmp_path)
+        looks = StackDumper(watch, folders, Now(), answers.put_nowait, owner)
 
         async def stacks(pid: int) -> tuple[str, int]:
             watch.heard(TASK, folder, status(pid))
-            looks.begin(LookTask(TASK, 1, 1))
+            looks.begin(DumpStacks(TASK, 1, 1))
             async with asyncio.timeout(60):
                 answer = await answers.get()
-            assert isinstance(answer, StacksSeen)
+            assert isinstance(answer, StacksObserved)
             (rank,) = answer.report.ranks
             return rank.problem, len(rank.threads)
 
@@ -239,7 +239,7 @@ class Noted(Processes):
 def test_of_another_process_the_watch_reads_nothing(tmp_path: Path) -> None:
     be_shim_of(tmp_path)
     processes, clock = Noted(), Now()
-    watch = HangWatch(clock, lambda _: None, 5.0, tmp_path, processes)
+    watch = HangMonitor(clock, lambda _: None, 5.0, tmp_path, processes)
 
     def look(pid: int) -> None:
         watch.heard(TASK, tmp_path, status(pid))
@@ -265,7 +265,7 @@ def test_of_a_process_that_has_the_pid_of_a_rank_the_watch_reads_nothing(
 ) -> None:
     be_shim_of(tmp_path)
     processes, clock = Noted(), Now()
-    watch = HangWatch(clock, lambda _: None, 5.0, tmp_path, processes)
+    watch = HangMonitor(clock, lambda _: None, 5.0, tmp_path, processes)
     with program(COMPUTES) as process:
         watch.heard(TASK, tmp_path, status(process.pid))
         asyncio.run(watch.look())

@@ -25,7 +25,14 @@ from agent.shim import exit_record
 from agent.shim.cgroup import Cgroup
 from agent.shims import backend, systemd
 from agent.shims.backend import ShimOptions, SpawnError, by_units, request_of
-from agent.shims.systemd import Units, argv_of, command_of, description_of, folder_of, unit_of
+from agent.shims.systemd import (
+    SystemdUnits,
+    argv_of,
+    command_of,
+    description_of,
+    folder_of,
+    unit_of,
+)
 from agent.tasks.adoption import Ownership, examine
 from muster.daemon.config_loader import load_config
 from muster.daemon.errors import ConfigError
@@ -190,7 +197,7 @@ def test_a_unit_is_started_and_spoken_to(tmp_path: Path, monkeypatch: pytest.Mon
     systemd_run(tmp_path, monkeypatch, SYSTEMD_RUN.format(folder=folder))
 
     async def story() -> None:
-        backend = Units(ShimOptions(cgroup=False))
+        backend = SystemdUnits(ShimOptions(cgroup=False))
         await backend.start()
         pid = await backend.spawn(folder)
         task = Spoken(await Dialogue.begin(folder), pid)
@@ -209,7 +216,7 @@ def test_a_unit_is_started_and_spoken_to(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_why_there_is_no_unit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Units(ShimOptions())
+    backend = SystemdUnits(ShimOptions())
 
     def refused(text: str, why: str) -> None:
         systemd_run(tmp_path, monkeypatch, text)

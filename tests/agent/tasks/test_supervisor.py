@@ -14,16 +14,16 @@ import msgspec
 import pytest
 import structlog.testing
 
-from agent.core.inputs import ShimReported, Stimulus, TaskFound, TaskPaths, TaskRemoved
+from agent.core.inputs import Input, ShimReported, TaskFound, TaskPaths, TaskRemoved
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStatus
-from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.nccl_log import LOG
 from agent.monitors.traffic.sampler import STATE, Watched
-from agent.monitors.traffic.samplers import Proofs
-from agent.taskdirs.taskdirs import NCCL, Folders
+from agent.monitors.traffic.samplers import TrafficSamplers
+from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from agent.tasks import supervisor as module
 from agent.tasks.adoption import FoundTask, examine
-from agent.tasks.supervisor import Keeper
+from agent.tasks.supervisor import TaskSupervisor
 from muster.daemon.clock import SystemClock
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.control_channel import NO_OUTPUT
@@ -46,37 +46,37 @@ SINCE = b"h:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB\n"
 class Bench:
     folder: Path
     coordinator: Coordinator
-    posted: asyncio.Queue[Stimulus]
-    proofs: Proofs
-    keeper: Keeper
+    posted: asyncio.Queue[Input]
+    proofs: TrafficSamplers
+    keeper: TaskSupervisor
 
-    async def next(self) -> Stimulus:
+    async def next(self) -> Input:
         async with asyncio.timeout(DEADLINE_S):
             return await self.posted.get()
 
 
 @asynccontextmanager
 async def keeping(root: Path, *, adopted: bool) -> AsyncIterator[Bench]:
-    posted: asyncio.Queue[Stimulus] = asyncio.Queue()
+    posted: asyncio.Queue[Input] = asyncio.Queue()
     async with (
         Coordinator() as coordinator,
         shipping(root, coordinator, NO_OUTPUT) as (logs, stored),
         TaskOwner("test") as owner,
     ):
-        folders = Folders(root, None)
+        folders = TaskDirs(root, None)
         folder = folders.path(TASK)
         for name in ("logs", NCCL):
             (folder / name).mkdir(parents=True)
         for stream in STREAMS:
             (folder / stream.path).touch()
         say = posted.put_nowait
-        proofs = Proofs(root, folders, logs, SystemClock(), say, owner)
-        hangs = HangWatch(SystemClock(), say, 5.0, root=root)
+        proofs = TrafficSamplers(root, folders, logs, SystemClock(), say, owner)
+        hangs = HangMonitor(SystemClock(), say, 5.0, root=root)
         known = (TaskPaths("", "", "", ""), (), NodeFabric(), ()) if adopted else None
         # The connection is there: what is said is heard at once.
         logs.complete(OTHER, reported=False)
         assert await stored.take(1) == {OTHER}
-        keeper = Keeper(TASK, folders, logs, proofs, hangs, say, found=known)
+        keeper = TaskSupervisor(TASK, folders, logs, proofs, hangs, say, found=known)
         yield Bench(folder, coordinator, posted, proofs, keeper)
 
 

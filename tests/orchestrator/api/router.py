@@ -16,9 +16,9 @@ from orchestrator.core.model.state import State
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
 from orchestrator.shell.agent_sessions import AgentSessions
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.logs.ingest import LogConnections
+from orchestrator.shell.logs.ingest import LogIngest
 from orchestrator.shell.logs.store import LogStore
 from tests.orchestrator.process import token_file
 
@@ -30,7 +30,7 @@ def routes() -> list[tuple[str, str]]:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             token_file(root / "tokens")
-            clock, changes, owner = SystemClock(), Changes(), TaskOwner("test")
+            clock, changes, owner = SystemClock(), ChangeCounters(), TaskOwner("test")
             writer = JournalWriter(Journal.open(root / "state"))
             agents = AgentSessions(owner, message_bytes_max=1, agents_max=1)
             coordinator = Coordinator(
@@ -45,7 +45,7 @@ def routes() -> list[tuple[str, str]]:
             app = make_app(
                 coordinator=coordinator,
                 agents=agents,
-                log_connections=LogConnections(owner, store, coordinator, connections_max=1),
+                log_connections=LogIngest(owner, store, coordinator, connections_max=1),
                 log_store=store,
                 tokens=TokenStore(root / "tokens", clock),
                 origins=Origins(None),

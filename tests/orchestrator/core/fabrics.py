@@ -9,13 +9,15 @@ from msgspec.structs import replace
 from muster.fabric.nccl_version import Version
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import Refused, Wish, plan
+from orchestrator.core.fabric.plan import FabricRequest, Refused, plan
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import FabricPlan
 
 SLOTS = ("1a", "3c", "4d", "5e", "9c", "bc", "cc", "dc")
 NEW: Version = (2, 27)
-REQUIRED, PREFERRED, OFF = (Wish(rdma) for rdma in (Rdma.REQUIRED, Rdma.PREFERRED, Rdma.OFF))
+REQUIRED, PREFERRED, OFF = (
+    FabricRequest(rdma) for rdma in (Rdma.REQUIRED, Rdma.PREFERRED, Rdma.OFF)
+)
 
 
 def ib(number: int, **more: Any) -> FabricPort:
@@ -60,7 +62,7 @@ def changed(name: str, number: int, make: Any = ib, count: int = 8, **values: An
 
 
 def planned(
-    gang: list[Member], wish: Wish = PREFERRED, met: list[Member] | None = None
+    gang: list[Member], wish: FabricRequest = PREFERRED, met: list[Member] | None = None
 ) -> FabricPlan:
     found = plan(gang, wish, met or ())
     assert isinstance(found, FabricPlan), found

@@ -65,7 +65,7 @@ class Cluster:
     def now(self) -> Instant:
         return Instant(self.mono, 1_700_000_000.0 + self.mono)
 
-    def turn(self, stimulus: s.Stimulus) -> Turn:
+    def turn(self, stimulus: s.Input) -> Turn:
         done = turn(self.state, stimulus, self.now, self.limits)
         self.facts += done.facts
         for action in done.actions:

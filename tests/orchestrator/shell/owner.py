@@ -15,7 +15,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.journal.errors import JournalWriteError
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator, replay
 
 SPEC = JobSpec(name="demo", run=Shell("true"), launcher=Launcher.NONE)
@@ -75,7 +75,7 @@ class Rig:
             clock=SystemClock(),
             limits=limits,
             sessions=self,
-            changes=Changes(),
+            changes=ChangeCounters(),
         )
 
     def send(self, session: SessionId, command: Command) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 
 
 def test_a_change_between_looking_and_waiting_is_not_missed() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeCounters()
         seen = changes.count("job")
         changes.bump(["job"])
         await changes.wait({"job": seen})
@@ -18,7 +18,7 @@ def test_a_change_between_looking_and_waiting_is_not_missed() -> None:
 
 def test_any_of_several_keys_wakes() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeCounters()
         waits = [asyncio.create_task(changes.wait({"a": 0, "b": 0})) for _ in range(3)]
         other = asyncio.create_task(changes.wait({"c": 0}))
         await asyncio.sleep(0)
@@ -35,7 +35,7 @@ def test_any_of_several_keys_wakes() -> None:
 
 def test_who_gives_up_leaves_nothing_behind() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeCounters()
         await changes.wait({"a": 0}, timeout_s=0)
         waiting = asyncio.create_task(changes.wait({"a": 0, "b": 0}))
         await asyncio.sleep(0)
@@ -48,7 +48,7 @@ def test_who_gives_up_leaves_nothing_behind() -> None:
 
 def test_what_nobody_bumps_any_more_is_not_kept_and_leaves_nobody_waiting() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeCounters()
         changes.bump(["job"])
         waiting = asyncio.create_task(changes.wait({"job": 1}))
         await asyncio.sleep(0)

@@ -14,9 +14,9 @@ from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.effects import Declined, RequestId, Submitted
 from orchestrator.core.facts.inputs import (
     CancelReceived,
-    NoticeTried,
     ReportReceived,
     SubmitReceived,
+    WebhookAttempted,
 )
 from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
@@ -206,7 +206,7 @@ def test_a_job_goes_to_the_archive_with_all_that_was_decided_of_it(
         submitted = await owner.submit(SubmitReceived(RequestId(0), told, "ann"))
         assert submitted == Submitted(goes, created=True)
         await owner.request(lambda rid: CancelReceived(rid, goes, "ann"))
-        await owner.put(NoticeTried(goes, owner.state.jobs[goes].notices_made, 0, ""))
+        await owner.put(WebhookAttempted(goes, owner.state.jobs[goes].notices_made, 0, ""))
         archiving = asyncio.create_task(owner.archive_ended())
         while goes in owner.state.jobs:
             await owner.beat()

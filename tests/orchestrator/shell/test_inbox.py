@@ -4,13 +4,13 @@ import asyncio
 
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import SessionId
-from orchestrator.core.facts.inputs import SessionEnded, SpaceSeen, Stimulus
+from orchestrator.core.facts.inputs import DiskSpaceChecked, Input, SessionEnded
 from orchestrator.shell.inbox import BATCH_MAX, Inbox
 
-A, B, C = SpaceSeen("a"), SpaceSeen("b"), SpaceSeen("c")
+A, B, C = DiskSpaceChecked("a"), DiskSpaceChecked("b"), DiskSpaceChecked("c")
 
 
-def stimuli(taken: object) -> list[Stimulus]:
+def stimuli(taken: object) -> list[Input]:
     assert isinstance(taken, list)
     return [received.stimulus for received in taken]
 
@@ -37,9 +37,9 @@ def test_a_burst_is_taken_in_pieces() -> None:
     async def main() -> None:
         inbox = Inbox(SystemClock())
         for number in range(BATCH_MAX + 1):
-            inbox.put_now(SpaceSeen(str(number)))
+            inbox.put_now(DiskSpaceChecked(str(number)))
         assert len(await inbox.take()) == BATCH_MAX
-        assert stimuli(await inbox.take()) == [SpaceSeen(str(BATCH_MAX))]
+        assert stimuli(await inbox.take()) == [DiskSpaceChecked(str(BATCH_MAX))]
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from muster.protocol.control_channel import ArrangeTask, PrepareTask, TaskReport
 from muster.protocol.ids import SessionId, TaskId
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
-from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded, Stimulus
+from orchestrator.core.facts.inputs import HelloReceived, Input, ReportReceived, SessionEnded
 from orchestrator.shell.agent_sessions import OUTBOX_MAX, AgentSessions
 from orchestrator.shell.coordinator import Coordinator
 from tests.orchestrator.fake_agent import DEADLINE_S, hello
@@ -25,14 +25,14 @@ class Heard:
     """Stands where the owner does, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.stimuli: list[Stimulus] = []
+        self.stimuli: list[Input] = []
         self.more = asyncio.Event()
 
-    def put_now(self, stimulus: Stimulus) -> None:
+    def put_now(self, stimulus: Input) -> None:
         self.stimuli.append(stimulus)
         self.more.set()
 
-    async def put(self, stimulus: Stimulus) -> None:
+    async def put(self, stimulus: Input) -> None:
         self.put_now(stimulus)
 
     async def until(self, kind: type[Any]) -> None:

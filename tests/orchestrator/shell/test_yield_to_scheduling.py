@@ -18,7 +18,7 @@ from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import LogAck, LogHello, StreamId, StreamKind
 from orchestrator.api.log_stream import LogReader, Selection
 from orchestrator.shell import coordinator as coordinator_module
-from orchestrator.shell.logs.ingest import MUCH_BYTES, LogConnections
+from orchestrator.shell.logs.ingest import MUCH_BYTES, LogIngest
 from orchestrator.shell.logs.store import LogStore
 from tests.orchestrator.fake_agent import FakeLogLink
 from tests.orchestrator.shell.owner import HELLO, Rig, with_owner
@@ -53,7 +53,7 @@ def with_logs(tmp_path: Path, main: Callable[[Logs], Awaitable[None]]) -> None:
         owner = TaskOwner("test")
         store = LogStore(tmp_path / "logs", rig.coordinator.changes, SystemClock())
         owner.spawn(store.run(), name="sync")
-        links = LogConnections(owner, store, rig.coordinator, connections_max=4)
+        links = LogIngest(owner, store, rig.coordinator, connections_max=4)
 
         async def read(request: web.Request) -> web.StreamResponse:
             chosen = Selection(None, None, frozenset({request.query["kind"]}), None)

@@ -22,13 +22,13 @@ from orchestrator.core.failures.causes import from_report
 from orchestrator.core.gangs import commands, launch, retry_policy, transitions
 from orchestrator.core.gangs.launch import Gang
 from orchestrator.core.gangs.retry_policy import after_attempt
-from orchestrator.core.gangs.task_reports import news
+from orchestrator.core.gangs.task_reports import new_facts_from_report
 from orchestrator.core.model.attempt import ATTEMPT_TRANSITIONS, AttemptPhase
 from orchestrator.core.model.state import Attempt, Job, Node, State, Task
 from orchestrator.core.model.task import OVER
 from orchestrator.core.scheduling import placement, rendezvous
 from orchestrator.core.scheduling.placement import Waiting, busy, place
-from orchestrator.core.scheduling.reasons import Lack
+from orchestrator.core.scheduling.reasons import Rejection
 from tests.simulation import checkers
 from tests.simulation.mutants import Mutant, Patch
 
@@ -82,7 +82,7 @@ def _cause_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTEMPT_TRANSITIONS, stopping, again)
 
     def take(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
-        found = news(task, report)
+        found = new_facts_from_report(task, report)
         cause = from_report(task, report)
         attempt = state.jobs[task.job].attempts[task.attempt - 1]
         if cause is None or task.state in OVER or attempt.phase is AttemptPhase.CLOSED:
@@ -148,7 +148,7 @@ def _changes_in_memory(real: Any) -> Any:
     return after
 
 
-def _not_busy(state: State, spec: JobSpec, node: Node) -> Lack | None:
+def _not_busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     return busy(state, spec, replace(node, holders={}))
 
 
@@ -212,7 +212,7 @@ def _goes_on_always(monkeypatch: pytest.MonkeyPatch) -> None:
         return job.spec.elastic and running
 
     for module in (decide, transitions):
-        monkeypatch.setattr(module, "goes_on_without", always)
+        monkeypatch.setattr(module, "survives_without", always)
 
 
 def _freed_on_leaving(real: Any) -> Any:

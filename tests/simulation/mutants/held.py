@@ -29,19 +29,19 @@ def _takes_all_for_dead(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "a gang waits for a process that computes no more",
-        _put(decide, "given_up", _nothing),
+        _put(decide, "declare_task_lost", _nothing),
         ("stuck", "I10"),
         seed=1201,
     ),
     Mutant(
         "a task that outlives SIGKILL and may run on is given up",
-        _wrap(decide, "given_up", _takes_all_for_dead),
+        _wrap(decide, "declare_task_lost", _takes_all_for_dead),
         ("I3", "I4", "I5"),
         seed=1201,
     ),
     Mutant(
         "a node on which the kernel holds a process gets the next job",
-        _put(decide, "unclean", _nothing),
+        _put(decide, "drain_for_unkillable", _nothing),
         ("stuck",),
         seed=1209,
     ),

@@ -139,7 +139,7 @@ MUTANTS = (
     ),
     Mutant(
         "hardware that has failed takes no node out of service",
-        _put(react, "follow_hardware", _nobody_is_drained),
+        _put(react, "react_to_hardware", _nobody_is_drained),
         ("hardware",),
         seed=800,
     ),
@@ -157,13 +157,13 @@ MUTANTS = (
     ),
     Mutant(
         "the archive does not know what has happened to a job's hardware",
-        _wrap(decide, "hardware_seen", _kept_by_nodes_alone),
+        _wrap(decide, "hardware_facts", _kept_by_nodes_alone),
         ("archive",),
         seed=850,
     ),
     Mutant(
         "what hardware has reported is reported again on each new connection",
-        _wrap(decide, "hardware_seen", _every_event_is_news),
+        _wrap(decide, "hardware_facts", _every_event_is_news),
         ("hardware",),
         seed=800,
     ),

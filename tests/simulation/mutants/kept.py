@@ -17,8 +17,8 @@ from tests.simulation.mutants.books import _wrap
 
 
 def _removed_with_its_log(real: Any) -> Any:
-    def tidy(held: Any) -> list[agent_actions.Action]:
-        found: list[agent_actions.Action] = real(held)
+    def tidy(held: Any) -> list[agent_actions.Effect]:
+        found: list[agent_actions.Effect] = real(held)
         cleaned = agent_task.task_state(held) is TaskState.CLEANED
         kept = held.logs_stored or held.no_output
         if held.forgotten and cleaned and not kept:
@@ -49,7 +49,7 @@ def _runs_for_ever(real: Any) -> Any:
 MUTANTS = (
     Mutant(
         "a task is removed before its log is stored",
-        _wrap(agent_follow, "_tidy", _removed_with_its_log),
+        _wrap(agent_follow, "_cleanup", _removed_with_its_log),
         ("I6",),
         seed=1,
     ),

@@ -88,7 +88,7 @@ def stumbles_as_it_asks(_: Any) -> Any:
         perform, lease_s = node._perform, swarm.cluster.limits.lease_s
         frozen_s = lease_s * swarm.world.rng.uniform(0.3, 0.9)
 
-        def asks(action: agent_actions.Action) -> None:
+        def asks(action: agent_actions.Effect) -> None:
             perform(action)
             if isinstance(action, agent_actions.SendReport) and isinstance(
                 action.report, Heartbeat
@@ -105,7 +105,7 @@ def stumbles_as_it_asks(_: Any) -> Any:
 
 
 def _wall_timers(real: Any) -> Any:
-    def phase_timers(attempt: Any, now: Instant, limits: Limits) -> list[a.Action]:
+    def phase_timers(attempt: Any, now: Instant, limits: Limits) -> list[a.Effect]:
         late = now.wall % 60.0
         found = real(attempt, now, limits)
         return [msgspec.structs.replace(action, at=action.at + late) for action in found]
@@ -128,7 +128,7 @@ def _says_clean_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _nothing_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (decide, react):
-        monkeypatch.setattr(module, "owed", lambda *_: [])
+        monkeypatch.setattr(module, "commands_for_reported_task", lambda *_: [])
 
 
 def _accepts_gaps(link: Link, seq: int) -> bool:

@@ -10,15 +10,15 @@ from muster.protocol.interfaces import Endpoint
 from orchestrator.core.engine import decide
 from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling import rendezvous
-from orchestrator.core.scheduling.network import Common
+from orchestrator.core.scheduling.network import SharedNetwork
 from tests.simulation.mutants import Mutant
 from tests.simulation.mutants.books import _put
 
 
-def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> Common:
+def _each_its_own(nodes: Sequence[Node], _: Sequence[str]) -> SharedNetwork:
     interfaces = [node.inventory.interfaces[-1] for node in nodes]
     addresses = [interface.addresses[0].partition("/")[0] for interface in interfaces]
-    return Common(
+    return SharedNetwork(
         tuple(Endpoint(node.name, address) for node, address in zip(nodes, addresses, strict=True)),
         "",
     )

@@ -125,7 +125,7 @@ MUTANTS = (
     ),
     Mutant(
         "a task is begun on a lease that is over",
-        _wrap(agent_follow, "_drive", _begins_late),
+        _wrap(agent_follow, "_advance_shim", _begins_late),
         ("I3", "I4", "I5"),
         seed=47,
     ),

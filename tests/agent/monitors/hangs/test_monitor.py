@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.activity_baseline import Cadence, Seen
-from agent.core.inputs import ActivitySeen, Stimulus
+from agent.core.activity_baseline import ActivityBaseline, ActivitySample
+from agent.core.inputs import ActivityObserved, Input
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimRank, ShimStatus
-from agent.monitors.hangs.monitor import HangWatch
+from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.procfs import Processes
 from agent.monitors.hangs.py_spy import stacks_of
 from agent.monitors.hangs.sock_diag import connections
@@ -115,8 +115,8 @@ def status(pid: int) -> ShimStatus:
 
 
 def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
-    clock, posted = Now(), list[Stimulus]()
-    watch = HangWatch(clock, posted.append, 5.0, root=tmp_path)
+    clock, posted = Now(), list[Input]()
+    watch = HangMonitor(clock, posted.append, 5.0, root=tmp_path)
     (tmp_path / "logs").mkdir()
     out = tmp_path / "logs" / "out"
     out.write_bytes(b"")
@@ -143,7 +143,7 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
     assert rank.doing is Doing.SLEEPS
     assert Sign.LOG in rank.signs
     assert [one.doing for one in gone] == [Doing.GONE]
-    seen = [one for one in posted if isinstance(one, ActivitySeen)]
+    seen = [one for one in posted if isinstance(one, ActivityObserved)]
     quiet = [one for one in seen if one.ranks[0].still_s is not None]
     assert len(quiet) == 1
     assert len(seen) <= 4
@@ -151,8 +151,8 @@ def test_a_rank_that_falls_silent_is_told_once(tmp_path: Path) -> None:
 
 def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> None:
     """Its torchrun waits for those of other nodes meanwhile."""
-    clock, posted = Now(), list[Stimulus]()
-    watch = HangWatch(clock, posted.append, 5.0, root=tmp_path)
+    clock, posted = Now(), list[Input]()
+    watch = HangMonitor(clock, posted.append, 5.0, root=tmp_path)
 
     def look() -> None:
         clock.mono += 5.0
@@ -166,7 +166,7 @@ def test_that_all_ranks_of_a_node_have_ended_is_told_once(tmp_path: Path) -> Non
         watch.heard(TASK, tmp_path, msgspec.structs.replace(running, ranks=(rank,)))
         for _ in range(3):
             look()
-    seen = [one.ranks for one in posted if isinstance(one, ActivitySeen)]
+    seen = [one.ranks for one in posted if isinstance(one, ActivityObserved)]
     assert [[rank.doing for rank in ranks] for ranks in seen[-1:]] == [[Doing.GONE]]
     assert len([ranks for ranks in seen if ranks[0].doing is Doing.GONE]) == 1
     assert seen[-1][0].idle_s == pytest.approx(5.0)
@@ -178,7 +178,7 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
     out = tmp_path / "logs" / "out"
     out.write_bytes(b"")
 
-    def look(watch: HangWatch, *, writes: bool, after_s: float = 5.0) -> RankActivity:
+    def look(watch: HangMonitor, *, writes: bool, after_s: float = 5.0) -> RankActivity:
         if writes:
             with out.open("ab") as file:
                 file.write(b"step\n" * 100)
@@ -188,8 +188,8 @@ def test_a_rank_that_was_quiet_is_so_for_the_next_agent_until_it_moves(tmp_path:
         assert told is not None
         return told[0][0]
 
-    def agent(process: subprocess.Popen[str]) -> HangWatch:
-        watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+    def agent(process: subprocess.Popen[str]) -> HangMonitor:
+        watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
         watch.heard(TASK, tmp_path, status(process.pid))
         return watch
 
@@ -217,7 +217,7 @@ def test_a_rank_without_sockets_speaks_through_those_of_its_node(
     monkeypatch.setattr("agent.monitors.hangs.monitor.MUTE_S", 1.0)
     clock = Now()
     environ = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": "2"}
-    watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+    watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
 
     def look(after_s: float) -> list[RankActivity]:
         clock.mono += after_s
@@ -250,7 +250,7 @@ def test_a_rank_without_sockets_speaks_through_those_of_its_node(
 
 def test_what_a_rank_does_because_it_is_asked_is_no_sign(tmp_path: Path) -> None:
     clock = Now()
-    watch = HangWatch(clock, list[Stimulus]().append, 5.0, root=tmp_path)
+    watch = HangMonitor(clock, list[Input]().append, 5.0, root=tmp_path)
     (tmp_path / "logs").mkdir()
     out = tmp_path / "logs" / "out"
     out.write_bytes(b"")
@@ -352,7 +352,7 @@ def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     out = tmp_path / "logs" / "out"
     with program("print('ready',flush=True)\nwhile True: pass") as process:
-        watch = HangWatch(clock, lambda _: None, 5.0, root=tmp_path)
+        watch = HangMonitor(clock, lambda _: None, 5.0, root=tmp_path)
         watch.heard(TASK, tmp_path, status(process.pid))
         before = None
         deadline = time.monotonic() + 60.0
@@ -364,7 +364,7 @@ def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:
             clock.mono += 0.05
             asyncio.run(watch.look())
             before = watch.told(TASK)
-        again = HangWatch(clock, lambda _: None, 5.0, root=tmp_path)
+        again = HangMonitor(clock, lambda _: None, 5.0, root=tmp_path)
         again.heard(TASK, tmp_path, status(process.pid))
         asyncio.run(again.look())
         after = again.told(TASK)
@@ -373,17 +373,17 @@ def test_a_cadence_is_kept_over_a_restart_of_the_agent(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_stood_still_is_no_evidence() -> None:
-    cadence = Cadence(0, 5.0, 0.0)
+    cadence = ActivityBaseline(0, 5.0, 0.0)
     for step in range(1, 10):
-        cadence.take(Seen(step * 5.0, {Sign.LOG: 1000}, 4.0))
-    cadence.take(Seen(600.0, {Sign.LOG: 0}, 0.0))
+        cadence.take(ActivitySample(step * 5.0, {Sign.LOG: 1000}, 4.0))
+    cadence.take(ActivitySample(600.0, {Sign.LOG: 0}, 0.0))
     told = cadence.told()
     assert told.learned
     assert told.still_s is None
 
 
 def test_a_debuggers_hand_and_reading_libraries_teach_nothing() -> None:
-    cadence = Cadence(0, 5.0, 0.0)
+    cadence = ActivityBaseline(0, 5.0, 0.0)
     for step in range(1, 30):
-        cadence.take(Seen(step * 5.0, {Sign.DISK: 10**9}, 4.0))
+        cadence.take(ActivitySample(step * 5.0, {Sign.DISK: 10**9}, 4.0))
     assert not cadence.told().learned

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.inputs import StacksSeen, Stimulus
+from agent.core.inputs import Input, StacksObserved
 from agent.monitors.hangs import flight_recorder
-from agent.monitors.hangs.monitor import HangWatch
-from agent.monitors.hangs.stack_dumps import Looks
-from agent.taskdirs.taskdirs import NCCL, Folders, user_of
+from agent.monitors.hangs.monitor import HangMonitor
+from agent.monitors.hangs.stack_dumps import StackDumper
+from agent.taskdirs.taskdirs import NCCL, TaskDirs, user_of
 from muster.daemon.task_owner import TaskOwner
-from muster.protocol.control_channel import LookTask
+from muster.protocol.control_channel import DumpStacks
 from tests.agent.monitors.hangs.test_monitor import TASK, Now, program, status
 from tests.agent.shims.shim_of import be_shim_of
 
@@ -39,7 +39,7 @@ def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "WAIT_S", 0.1)
-    folders = Folders(tmp_path, None)
+    folders = TaskDirs(tmp_path, None)
     folder = folders.path(TASK)
     for name in ("logs", NCCL):
         (folder / name).mkdir(parents=True)
@@ -50,11 +50,11 @@ def test_a_recorder_that_writes_late_is_no_sign_that_its_rank_moves(
     asyncio.run(story(folders, folder, out, text))
 
 
-async def story(folders: Folders, folder: Path, out: Path, text: str) -> None:
-    clock, answers = Now(), asyncio.Queue[Stimulus]()
-    watch = HangWatch(clock, lambda _: None, 5.0, root=folder)
+async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:
+    clock, answers = Now(), asyncio.Queue[Input]()
+    watch = HangMonitor(clock, lambda _: None, 5.0, root=folder)
     owner = TaskOwner("test")
-    looks = Looks(watch, folders, clock, answers.put_nowait, owner)
+    looks = StackDumper(watch, folders, clock, answers.put_nowait, owner)
 
     async def look() -> float | None:
         clock.mono += 5.0
@@ -70,10 +70,10 @@ async def story(folders: Folders, folder: Path, out: Path, text: str) -> None:
             file.write(b"step\n" * 100)
         assert await look() is None
         assert [await look() for _ in range(3)][-1] == pytest.approx(15.0)
-        looks.begin(LookTask(TASK, 1, 1, recorder=True))
+        looks.begin(DumpStacks(TASK, 1, 1, recorder=True))
         async with asyncio.timeout(60):
             answer = await answers.get()
-        assert isinstance(answer, StacksSeen)
+        assert isinstance(answer, StacksObserved)
         assert "wrote nothing" in answer.report.recorded[0].problem
         assert await look() == pytest.approx(15.0)
         (folder / NCCL / "go").touch()

@@ -14,9 +14,9 @@ from typing import Any, ParamSpec
 import msgspec
 import pytest
 
-from agent.core.inputs import HardwareSeen, Stimulus
+from agent.core.inputs import HardwareObserved, Input
 from agent.monitors.hardware import seen_events
-from agent.monitors.hardware.monitor import HardwareWatch
+from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.probe.fabric.gpus import REMAP_FAILED
 from muster.daemon.clock import SystemClock
 from muster.protocol.gpus import GpuDevice
@@ -44,12 +44,12 @@ class Node:
     folder: Path
     log: Path
     devices: tuple[GpuDevice, ...] = (GPU,)
-    heard: list[HardwareSeen] = field(default_factory=list)
-    watch: HardwareWatch | None = None
+    heard: list[HardwareObserved] = field(default_factory=list)
+    watch: HardwareMonitor | None = None
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def post(self, stimulus: Stimulus) -> None:
-        assert isinstance(stimulus, HardwareSeen)
+    def post(self, stimulus: Input) -> None:
+        assert isinstance(stimulus, HardwareObserved)
         self.heard.append(stimulus)
         self._more.set()
 
@@ -57,7 +57,7 @@ class Node:
     async def agent(self, boot: str = "boot") -> AsyncIterator[None]:
         """One life of it."""
         self.heard.clear()
-        watch = HardwareWatch(
+        watch = HardwareMonitor(
             self.log, self.folder, boot, SystemClock(), lambda: self.devices, self.post
         )
         watch.saw(self.devices)
@@ -81,7 +81,7 @@ class Node:
         with self.log.open("a") as file:
             file.write("".join(lines))
 
-    async def hears(self, count: int) -> list[HardwareSeen]:
+    async def hears(self, count: int) -> list[HardwareObserved]:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 self._more.clear()
@@ -191,7 +191,7 @@ async def test_a_pipe_is_followed(tmp_path: Path) -> None:
 @in_a_loop
 async def test_a_log_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     node = Node(tmp_path, tmp_path / "none")
-    watch = HardwareWatch(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
+    watch = HardwareMonitor(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
     running = asyncio.create_task(watch.run())
     done, _ = await asyncio.wait([running], timeout=0.2)
     assert not done
@@ -257,7 +257,7 @@ async def test_what_nvml_counts_hides_no_line_of_the_kernel(node: Node) -> None:
 @in_a_loop
 async def test_gpus_are_watched_where_the_kernels_log_may_not_be_read(tmp_path: Path) -> None:
     node = Node(tmp_path, tmp_path / "none")
-    watch = HardwareWatch(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
+    watch = HardwareMonitor(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
     running = asyncio.create_task(watch.run())
     watch.saw((msgspec.structs.replace(GPU, fault=ECC),))
     (seen,) = await node.hears(1)
@@ -271,7 +271,7 @@ async def test_without_the_kernels_log_what_is_new_is_so_where_the_ledger_was_lo
 ) -> None:
     node = Node(tmp_path, tmp_path / "none")
     for lives in (1, 2):
-        watch = HardwareWatch(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
+        watch = HardwareMonitor(node.log, tmp_path, "boot", SystemClock(), lambda: (), node.post)
         running = asyncio.create_task(watch.run())
         watch.saw((msgspec.structs.replace(GPU, fault=ECC),))
         await node.hears(lives)

@@ -10,9 +10,9 @@ import pytest
 
 from agent.config import AgentConfig
 from agent.config import Fabric as Settings
-from agent.core.inputs import PortsSeen, Stimulus
-from agent.monitors.fabric import Fabric
-from agent.monitors.traffic.rdma_ports import SHOWN_S, PortWatch, watch
+from agent.core.inputs import Input, PortsObserved
+from agent.monitors.fabric import FabricMonitor
+from agent.monitors.traffic.rdma_ports import SHOWN_S, RdmaPortMonitor, watch
 from muster.daemon.clock import SystemClock
 from muster.protocol.traffic import PortHealth
 from tests.agent.probe.fabric.trees import Node
@@ -40,7 +40,7 @@ def up(node: Node) -> None:
 
 
 def test_a_port_goes_down_and_comes_back(node: Node) -> None:
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     assert ports.look(0.0) == ()
     down(node)
     node.file(f"{PORT}/counters/link_downed", "8\n")
@@ -56,7 +56,7 @@ def test_a_port_goes_down_and_comes_back(node: Node) -> None:
 
 
 def test_a_flap_between_two_looks(node: Node) -> None:
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     ports.look(0.0)
     node.file(f"{PORT}/counters/link_downed", "9\n")
     assert ports.look(5.0) == (PortHealth("mlx5_0:1", flaps=2),)
@@ -64,7 +64,7 @@ def test_a_flap_between_two_looks(node: Node) -> None:
 
 def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
     shutil.rmtree(node.root / PORT / "counters")
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     ports.look(0.0)
     down(node)
     ports.look(5.0)
@@ -74,7 +74,7 @@ def test_without_a_counter_the_state_alone_tells(node: Node) -> None:
 
 def test_a_port_that_was_never_up_is_no_news(node: Node) -> None:
     down(node)
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     assert ports.look(0.0) == ports.look(5.0) == ()
     up(node)
     assert ports.look(10.0) == ()
@@ -90,17 +90,17 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
     down(node)
     node.hca("mlx5_2", hca_type="MT4125")
     node.port("mlx5_2", state="1: DOWN", phys="3: Disabled", rate="40 Gb/sec (4X QDR)")
-    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
-    heard: list[Stimulus] = []
+    fabric = FabricMonitor(AgentConfig(fabric=Settings(root=node.root)))
+    heard: list[Input] = []
 
     async def run() -> None:
         told = asyncio.Event()
 
-        def post(stimulus: Stimulus) -> None:
+        def post(stimulus: Input) -> None:
             heard.append(stimulus)
             told.set()
 
-        ports = PortWatch(node.root, awaited=fabric.awaited)
+        ports = RdmaPortMonitor(node.root, awaited=fabric.awaited)
         watching = asyncio.create_task(
             watch(ports, SystemClock(), post, period_s=0.01, first=fabric.look)
         )
@@ -112,8 +112,8 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    assert heard[0] == PortsSeen((PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"),))
-    assert PortsSeen(()) in heard[1:]
+    assert heard[0] == PortsObserved((PortHealth("mlx5_0:1", down=True, state="DOWN, Polling"),))
+    assert PortsObserved(()) in heard[1:]
 
 
 def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
@@ -121,21 +121,21 @@ def test_ends_that_are_not_cabled_are_no_news(node: Node) -> None:
     node.hca("mlx5_1")
     node.port("mlx5_1", 1, link="InfiniBand")
     node.port("mlx5_1", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")
-    fabric = Fabric(AgentConfig(fabric=Settings(root=node.root)))
+    fabric = FabricMonitor(AgentConfig(fabric=Settings(root=node.root)))
     asyncio.run(fabric.look())
     assert fabric.awaited() == {"mlx5_0:1", "mlx5_1:1"}
-    assert PortWatch(node.root, awaited=fabric.awaited).look(0.0) == ()
+    assert RdmaPortMonitor(node.root, awaited=fabric.awaited).look(0.0) == ()
 
 
 def test_a_driver_that_is_loaded_anew_begins_to_count_anew(node: Node) -> None:
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     ports.look(0.0)
     node.file(f"{PORT}/counters/link_downed", "0\n")
     assert ports.look(5.0) == ()
 
 
 def test_a_device_that_goes(node: Node) -> None:
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     ports.look(0.0)
     shutil.rmtree(node.root / "sys/class/infiniband/mlx5_0")
     (found,) = ports.look(5.0)
@@ -143,7 +143,7 @@ def test_a_device_that_goes(node: Node) -> None:
 
 
 def test_memory_is_the_same_after_a_thousand_looks(node: Node) -> None:
-    ports = PortWatch(node.root)
+    ports = RdmaPortMonitor(node.root)
     told = [PortHealth("")]
     for n in range(1000):
         node.file(f"{PORT}/counters/link_downed", f"{n * 100}\n")
@@ -152,16 +152,16 @@ def test_memory_is_the_same_after_a_thousand_looks(node: Node) -> None:
 
 
 def test_only_changes_are_posted(node: Node) -> None:
-    heard: list[Stimulus] = []
+    heard: list[Input] = []
 
     async def run() -> None:
         changed = asyncio.Event()
 
-        def post(stimulus: Stimulus) -> None:
+        def post(stimulus: Input) -> None:
             heard.append(stimulus)
             changed.set()
 
-        ports = PortWatch(node.root)
+        ports = RdmaPortMonitor(node.root)
         ports.look(0.0)
         watching = asyncio.create_task(watch(ports, SystemClock(), post, period_s=0.01))
         async with asyncio.timeout(30):
@@ -173,6 +173,6 @@ def test_only_changes_are_posted(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    told = [stimulus.ports for stimulus in heard if isinstance(stimulus, PortsSeen)]
+    told = [stimulus.ports for stimulus in heard if isinstance(stimulus, PortsObserved)]
     assert told[0][0].down
     assert len(told) <= 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.inputs import Stimulus, TrafficSeen
+from agent.core.inputs import Input, TrafficObserved
 from agent.monitors.traffic import sampler as module
 from agent.monitors.traffic.counters import CounterReader
 from agent.monitors.traffic.nccl_log import NcclLines
@@ -63,8 +63,8 @@ class Bench:
             file.write(text)
 
     def life(self, watched: Watched | None = None) -> Sampler:
-        def post(stimulus: Stimulus) -> None:
-            assert isinstance(stimulus, TrafficSeen)
+        def post(stimulus: Input) -> None:
+            assert isinstance(stimulus, TrafficObserved)
             self.heard.append(stimulus.report)
 
         def follow() -> None:

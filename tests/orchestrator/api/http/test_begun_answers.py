@@ -10,7 +10,7 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.errors import DaemonError
 from orchestrator.api.http.access import Access, AccessTable, Route
 from orchestrator.api.http.cross_origin import Origins
-from orchestrator.api.http.middleware import add_headers, surround
+from orchestrator.api.http.middleware import add_headers, request_middleware
 from orchestrator.api.http.tokens import TokenStore
 from tests.orchestrator.process import token_file
 
@@ -33,7 +33,9 @@ def test_a_stream_that_fails_ends_without_its_end_and_without_another_answer(
         access = AccessTable(
             [Route("GET", "/healthz", stream, Access.OPEN)], tokens, refusals_per_s=1
         )
-        app = web.Application(middlewares=[surround(access, Origins(None), lambda *_: None)])
+        app = web.Application(
+            middlewares=[request_middleware(access, Origins(None), lambda *_: None)]
+        )
         app.on_response_prepare.append(add_headers)
         app.router.add_get("/healthz", stream)
         runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.1)

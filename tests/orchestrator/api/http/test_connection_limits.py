@@ -10,7 +10,7 @@ from aiohttp import web
 
 from muster.protocol.tokens import TokenClass, TokenRecord, digest
 from orchestrator.api.http import connection_limits
-from orchestrator.api.http.connection_limits import Connections, GuardedConnection
+from orchestrator.api.http.connection_limits import ConnectionLimits, GuardedConnection
 from orchestrator.api.http.problems import ApiError
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -28,7 +28,7 @@ async def fine(_request: web.Request) -> web.StreamResponse:
 
 @contextlib.asynccontextmanager
 async def serving(
-    connections: Connections,
+    connections: ConnectionLimits,
     serve: Handler = fine,
     connection: type[GuardedConnection] = GuardedConnection,
 ) -> AsyncIterator[Dial]:
@@ -74,9 +74,9 @@ async def serving(
         await runner.cleanup()
 
 
-def short(**changes: float) -> Connections:
+def short(**changes: float) -> ConnectionLimits:
     given = {"pending_per_address_max": 100, "per_token_max": 100, "head_s": 0.2, **changes}
-    return Connections(
+    return ConnectionLimits(
         pending_per_address_max=int(given["pending_per_address_max"]),
         per_token_max=int(given["per_token_max"]),
         head_s=given["head_s"],

@@ -6,7 +6,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.engine.apply import apply
 from orchestrator.core.engine.invariants import check
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import webhooks as nf
@@ -50,7 +50,7 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
     cluster = with_ended_job()
     wanted = cluster.job(1)
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == ONE]
-    found = retrace((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
+    found = replay_job((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
     for attempt in wanted.attempts:
         attempt.machine_id = ""  # that port is free again
     assert found == wanted
@@ -59,7 +59,7 @@ def test_it_can_be_told_from_its_facts_as_it_was() -> None:
 def test_that_a_webhook_was_told_may_stand_behind_its_jobs_way_to_the_archive() -> None:
     cluster = with_ended_job()
     archive(cluster, ONE)
-    apply(cluster.state, nf.NoticeSettled(ONE, 1, 0), cluster.now.wall)
+    apply(cluster.state, nf.WebhookSettled(ONE, 1, 0), cluster.now.wall)
     assert list(cluster.state.jobs) == [TWO]
     assert check(cluster.state) == []
 

@@ -10,7 +10,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry, Stop
 from orchestrator.core.facts import effects as a
-from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from orchestrator.core.views.display import job_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -55,7 +55,7 @@ def test_a_node_that_never_had_the_task_has_no_log_of_it() -> None:
     cluster.cancel(1)
     for rank in (0, 1):
         cluster.clean(task(1, 1, rank))
-    assert [it.rank for it in awaited(cluster.job(1), ())] == [0]
+    assert [it.rank for it in tasks_with_pending_logs(cluster.job(1), ())] == [0]
 
 
 def test_running_uses_the_grace_asked_for() -> None:

@@ -158,7 +158,7 @@ def test_the_hold_is_in_the_journal() -> None:
 def test_on_a_full_disk_nothing_is_held_changed_or_signalled() -> None:
     cluster = busy()
     cluster.run_gang(1)
-    cluster.turn(s.SpaceSeen("the disk is full"))
+    cluster.turn(s.DiskSpaceChecked("the disk is full"))
     for answer in (cluster.change(2, hold=True), cluster.change(2, priority=1)):
         assert isinstance(answer, a.Declined)
         assert answer.code == a.DISK_FULL

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from muster.protocol.fabric import FabricPort, MissingPort, NodeFabric, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import NO_IB, Refused, Wish, join, plan
+from orchestrator.core.fabric.plan import NO_IB, FabricRequest, Refused, join, plan
 from orchestrator.core.fabric.port_diff import unlike
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Transport
@@ -78,7 +78,7 @@ def gangs(draw: st.DrawFn) -> list[Member]:
     return gang
 
 
-def check(gang: list[Member], found: FabricPlan, wish: Wish) -> None:
+def check(gang: list[Member], found: FabricPlan, wish: FabricRequest) -> None:
     counts = {len(found.of(rank).hcas) for rank in range(len(gang))}
     assert counts == {len(found.rails)}
     if found.transport is not Transport.RDMA:
@@ -105,7 +105,7 @@ def check(gang: list[Member], found: FabricPlan, wish: Wish) -> None:
 def test_a_plan_or_a_refusal(
     gang: list[Member], rdma: Rdma, alone: bool, met: list[Member]
 ) -> None:
-    wish = Wish(rdma, alone=alone and len(gang) == 1)
+    wish = FabricRequest(rdma, alone=alone and len(gang) == 1)
     found = plan(gang, wish, met)
     if isinstance(found, Refused):
         assert rdma is Rdma.REQUIRED
@@ -152,7 +152,7 @@ def of_one_layout(draw: st.DrawFn) -> list[Member]:
 @settings(max_examples=150, deadline=None)
 def test_no_rail_pairs_two_places_of_one_layout(gang: list[Member], rdma: Rdma) -> None:
     *gang, late = gang
-    found = plan(gang, Wish(rdma))
+    found = plan(gang, FabricRequest(rdma))
     shared = set.intersection(*({port.key for port in member.ports} for member in gang))
     if isinstance(found, Refused):
         blamed = {it.node for it in found.differences}
@@ -162,6 +162,6 @@ def test_no_rail_pairs_two_places_of_one_layout(gang: list[Member], rdma: Rdma) 
     for rank in range(len(gang)):
         assert found.of(rank).hcas == found.of(0).hcas
         assert set(found.of(rank).hcas) == shared
-    joined = join(found, late, Wish(rdma))
+    joined = join(found, late, FabricRequest(rdma))
     if isinstance(joined, NodePlan):
         assert joined.hcas == found.of(0).hcas

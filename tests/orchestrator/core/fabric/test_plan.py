@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from muster.protocol.fabric import MissingPort, PortGids
 from muster.spec.model import Rdma
-from orchestrator.core.fabric.plan import NO_IB, ONLY_IB, Wish, join, plan
+from orchestrator.core.fabric.plan import NO_IB, ONLY_IB, FabricRequest, join, plan
 from orchestrator.core.fabric.port_slots import Member
 from orchestrator.core.model.fabric_plan import FabricPlan, NodePlan, Transport
 from tests.orchestrator.core.fabrics import (
@@ -48,7 +48,7 @@ def test_where_it_is_required_nccl_may_not_fall_back() -> None:
     gang = [full("n1"), full("n2")]
     assert planned(gang, REQUIRED).of(0).env == planned(gang).of(0).env | ONLY_IB
     # Whoever brings a network of their own for NCCL is left to it.
-    found = planned(gang, Wish(Rdma.REQUIRED, plugins=frozenset({"n2"})))
+    found = planned(gang, FabricRequest(Rdma.REQUIRED, plugins=frozenset({"n2"})))
     assert found.of(0).env.items() >= ONLY_IB.items()
     assert not found.of(1).env.keys() & ONLY_IB.keys()
     conf = {"NCCL_NET_PLUGIN": "hpcx (from /etc/nccl.conf)"}
@@ -220,8 +220,8 @@ def test_none_with_rdma() -> None:
 
 
 def test_one_node_needs_no_others() -> None:
-    alone = Wish(Rdma.REQUIRED, alone=True)
-    assert plan([node("n1")], Wish(alone=True)) is None
+    alone = FabricRequest(Rdma.REQUIRED, alone=True)
+    assert plan([node("n1")], FabricRequest(alone=True)) is None
     assert planned([node("n1")], alone).transport is Transport.OPEN
     found = planned([without("n1", 3)], alone)
     assert len(found.of(0).hcas) == 7
@@ -426,7 +426,7 @@ def test_what_the_plan_sets_itself_is_told_where_a_file_says_otherwise() -> None
 
 def test_a_file_of_the_job_s_own_for_nccl_is_named() -> None:
     gang = [full("n1"), full("n2")]
-    (note,) = planned(gang, Wish(conf="/data/nccl.conf")).notes
+    (note,) = planned(gang, FabricRequest(conf="/data/nccl.conf")).notes
     assert "NCCL_CONF_FILE=/data/nccl.conf" in note
 
 
@@ -483,12 +483,12 @@ def test_devices_for_a_plugin_are_named_and_left_to_it() -> None:
     gang = [node("n1", unfit=(EFA,)), node("n2", unfit=(EFA,))]
     text = f"n1 has no RDMA device that NCCL can use without a plugin: {EFA}"
     assert refused(gang).text.startswith(f"rdma: required, but {text}")
-    found = planned(gang, Wish(Rdma.REQUIRED, plugin="NCCL_NET_PLUGIN=ofi"))
+    found = planned(gang, FabricRequest(Rdma.REQUIRED, plugin="NCCL_NET_PLUGIN=ofi"))
     assert found == FabricPlan(Transport.OPEN, "left to the plugin NCCL_NET_PLUGIN=ofi")
     assert plan(gang, PREFERRED) is None
 
 
 def test_the_job_s_own_setting_turns_rdma_off() -> None:
-    found = planned([full("n1"), full("n2")], Wish(sockets="NCCL_NET=Socket"))
+    found = planned([full("n1"), full("n2")], FabricRequest(sockets="NCCL_NET=Socket"))
     assert found.text == "TCP: the job's own NCCL_NET=Socket turns RDMA off"
     assert found.of(1).env == NO_IB

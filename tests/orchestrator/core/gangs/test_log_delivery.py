@@ -9,7 +9,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Retry, Shell
-from orchestrator.core.gangs.log_delivery import awaited
+from orchestrator.core.gangs.log_delivery import tasks_with_pending_logs
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
 
@@ -26,7 +26,7 @@ def refused(code: str = "no_space", **more: Any) -> Cluster:
 
 
 def nodes(cluster: Cluster, *stored: tuple[int, int]) -> list[str]:
-    return [task.node for task in awaited(cluster.job(1), stored)]
+    return [task.node for task in tasks_with_pending_logs(cluster.job(1), stored)]
 
 
 def test_a_node_on_which_nothing_can_have_run_has_none() -> None:
@@ -57,4 +57,4 @@ def test_of_a_task_that_wrote_nothing_none_is_waited_for_also_by_the_next_proces
         cluster.clean(name, no_output=number == 1)
     assert nodes(cluster) == ["n0"]
     kept = cluster.replayed().jobs[JobId(1)]
-    assert [task.node for task in awaited(kept, ())] == ["n0"]
+    assert [task.node for task in tasks_with_pending_logs(kept, ())] == ["n0"]

@@ -50,7 +50,7 @@ def test_a_gang_that_seems_to_hang_again_and_again() -> None:
     cluster.submit(spec())
     cluster.run_gang(1)
     for _ in range(LINES_KEPT + 7):
-        apply(cluster.state, hf.HangOver(JobId(1), 1), cluster.now.wall)
+        apply(cluster.state, hf.HangCleared(JobId(1), 1), cluster.now.wall)
     told = "7 earlier lines are not kept"
     assert told in shown(cluster)
     assert shown(cluster).count("it moves again") == LINES_KEPT

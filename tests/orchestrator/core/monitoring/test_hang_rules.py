@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.protocol.control_channel import LOOKS, LookTask, RankReport, StacksReport
+from muster.protocol.control_channel import LOOKS, DumpStacks, RankReport, StacksReport
 from muster.protocol.hangs import (
     Doing,
     Frame,
@@ -71,9 +71,9 @@ def says(cluster: Cluster, node: int, rank: RankActivity) -> None:
     )
 
 
-def looks(cluster: Cluster, node: int) -> list[LookTask]:
-    found = cluster.commands(f"n{node}", LookTask)
-    return [look for look in found if isinstance(look, LookTask)]
+def looks(cluster: Cluster, node: int) -> list[DumpStacks]:
+    found = cluster.commands(f"n{node}", DumpStacks)
+    return [look for look in found if isinstance(look, DumpStacks)]
 
 
 def answers(cluster: Cluster, node: int, *frames: Frame, rank: RankActivity, **more: Any) -> None:
@@ -126,8 +126,8 @@ def test_webhooks_are_told_of_it_and_whoever_looks_at_the_job_sees_it() -> None:
     for what in (Hang.NOTIFY, Hang.RESTART):
         cluster = gang(what, notify=("https://hooks.example.com/x",))
         hang(cluster, idle(0), idle(1))
-        made = [fact.event for fact in cluster.facts if isinstance(fact, nf.NoticeDue)]
-        assert made == [nf.Told.STARTED, nf.Told.HUNG]
+        made = [fact.event for fact in cluster.facts if isinstance(fact, nf.WebhookQueued)]
+        assert made == [nf.WebhookEvent.STARTED, nf.WebhookEvent.HUNG]
         job = cluster.job(1)
         notice = job.notices[2, 0]
         said = message(cluster.state, job, 2, notice, cluster.now)

@@ -45,8 +45,8 @@ def judged(cluster: Cluster) -> list[str]:
     return [fact.text for fact in cluster.facts if isinstance(fact, idf.IdleJudged)]
 
 
-def told(cluster: Cluster) -> list[nf.Told]:
-    return [fact.event for fact in cluster.facts if isinstance(fact, nf.NoticeDue)]
+def told(cluster: Cluster) -> list[nf.WebhookEvent]:
+    return [fact.event for fact in cluster.facts if isinstance(fact, nf.WebhookQueued)]
 
 
 def stops(cluster: Cluster) -> list[f.StopRequested]:
@@ -80,7 +80,7 @@ def test_all_nodes_for_the_whole_time_are_told_once() -> None:
     for one in gang:
         say(cluster, one, 3605.0)
     cluster.beat(7200)
-    assert told(cluster) == [nf.Told.STARTED, nf.Told.IDLE]
+    assert told(cluster) == [nf.WebhookEvent.STARTED, nf.WebhookEvent.IDLE]
     assert stops(cluster) == []
     assert cluster.shown(1) is JobState.RUNNING
     view = job_view(cluster.state, cluster.job(1), cluster.now)
@@ -191,7 +191,7 @@ def test_a_job_that_is_to_be_stopped_is_told_of_half_the_time_before() -> None:
         say(cluster, one, 1800.0)
     cluster.beat(1)
     assert judged(cluster) == [WARNING]
-    assert told(cluster)[-1] is nf.Told.IDLE
+    assert told(cluster)[-1] is nf.WebhookEvent.IDLE
     cluster.beat(1780)
     assert stops(cluster) == []
     cluster.beat(20)

@@ -31,7 +31,7 @@ def started_again(cluster: Cluster) -> Cluster:
 
 
 def test_a_drained_node_gets_no_job(cluster: Cluster) -> None:
-    assert cluster.drain("a") == a.Serviced(cluster.node("a").name, anything=True)
+    assert cluster.drain("a") == a.NodeServiceChanged(cluster.node("a").name, anything=True)
     cluster.submit(spec())
     cluster.submit(spec("more"))
     assert [t.node for t in cluster.job(1).attempts[0].tasks] == ["b"]
@@ -147,7 +147,7 @@ def test_a_node_that_joins_a_gang_and_is_drained_leaves_it_before_it_starts() ->
 
 def test_a_second_drain_changes_the_first_and_the_same_changes_nothing(cluster: Cluster) -> None:
     cluster.drain("a")
-    assert cluster.drain("a") == a.Serviced(cluster.node("a").name, anything=False)
+    assert cluster.drain("a") == a.NodeServiceChanged(cluster.node("a").name, anything=False)
     cluster.drain("a", "new board", deadline_s=60.0)
     drain = cluster.node("a").drain
     assert drain is not None
@@ -226,9 +226,11 @@ def test_resume_is_refused_while_something_is_wrong(cluster: Cluster) -> None:
     assert declined.code == "check_failed"
     assert "is not connected" in declined.text
     assert "--no-check" in declined.hint
-    assert cluster.resume("a", check=False) == a.Serviced(cluster.node("a").name, anything=True)
+    assert cluster.resume("a", check=False) == a.NodeServiceChanged(
+        cluster.node("a").name, anything=True
+    )
     assert cluster.node("a").in_service
-    assert cluster.resume("a") == a.Serviced(cluster.node("a").name, anything=False)
+    assert cluster.resume("a") == a.NodeServiceChanged(cluster.node("a").name, anything=False)
 
 
 def test_the_check_names_all_that_it_finds(cluster: Cluster) -> None:
@@ -251,13 +253,13 @@ def test_what_a_job_left_is_to_be_gone_first(cluster: Cluster) -> None:
     (running,) = cluster.run_gang(1)
     cluster.drain("a")
     # That it runs is no obstacle: the drain is simply undone.
-    assert cluster.resume("a") == a.Serviced(cluster.node("a").name, anything=True)
+    assert cluster.resume("a") == a.NodeServiceChanged(cluster.node("a").name, anything=True)
     cluster.drain("a", deadline_s=0.0)
     declined = cluster.resume("a")
     assert isinstance(declined, a.Declined)
     assert "what job 1 left there is not gone yet" in declined.text
     cluster.clean(running)
-    assert isinstance(cluster.resume("a"), a.Serviced)
+    assert isinstance(cluster.resume("a"), a.NodeServiceChanged)
 
 
 def test_a_node_that_nobody_knows() -> None:

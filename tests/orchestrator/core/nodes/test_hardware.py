@@ -15,7 +15,7 @@ from muster.protocol.outcome import CauseCode, ExitStatus
 from muster.protocol.states import JobState, TaskState
 from muster.spec.model import Retry
 from orchestrator.core.engine.apply import apply
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import service as sf
 from orchestrator.core.facts.durability import Durability, durability_of
@@ -258,7 +258,7 @@ def test_the_job_has_it_in_its_own_records(cluster: Cluster, grade: Grade) -> No
     report(cluster, "a", event(grade=grade))
     cluster.finish(task(1, 1, 0))
     facts = [fact for fact in cluster.facts if getattr(fact, "job", None) == 1]
-    again = retrace((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
+    again = replay_job((fact, cluster.now.wall) for fact in facts)  # type: ignore[misc]
     assert f"a: {TEXT}" in [text for _, text in again.attempts[0].changes.told()]
     assert again.attempts[0].changes == cluster.job(1).attempts[0].changes
 

@@ -201,7 +201,7 @@ def test_a_lost_node_is_at_fault_and_its_drain_is_not() -> None:
 
 def test_the_record_is_on_disk(cluster: Cluster) -> None:
     fail_at(cluster, "a")
-    kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeBlamed)]
+    kept = [fact for fact in cluster.facts if isinstance(fact, sf.NodeFaultRecorded)]
     assert [durability_of(fact) for fact in kept] == [Durability.SYNC]
 
 

@@ -95,7 +95,7 @@ def test_a_gang_waits_for_nothing_that_computes_no_more() -> None:
     assert session is not None
     cluster.turn(s.ReportReceived(session, TaskReport(held, TaskState.CLEANED)))
     assert cluster.commands(name, ForgetTask)[-1] == ForgetTask(held)
-    assert cluster.resume(name) == a.Serviced(NodeName(name), anything=True)
+    assert cluster.resume(name) == a.NodeServiceChanged(NodeName(name), anything=True)
 
 
 def test_it_is_tried_again_elsewhere_once_its_failed_attempt_is_free() -> None:
@@ -141,4 +141,4 @@ def test_a_new_coordinator_hears_of_it_with_the_hello() -> None:
     # What another connection does not tell of is gone.
     cluster.leave("a")
     cluster.join("a")
-    assert cluster.resume("a") == a.Serviced(NodeName("a"), anything=True)
+    assert cluster.resume("a") == a.NodeServiceChanged(NodeName("a"), anything=True)

@@ -54,7 +54,7 @@ def test_one_that_never_comes_back_is_lost() -> None:
     cluster = running()
     cluster.leave("n1")
     cluster.beat(1000)
-    told = [fact for fact in cluster.facts if isinstance(fact, f.TaskBack)]
+    told = [fact for fact in cluster.facts if isinstance(fact, f.TaskReachable)]
     assert told == []
     assert "n1 unreachable, presumed running" in timeline(cluster)
     assert check(cluster.state) == []
@@ -64,7 +64,7 @@ def test_one_that_has_lost_its_task_is_not_back() -> None:
     cluster = running()
     cluster.leave("n1")
     cluster.join("n1")
-    assert not any(isinstance(fact, f.TaskBack) for fact in cluster.facts)
+    assert not any(isinstance(fact, f.TaskReachable) for fact in cluster.facts)
 
 
 def test_a_restart_of_the_coordinator_forgets_nothing_and_says_nothing() -> None:
@@ -80,4 +80,4 @@ def test_a_node_without_a_job_has_nothing_to_say() -> None:
     cluster = running()
     cluster.join("free")
     cluster.leave("free")
-    assert not any(isinstance(fact, f.TaskCut) for fact in cluster.facts)
+    assert not any(isinstance(fact, f.TaskUnreachable) for fact in cluster.facts)

@@ -10,7 +10,12 @@ from muster.protocol.control_channel import Inventory
 from muster.protocol.ids import NodeName
 from muster.protocol.interfaces import Interface, InterfaceKind
 from orchestrator.core.model.state import Node
-from orchestrator.core.scheduling.network import Apart, Common, choose, reachable_gang
+from orchestrator.core.scheduling.network import (
+    NoSharedNetwork,
+    SharedNetwork,
+    choose,
+    reachable_gang,
+)
 
 K = InterfaceKind
 
@@ -47,14 +52,14 @@ def nodes(*each: tuple[Interface, ...], **more: Any) -> list[Node]:
 
 def chosen(gang: list[Node], *networks: str) -> list[tuple[str, str]]:
     found = choose(gang, networks)
-    assert isinstance(found, Common), found
+    assert isinstance(found, SharedNetwork), found
     assert [endpoint.node for endpoint in found.endpoints] == [node.name for node in gang]
     return [(endpoint.interface, endpoint.address) for endpoint in found.endpoints]
 
 
-def apart(gang: list[Node], *networks: str) -> Apart:
+def apart(gang: list[Node], *networks: str) -> NoSharedNetwork:
     found = choose(gang, networks)
-    assert isinstance(found, Apart), found
+    assert isinstance(found, NoSharedNetwork), found
     return found
 
 
@@ -288,11 +293,11 @@ def test_many_nodes_without_a_network_in_common_are_told_apart_at_once() -> None
 
 def test_a_cloned_machine_id_hides_no_duplicate_and_a_shared_machine_has_none() -> None:
     same = ((eth("eth0", "10.0.0.1/24"),), (eth("eth0", "10.0.0.1/24"),))
-    assert isinstance(choose(nodes(*same)), Apart)
+    assert isinstance(choose(nodes(*same)), NoSharedNetwork)
     assert chosen(nodes(*same, shared_host=True)) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.1")]
     only_loopback = nodes((LO,), (LO,), shared_host=True)
     assert chosen(only_loopback) == [("lo", "127.0.0.1"), ("lo", "127.0.0.1")]
-    assert isinstance(choose(nodes((LO,), (LO,))), Apart)
+    assert isinstance(choose(nodes((LO,), (LO,))), NoSharedNetwork)
 
 
 def test_what_cannot_be_read_is_left_out() -> None:
@@ -325,7 +330,7 @@ def test_what_cannot_be_read_is_left_out() -> None:
 )
 def test_why_in_a_line(gang: list[Node], networks: tuple[str, ...], text: str) -> None:
     found = choose(gang, networks)
-    assert isinstance(found, Common)
+    assert isinstance(found, SharedNetwork)
     assert found.text == text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from muster.protocol.control_channel import ArrangeTask, Meeting, Refusal, TaskReport
+from muster.protocol.control_channel import ArrangeTask, Refusal, RendezvousCheck, TaskReport
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.interfaces import Endpoint, Interface, InterfaceKind
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus, Outcome
@@ -226,10 +226,10 @@ def roll_back(cluster: Cluster, size: int) -> Cause:
 
 def test_all_but_the_launcher_are_to_reach_it_from_their_own_addresses() -> None:
     cluster = arranging(2)
-    assert plan(cluster, "n1").meeting == Meeting(
+    assert plan(cluster, "n1").meeting == RendezvousCheck(
         task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.1"
     )
-    assert plan(cluster, "n2").meeting == Meeting(
+    assert plan(cluster, "n2").meeting == RendezvousCheck(
         task(1, 1, 0), "n1", "10.0.0.1", 20000, "10.0.0.2"
     )
 

@@ -23,7 +23,7 @@ from orchestrator.core.model.limits import Limits
 from orchestrator.core.model.state import State
 from orchestrator.core.scheduling.placement import Waiting, place
 from orchestrator.core.scheduling.scheduler import next_placement, why_waiting
-from orchestrator.core.scheduling.what_if import supposed
+from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.explain import chance, explain
 from tests.orchestrator.core.playbook import INVENTORY, Cluster, spec, task
 from tests.orchestrator.core.scheduling.test_rendezvous import eth
@@ -168,7 +168,7 @@ def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     cluster.join("a")
     cluster.submit(spec())
     cluster.submit(spec())
-    cluster.turn(s.SpaceSeen("/var/lib/muster is full"))
+    cluster.turn(s.DiskSpaceChecked("/var/lib/muster is full"))
     (name,) = cluster.run_gang(1)
     cluster.finish(name)
     found = told(cluster, 2)
@@ -176,7 +176,7 @@ def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     assert found.text == "nothing is started: /var/lib/muster is full"
     assert found.forecast == "unknown: nothing is started: /var/lib/muster is full"
     assert in_s(cluster, found) is None
-    cluster.turn(s.SpaceSeen(""))
+    cluster.turn(s.DiskSpaceChecked(""))
     assert cluster.job(2).attempts
 
 
@@ -380,7 +380,7 @@ def test_what_it_says_would_start_now_does(
 
 def what_if(cluster: Cluster, job: int, nodes: int | None, *drained: str) -> h.Explanation:
     names = [NodeName(name) for name in drained]
-    there = supposed(cluster.state, cluster.job(job), cluster.now, nodes, names)
+    there = what_if_state(cluster.state, cluster.job(job), cluster.now, nodes, names)
     return explain(*there, cluster.now, cluster.limits)
 
 
@@ -415,7 +415,7 @@ def test_what_is_supposed_is_judged_as_if_it_were_so(
     state = state_of(nodes, jobs, taken, set())
     now = Cluster().now
     for job in [job for job in state.jobs.values() if job.phase is JobPhase.QUEUED]:
-        found = explain(*supposed(state, job, now, wanted, ()), now, Limits())
+        found = explain(*what_if_state(state, job, now, wanted, ()), now, Limits())
         alone = deepcopy(state)
         alone.queues = {job.spec.pool: alone.queues[job.spec.pool]}
         there = alone.jobs[job.id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.invariants import check
-from orchestrator.core.engine.replay_job import retrace
+from orchestrator.core.engine.replay_job import replay_job
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.durability import Durability, durability_of
@@ -18,7 +18,7 @@ def told(cluster: Cluster) -> list[tuple[int, str, int]]:
     return [
         (fact.number, fact.event.value, fact.attempt)
         for fact in cluster.facts
-        if isinstance(fact, nf.NoticeDue)
+        if isinstance(fact, nf.WebhookQueued)
     ]
 
 
@@ -56,7 +56,7 @@ def ended() -> Cluster:
 
 
 def tell(cluster: Cluster, problem: str = "", *, over: bool = True) -> None:
-    cluster.turn(s.NoticeTried(JobId(1), 1, 0, problem, over))
+    cluster.turn(s.WebhookAttempted(JobId(1), 1, 0, problem, over))
 
 
 def test_what_is_in_the_way_is_shown_and_nothing_is_forgotten_by_a_restart() -> None:
@@ -92,4 +92,4 @@ def test_one_that_was_never_told_is_in_the_timeline_without_its_secret() -> None
     assert "secret" not in step
     facts = [x for x in cluster.facts if getattr(x, "job", None) == 1]
     kept = [(x, 1.0) for x in facts if durability_of(x) is not Durability.EPHEMERAL]
-    assert retrace(kept).notices == {}  # type: ignore[arg-type]
+    assert replay_job(kept).notices == {}  # type: ignore[arg-type]

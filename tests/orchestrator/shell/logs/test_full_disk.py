@@ -10,7 +10,7 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import IndexFile
 from orchestrator.shell.logs.reader import Live, Source, live
@@ -24,7 +24,7 @@ JOB = JobId(7)
 
 class Rig:
     def __init__(self, root: Path, free_bytes_min: int = 0) -> None:
-        self.changes = Changes()
+        self.changes = ChangeCounters()
         self.store = LogStore(root, self.changes, SystemClock(), free_bytes_min=free_bytes_min)
         self.acks: list[tuple[StreamId, int]] = []
 

@@ -9,7 +9,7 @@ from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.core.storage.log_space import Bounds
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
 from orchestrator.shell.logs.layout import bytes_below
 from orchestrator.shell.logs.reader import (
@@ -37,7 +37,7 @@ WIDE = Bounds(TIB, TIB)
 class Rig:
     def __init__(self, root: Path, bounds: Bounds = WIDE) -> None:
         self.root = root
-        self.store = LogStore(root, Changes(), SystemClock(), bounds=bounds)
+        self.store = LogStore(root, ChangeCounters(), SystemClock(), bounds=bounds)
         self.acks: dict[StreamId, int] = {}
         self.ts = 1.0
 

@@ -217,7 +217,7 @@ def test_what_is_held_back_is_asked_for_again_in_slices(
                 asked.append(name)
                 return False
 
-        it = ingest.LogConnections(
+        it = ingest.LogIngest(
             TaskOwner("test"),
             cast("LogStore", Full()),
             cast("Coordinator", None),

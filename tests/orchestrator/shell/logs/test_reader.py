@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import JobId, TaskId, task_id
 from muster.protocol.log_channel import StreamId, StreamKind
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs.index import incomplete_tail
 from orchestrator.shell.logs.reader import (
     BadCursorError,
@@ -44,7 +44,7 @@ class Log:
     """A job's log made of arrivals; `everything` is what a reader must see of each stream."""
 
     def __init__(self, root: Path) -> None:
-        self.store = LogStore(root, Changes(), SystemClock())
+        self.store = LogStore(root, ChangeCounters(), SystemClock())
         self.streams: dict[tuple[int, int], bytes] = {}
 
     def add(self, made: list[Arrival]) -> None:

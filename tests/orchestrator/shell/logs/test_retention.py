@@ -15,7 +15,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.state import Task
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.retention import Keep, Retention
 from orchestrator.shell.logs.store import LogStore
@@ -52,7 +52,7 @@ class Rig:
     def __init__(self, root: Path, *jobs: Any) -> None:
         self.root = root
         self.jobs = {found.id: found for found in jobs}
-        self.store = LogStore(root, Changes(), SystemClock())
+        self.store = LogStore(root, ChangeCounters(), SystemClock())
         known = {
             name: found
             for name, found in self.jobs.items()

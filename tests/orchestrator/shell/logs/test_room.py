@@ -13,7 +13,7 @@ from muster.protocol.ids import JobId, TaskId
 from muster.protocol.instant import Instant
 from muster.protocol.log_channel import StreamId, StreamKind
 from orchestrator.core.model.job import JobPhase
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
@@ -31,7 +31,7 @@ class Rig:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self.others = 0
-        self.store = LogStore(root, Changes(), SystemClock(), free_bytes_min=FLOOR)
+        self.store = LogStore(root, ChangeCounters(), SystemClock(), free_bytes_min=FLOOR)
         monkeypatch.setattr(type(self.store.space), "free", lambda _: self.free())
         self.jobs: dict[JobId, Any] = {}
         self.archived: dict[JobId, float] = {}

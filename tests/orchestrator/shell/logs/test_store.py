@@ -11,7 +11,7 @@ import pytest
 from muster.daemon.clock import SystemClock
 from muster.protocol.ids import BadId, JobId, TaskId
 from muster.protocol.log_channel import StreamId, StreamKind
-from orchestrator.shell.change_counters import Changes
+from orchestrator.shell.change_counters import ChangeCounters
 from orchestrator.shell.logs import job_streams
 from orchestrator.shell.logs import store as store_module
 from orchestrator.shell.logs.index import RECORD_BYTES, IndexFile, index_path
@@ -28,7 +28,7 @@ class Rig:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.changes = Changes()
+        self.changes = ChangeCounters()
         self.store = LogStore(root, self.changes, SystemClock())
         self.acks: list[tuple[StreamId, int]] = []
         self.acked = asyncio.Event()
