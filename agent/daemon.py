@@ -221,11 +221,11 @@ class Agent:
         # Timers first: after a pause of the process, whatever was due was due before.
         await self._inbox.serve(self._turn, self._fire_due)
 
-    def _turn(self, stimulus: Input) -> None:
-        for action in turn(self._state, stimulus, self._clock.now()):
+    def _turn(self, received: Input) -> None:
+        for action in turn(self._state, received, self._clock.now()):
             self._perform(action)
-        if isinstance(stimulus, CommandReceived):
-            self._note(stimulus)
+        if isinstance(received, CommandReceived):
+            self._note(received)
 
     def _perform(self, action: Effect) -> None:
         match action:

@@ -1,4 +1,4 @@
-"""decide: what a stimulus means to an agent. Reads the state, changes nothing."""
+"""decide: what an input means to an agent. Reads the state, changes nothing."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ ROUNDING_S = 0.01
 """A timer that is so early is not early."""
 
 
-def decide(state: State, stimulus: s.Input, now: Instant) -> Decision:
-    match stimulus:
+def decide(state: State, received: s.Input, now: Instant) -> Decision:
+    match received:
         case s.CommandReceived(command):
             return _command(state, command, now)
         case s.ShimReported(task, status, no_output):
@@ -101,7 +101,7 @@ def decide(state: State, stimulus: s.Input, now: Instant) -> Decision:
             seen = Decision([f.PortsChanged(ports)])
             # Before the welcome it waits for it: see _welcome.
             if state.welcomed:
-                seen.actions.append(
+                seen.effects.append(
                     a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, ports=ports))
                 )
             return seen
@@ -133,7 +133,7 @@ def decide(state: State, stimulus: s.Input, now: Instant) -> Decision:
                 case _:
                     assert_never(timer)
         case _:
-            assert_never(stimulus)
+            assert_never(received)
 
 
 def _beat(
@@ -176,7 +176,7 @@ def _network_seen(state: State, interfaces: tuple[Interface, ...], now: Instant)
     changed = Decision([f.NetworkChanged(interfaces)])
     # Before the welcome it waits for it: see _welcome.
     if state.welcomed:
-        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
+        changed.effects.append(a.SendReport(m.Heartbeat(now.mono, interfaces, now.wall)))
     return changed
 
 
@@ -186,7 +186,7 @@ def _gpus_seen(state: State, devices: tuple[GpuDevice, ...], now: Instant) -> De
     changed = Decision([f.GpusChanged(devices)])
     if state.welcomed:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=devices)
-        changed.actions.append(a.SendReport(beat))
+        changed.effects.append(a.SendReport(beat))
     return changed
 
 
@@ -196,7 +196,7 @@ def _rdma_seen(state: State, rdma: NodeRdma | None, now: Instant) -> Decision:
         return Decision()
     changed = Decision([f.RdmaChanged(rdma)])
     if state.welcomed:
-        changed.actions.append(a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, rdma=rdma)))
+        changed.effects.append(a.SendReport(m.Heartbeat(now.mono, wall_s=now.wall, rdma=rdma)))
     return changed
 
 
@@ -312,28 +312,28 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
     inventory, told = state.identity.inventory, state.told
     if told is not None and inventory.interfaces != told.interfaces:
         beat = m.Heartbeat(now.mono, inventory.interfaces, now.wall)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     if told is not None and inventory.devices != told.devices:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, devices=inventory.devices)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     if told is not None and inventory.rdma != told.rdma:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, rdma=inventory.rdma)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     if state.ports != state.told_ports:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, ports=state.ports)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     if state.disks != state.told_disks:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, disks=state.disks)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     untold = tuple(event for event in state.hardware if event not in state.told_hardware)
     if untold:
         beat = m.Heartbeat(now.mono, wall_s=now.wall, hardware=untold)
-        decision.actions.append(a.SendReport(beat))
+        decision.effects.append(a.SendReport(beat))
     if welcome.cluster != state.cluster:
-        decision.actions.insert(0, a.KeepCluster(welcome.cluster))
+        decision.effects.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():
         # What has happened since Hello was sent is not in it.
-        decision.actions.append(a.SendReport(report(state, held, now)))
+        decision.effects.append(a.SendReport(report(state, held, now)))
     return decision
 
 

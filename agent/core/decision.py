@@ -11,4 +11,4 @@ from agent.core.facts import Fact
 @dataclass(slots=True)
 class Decision:
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Effect] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One turn of an agent: a stimulus and everything that follows from it."""
+"""One turn of an agent: an input and everything that follows from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from agent.core.state import State
 from muster.protocol.instant import Instant
 
 
-def turn(state: State, stimulus: Input, now: Instant) -> list[Effect]:
-    """Advance `state` by one stimulus and say what to do, in order."""
-    decision = decide(state, stimulus, now)
-    actions = list(decision.actions)
+def turn(state: State, received: Input, now: Instant) -> list[Effect]:
+    """Advance `state` by one input and say what to do, in order."""
+    decision = decide(state, received, now)
+    effects = list(decision.effects)
     for fact in decision.facts:
         apply(state, fact)
-        actions += react(state, fact, now)
-    return actions
+        effects += react(state, fact, now)
+    return effects

@@ -25,7 +25,7 @@ _log = structlog.get_logger("agent.gang.setup")
 
 
 class GangSetup:
-    """Carries out ArrangeNetwork, LetGo and RestoreNetwork; answers with stimuli."""
+    """Carries out ArrangeNetwork, LetGo and RestoreNetwork; answers with inputs."""
 
     def __init__(
         self, hosts: GangHostNames, post: Callable[[Input], None], owner: TaskOwner

@@ -1,6 +1,6 @@
 """The control link: one websocket at a time, dialled by us, read always.
 
-It decides nothing: frames become stimuli, reports become frames, and a peer that cannot be
+It decides nothing: frames become inputs, reports become frames, and a peer that cannot be
 understood is hung up on.
 """
 

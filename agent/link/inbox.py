@@ -16,7 +16,7 @@ _BATCH: Final = 32
 
 
 class Inbox:
-    """Stimuli in the order in which they were posted; one reader, the owner.
+    """Inputs in the order in which they were posted; one reader, the owner.
 
     The owner hears of what is posted at once, as a call and not as a task that wakes: on a node at
     rest every turn of the loop would be paid for.
@@ -30,7 +30,7 @@ class Inbox:
         self._busy = False
 
     async def serve(self, hear: Callable[[Input], None], before: Callable[[], None]) -> Never:
-        """For the owner: `hear` each stimulus, until cancelled; `before` comes first whenever there
+        """For the owner: `hear` each input, until cancelled; `before` comes first whenever there
         is any, and after `wake`. Raises what these raise, and hears nothing more then.
         """
         self._failed = asyncio.get_running_loop().create_future()
@@ -42,10 +42,10 @@ class Inbox:
             self._hear = None
         raise AssertionError("unreachable")
 
-    def post(self, stimulus: Input) -> None:
+    def post(self, received: Input) -> None:
         """Never waits and never loses: what happened, happened. Of what the owner does about it,
         some has been done on return."""
-        self._items.append(stimulus)
+        self._items.append(received)
         self._drain()
 
     def wake(self) -> None:

@@ -216,12 +216,12 @@ class Trial:
                 self._answer(name, look)
         self.now = until
 
-    def _turn(self, stimulus: s.Input) -> None:
-        done = turn(self.state, stimulus, Instant(self.now, 1.7e9 + self.now), self.limits)
+    def _turn(self, received: s.Input) -> None:
+        done = turn(self.state, received, Instant(self.now, 1.7e9 + self.now), self.limits)
         for fact in done.facts:
             if isinstance(fact, f.HangJudged):
                 self.told.append(Told(self.now, fact.verdict))
-        for action in done.actions:
+        for action in done.effects:
             match action:
                 case a.SetTimer(timer, at):
                     self._timers[timer] = at

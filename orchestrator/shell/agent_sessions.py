@@ -1,4 +1,4 @@
-"""The agents' control connections: frames to stimuli, commands to frames, one session each.
+"""The agents' control connections: frames to inputs, commands to frames, one session each.
 
 A session has one reader (its request handler) and one writer with a bounded outbox, so that an
 agent that does not read slows nobody: it is cut off, and says everything again when it is back.

@@ -1,6 +1,6 @@
 """The one task that owns the state: judge what happened, put it on disk, and only then act.
 
-Everything else asks it: agents' connections and timers hand it stimuli, requests wait for their
+Everything else asks it: agents' connections and timers hand it inputs, requests wait for their
 answer, readers look at the state while it is on disk, watchers wait for a job to change.
 """
 
@@ -192,13 +192,13 @@ class Coordinator:
                 await self._inbox.put(DiskSpaceChecked(problem))
             await asyncio.sleep(SPACE_EVERY_S)
 
-    async def put(self, stimulus: Input) -> None:
+    async def put(self, given: Input) -> None:
         """Hand over what happened; waits while too much is waiting already."""
-        await self._inbox.put(stimulus)
+        await self._inbox.put(given)
 
-    def put_now(self, stimulus: Input) -> None:
+    def put_now(self, given: Input) -> None:
         """As `put` for what must not be lost: the end of a session, once each."""
-        self._inbox.put_now(stimulus)
+        self._inbox.put_now(given)
 
     async def request(self, make: Callable[[a.RequestId], Input]) -> a.Result:
         """Ask, and wait for the answer; what it promises is on disk.
@@ -319,17 +319,17 @@ class Coordinator:
 
     async def _step(self, batch: list[Received]) -> None:
         facts: list[f.Fact] = []
-        actions: list[a.Effect] = []
-        due = self._judge(batch, facts, actions)
+        effects: list[a.Effect] = []
+        due = self._judge(batch, facts, effects)
         if due is Durability.PATIENT:
-            await self._for_company(facts, actions)
+            await self._for_company(facts, effects)
         if due is not None:
             self._flush_due = False
             if self._staged:
-                await self._commit(facts, actions)
+                await self._commit(facts, effects)
         elif self._staged and self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(LAZY_FLUSH_S, self._flush_now)
-        for action in actions:
+        for action in effects:
             self._perform(action)
         self.changes.bump(_touched(facts) | self._committed)
         self.changes.drop(_final(facts))
@@ -346,15 +346,15 @@ class Coordinator:
             _log_fact(fact)
 
     def _judge(
-        self, batch: list[Received], facts: list[f.Fact], actions: list[a.Effect]
+        self, batch: list[Received], facts: list[f.Fact], effects: list[a.Effect]
     ) -> Durability | None:
         """Decide, and stage what is to be kept. Returns SYNC or PATIENT where that is to be on disk
         before the actions are taken."""
         began, known = time.perf_counter(), len(facts)
         found: set[Durability] = {Durability.SYNC} if self._flush_due else set()
         for received in batch:
-            decided = turn(self.state, received.stimulus, received.at, self.limits)
-            actions += decided.actions
+            decided = turn(self.state, received.given, received.at, self.limits)
+            effects += decided.effects
             for fact in decided.facts:
                 facts.append(fact)
                 durability = durability_of(fact)
@@ -370,18 +370,18 @@ class Coordinator:
                 return durability
         return None
 
-    async def _for_company(self, facts: list[f.Fact], actions: list[a.Effect]) -> None:
+    async def _for_company(self, facts: list[f.Fact], effects: list[a.Effect]) -> None:
         """Judge what else comes in a moment, so that it shares the commit; less than a moment where
         somebody waits for it."""
         self._committing = True
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while self._judge(await self._inbox.take(), facts, actions) is not Durability.SYNC:
+                while self._judge(await self._inbox.take(), facts, effects) is not Durability.SYNC:
                     pass
         except TimeoutError:
             pass
 
-    async def _commit(self, facts: list[f.Fact], actions: list[a.Effect]) -> None:
+    async def _commit(self, facts: list[f.Fact], effects: list[a.Effect]) -> None:
         staged, self._staged = self._staged, []
         if self._flush is not None:
             self._flush.cancel()
@@ -389,7 +389,7 @@ class Coordinator:
         self._committing = True
         # Not taken back on an error: nobody may read a state that is not on disk.
         began = time.perf_counter()
-        with Periodic(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, actions)):
+        with Periodic(self.limits.heartbeat_s / 4, partial(self._hear_on, facts, effects)):
             await self._journal.append(staged)
         self.meters.commits.add(time.perf_counter() - began)
         self.meters.facts += len(staged)

@@ -17,7 +17,7 @@ BATCH_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    stimulus: Input
+    given: Input
     at: Instant
 
 
@@ -32,16 +32,16 @@ class Inbox:
         self._room.set()
         self._filled = asyncio.Event()
 
-    async def put(self, stimulus: Input) -> None:
+    async def put(self, given: Input) -> None:
         """Add it, after waiting for room."""
         while len(self._items) >= self._max:
             self._room.clear()
             await self._room.wait()
-        self.put_now(stimulus)
+        self.put_now(given)
 
-    def put_now(self, stimulus: Input) -> None:
+    def put_now(self, given: Input) -> None:
         """Add it at once: for what comes at most once a connection or a timer."""
-        self._items.append(Received(stimulus, self._clock.now()))
+        self._items.append(Received(given, self._clock.now()))
         self._filled.set()
 
     def wake(self) -> None:
@@ -54,7 +54,7 @@ class Inbox:
         picked: list[Received] = []
         self._items.clear()
         for received in waiting:
-            (picked if wanted(received.stimulus) else self._items).append(received)
+            (picked if wanted(received.given) else self._items).append(received)
         self._room.set()
         return picked
 

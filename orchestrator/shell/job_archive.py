@@ -192,7 +192,7 @@ class JobArchive:
         decision = decide(books, asked, now, limits)
         if decision.facts:
             raise AssertionError(f"{asked} changes job {name}, which is in the archive")
-        (answer,) = (act.result for act in decision.actions if isinstance(act, a.Answer))
+        (answer,) = (act.result for act in decision.effects if isinstance(act, a.Answer))
         return answer
 
 

@@ -1,6 +1,6 @@
 """Tells webhooks what the state has for them, each in its order, until it has heard it.
 
-What was told and what was not are stimuli: the journal keeps them, so that a new process goes on
+What was told and what was not are inputs: the journal keeps them, so that a new process goes on
 where this one ends. A webhook that is told twice knows it by the number.
 """
 

@@ -42,8 +42,8 @@ class Written(Cluster):
 
     rows: list[tuple[Durable, float]] = field(default_factory=list)
 
-    def turn(self, stimulus: s.Input) -> Turn:
-        done = super().turn(stimulus)
+    def turn(self, received: s.Input) -> Turn:
+        done = super().turn(received)
         at = Instant(self.mono, 0.0).mono + 1_700_000_000.0
         durable = [(fact, at) for fact in done.facts if isinstance(fact, _DURABLE)]
         self.rows += durable

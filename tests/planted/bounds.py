@@ -213,8 +213,8 @@ async def _room_for_all(_: AgentInbox) -> None:
     return
 
 
-async def _puts_now(self: Inbox, stimulus: inputs.Input) -> None:
-    self.put_now(stimulus)
+async def _puts_now(self: Inbox, received: inputs.Input) -> None:
+    self.put_now(received)
 
 
 def _says_each(self: _Connection, stream: StreamId, offset: int) -> None:

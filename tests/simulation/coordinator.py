@@ -161,8 +161,8 @@ class Coordinator:
         self._requests[request] = answered
         self.put(make(request))
 
-    def put(self, stimulus: s.Input) -> None:
-        self._inbox.append((stimulus, self.now()))
+    def put(self, given: s.Input) -> None:
+        self._inbox.append((given, self.now()))
         if not self._busy:
             self._step()
 
@@ -217,10 +217,10 @@ class Coordinator:
             batch, self._inbox = self._inbox, []
             due: set[Durability] = {Durability.SYNC} if flush else set()
             flush = False
-            for stimulus, received in batch:
+            for given, received in batch:
                 self.world.steps += 1
-                done = turn(self.state, stimulus, received, self.limits)
-                self._held += done.actions
+                done = turn(self.state, given, received, self.limits)
+                self._held += done.effects
                 due |= self._stage(done.facts, received)
                 self.checkers.turned(self.state, done.facts)
             if Durability.SYNC in due and self.disk.staged:
@@ -233,8 +233,8 @@ class Coordinator:
                 self._flush_at = self.world.now
                 self._later(LAZY_FLUSH_S, partial(self._flush, self._flush_at))
             if not self._patient:
-                actions, self._held = self._held, []
-                if not self._perform_all(actions):
+                effects, self._held = self._held, []
+                if not self._perform_all(effects):
                     return
 
     def _stage(self, facts: list[f.Fact], received: Instant) -> set[Durability]:
@@ -256,7 +256,7 @@ class Coordinator:
             self._step(flush=True)
 
     def _commit(self) -> None:
-        actions, self._held = self._held, []
+        effects, self._held = self._held, []
         self._patient = False
         self._busy = True
         self._flush_at = None
@@ -269,32 +269,32 @@ class Coordinator:
         doom = self.doom
         if doom is not None and not any(isinstance(x, doom.fact) for x, _ in self.disk.staged):
             doom = None
-        self._waits = actions
+        self._waits = effects
         if takes_s > self.limits.heartbeat_s / 4 and self.world.seed in HEARS_ON:
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
-        self._later(takes_s, partial(self._committed, actions, doom))
+            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
+        self._later(takes_s, partial(self._committed, effects, doom))
 
-    def _hear_on(self, actions: list[a.Effect]) -> None:
+    def _hear_on(self, effects: list[a.Effect]) -> None:
         """The commit lasts: answer heartbeats, as the real shell does."""
-        if self._waits is not actions:
+        if self._waits is not effects:
             return
         beats = [one for one in self._inbox if is_plain_heartbeat(self.state, one[0])]
         self._inbox = [one for one in self._inbox if not is_plain_heartbeat(self.state, one[0])]
-        for stimulus, received in beats:
+        for given, received in beats:
             self.world.steps += 1
-            done = turn(self.state, stimulus, received, self.limits)
+            done = turn(self.state, given, received, self.limits)
             self.checkers.turned(self.state, done.facts)
-            actions += done.actions
-        answers = [action for action in actions if is_answer(action)]
-        actions[:] = [action for action in actions if not is_answer(action)]
+            effects += done.effects
+        answers = [action for action in effects if is_answer(action)]
+        effects[:] = [action for action in effects if not is_answer(action)]
         self.world.met["answered_while_slow"] += len(answers)
         if self._perform_all(answers):
-            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, actions))
+            self._later(self.limits.heartbeat_s / 4, partial(self._hear_on, effects))
 
-    def _committed(self, actions: list[a.Effect], doom: Doom | None) -> None:
+    def _committed(self, effects: list[a.Effect], doom: Doom | None) -> None:
         self._waits = None
         if doom is not None:
-            self._meet(doom, actions)
+            self._meet(doom, effects)
             return
         written = dict.fromkeys(type(fact).__name__ for fact, _ in self.disk.staged)
         if any(self._dies(Deed.WRITES, name, When.BEFORE) for name in written):
@@ -303,20 +303,20 @@ class Coordinator:
         if any(self._dies(Deed.WRITES, name, When.AFTER) for name in written):
             return
         self._busy = False
-        if not self._perform_all(actions):
+        if not self._perform_all(effects):
             return
         self.checkers.settled(self.state, self.disk)
         if not self._busy:
             self._step()
 
-    def _meet(self, doom: Doom, actions: list[a.Effect]) -> None:
+    def _meet(self, doom: Doom, effects: list[a.Effect]) -> None:
         self.world.met[f"crash_{doom.moment.value}"] += 1
         self.world.met[f"crash_at_{doom.fact.__name__}"] += 1
         if doom.moment is not Moment.BEFORE_SYNC:
             self.checkers.synced(self.disk.sync())
-        if doom.moment is Moment.BETWEEN_ACTIONS and actions:
+        if doom.moment is Moment.BETWEEN_ACTIONS and effects:
             self._busy = True  # what an action brings in at once is not judged any more
-            for action in actions[: self.world.rng.randrange(len(actions))]:
+            for action in effects[: self.world.rng.randrange(len(effects))]:
                 self._perform(action)
         self.crash(power=doom.power)
 
@@ -330,10 +330,10 @@ class Coordinator:
 
     # --- acting ---------------------------------------------------------------------------
 
-    def _perform_all(self, actions: list[a.Effect]) -> bool:
+    def _perform_all(self, effects: list[a.Effect]) -> bool:
         """Returns whether the process has survived that."""
         life = self._life
-        for action in actions:
+        for action in effects:
             sent = _sent(action)
             if sent is not None and self._dies(Deed.SENDS, sent, When.BEFORE):
                 break

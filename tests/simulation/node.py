@@ -148,32 +148,32 @@ class Node:
             call()
         self.network.flow(self.name)
 
-    def feed(self, stimulus: s.Input) -> None:
+    def feed(self, received: s.Input) -> None:
         if self.state is None:
             return
         self.world.steps += 1
         if self.world.crashes is not None:
-            self._feed_to_die(self.state, stimulus)
+            self._feed_to_die(self.state, received)
             return
-        for action in turn(self.state, stimulus, self._now()):
+        for action in turn(self.state, received, self._now()):
             if self.doom is not None and isinstance(action, self.doom.action) and self._meet():
                 return
             self._perform(action)
 
-    def _feed_to_die(self, state: State, stimulus: s.Input) -> None:
+    def _feed_to_die(self, state: State, received: s.Input) -> None:
         """As a turn, step by step: it may die at each of them."""
         now = self._now()
-        decision = decide(state, stimulus, now)
-        actions = list(decision.actions)
+        decision = decide(state, received, now)
+        effects = list(decision.effects)
         for fact in decision.facts:
             name = type(fact).__name__
             if self.dies(Deed.DECIDES, name, When.BEFORE):
                 return
             apply(state, fact)
-            actions += react(state, fact, now)
+            effects += react(state, fact, now)
             if self.dies(Deed.DECIDES, name, When.AFTER):
                 return
-        for action in actions:
+        for action in effects:
             sent = _sent(action)
             if sent is not None and self.dies(Deed.SENDS, sent, When.BEFORE):
                 return

@@ -1,4 +1,4 @@
-"""decide: what a stimulus means. Reads the state, changes nothing.
+"""decide: what an input means. Reads the state, changes nothing.
 
 Everything that follows from a fact whoever caused it stands in `follow`; here is only what the
 outside world says and asks.
@@ -69,28 +69,28 @@ _DISKS_MAX = 8
 REBOOTED: Final = "it was booted anew"
 
 
-def decide(state: State, stimulus: s.Input, now: Instant, limits: Limits) -> Decision:
-    match stimulus:
+def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Decision:
+    match received:
         case s.ReportReceived(session, report):
             return _report(state, session, report, now, limits)
         case s.CoordinatorStarted():
-            return _started(state, stimulus, now, limits)
+            return _started(state, received, now, limits)
         case s.SubmitReceived():
-            return _submit(state, stimulus)
+            return _submit(state, received)
         case s.CancelReceived():
-            return cancel(state, stimulus)
+            return cancel(state, received)
         case s.ChangeReceived():
-            return change(state, stimulus, now)
+            return change(state, received, now)
         case s.SignalReceived():
-            return signal(state, stimulus)
+            return signal(state, received)
         case s.StacksReceived():
-            return stack_dumps.ask(state, stimulus, now, limits)
+            return stack_dumps.ask(state, received, now, limits)
         case s.DrainReceived():
-            return drain(state, stimulus)
+            return drain(state, received)
         case s.ResumeReceived():
-            return resume(state, stimulus, now)
+            return resume(state, received, now)
         case s.RemoveReceived():
-            return remove(state, stimulus)
+            return remove(state, received)
         case s.HelloReceived(session, hello, peer, local):
             foreign = frozenset[str]() if local else limits.own_names
             return _hello(state, session, hello, peer, foreign, now, limits)
@@ -101,13 +101,13 @@ def decide(state: State, stimulus: s.Input, now: Instant, limits: Limits) -> Dec
             changed = bool(problem) != bool(state.disk_full)
             return Decision([f.SpaceChanged(problem)] if changed else [])
         case s.WebhookAttempted():
-            return on_attempted(state, stimulus)
+            return on_attempted(state, received)
         case s.JobsArchived(jobs):
             return Decision([f.JobForgotten(job) for job in jobs if _is_over(state, job)])
         case s.TimerFired(timer):
             return decide_timer(state, timer, now, limits)
         case _:
-            assert_never(stimulus)
+            assert_never(received)
 
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
@@ -120,21 +120,21 @@ def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: 
     for node in state.nodes.values():
         if node.holders:
             decision.facts.append(f.LeaseExtended(node.name, until))
-            decision.actions.append(
+            decision.effects.append(
                 a.SetTimer(a.Timer(a.TimerKind.NODE, node=node.name), now.mono + limits.silence_s)
             )
-    decision.actions += restart_timers(state, now, limits)
+    decision.effects += restart_timers(state, now, limits)
     return decision
 
 
-def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
-    request, spec = stimulus.request, stimulus.spec
-    if stimulus.key:
-        known = state.keys.get((stimulus.user, stimulus.key))
+def _submit(state: State, received: s.SubmitReceived) -> Decision:
+    request, spec = received.request, received.spec
+    if received.key:
+        known = state.keys.get((received.user, received.key))
         if known is not None:
-            answer = submitted_before(stimulus.key, stimulus.digest, *known)
+            answer = submitted_before(received.key, received.digest, *known)
             return Decision([], [a.Answer(request, answer)])
-        if stimulus.searched is not None and stimulus.searched != state.forgotten:
+        if received.searched is not None and received.searched != state.forgotten:
             again = "jobs went to the archive meanwhile"
             hint = "submit again with the same key"
             return Decision([], [a.Answer(request, a.Declined(a.SEARCH_AGAIN, again, hint))])
@@ -155,7 +155,7 @@ def _submit(state: State, stimulus: s.SubmitReceived) -> Decision:
         return Decision([], [a.Answer(request, declined)])
     job = JobId(state.next_job)
     fact = f.JobSubmitted(
-        job, spec, stimulus.user, stimulus.key, stimulus.digest, stimulus.rerun_of
+        job, spec, received.user, received.key, received.digest, received.rerun_of
     )
     return Decision([fact], [a.Answer(request, a.Submitted(job, created=True))])
 
@@ -197,7 +197,7 @@ def _hello(
     if node is None or described != (node.agent_id, node.boot_id, node.version, node.inventory):
         decision.facts.append(f.NodeRegistered(hello.node, *described))
     if node is not None and node.session is not None:
-        decision.actions.append(a.CloseSession(node.session, "the agent has connected anew"))
+        decision.effects.append(a.CloseSession(node.session, "the agent has connected anew"))
     lease_until = now.mono + limits.lease_s + limits.lease_margin_s
     protocol = min(hello.protocol_max, PROTOCOL_MAX)
     ahead_s = clock_ahead_s(hello.wall_s, now)
@@ -249,9 +249,9 @@ def _hello(
         protocol=protocol,
         leases=leases_told(state, keep, limits) if protocol >= LEASES_OF_TASKS else {},
     )
-    decision.actions.append(a.Send(hello.node, session, welcome))
+    decision.effects.append(a.Send(hello.node, session, welcome))
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
-    decision.actions.append(a.SetTimer(timer, now.mono + limits.silence_s))
+    decision.effects.append(a.SetTimer(timer, now.mono + limits.silence_s))
     return decision
 
 

@@ -13,11 +13,11 @@ from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.state import State
 
 
-def is_plain_heartbeat(state: State, stimulus: s.Input) -> bool:
+def is_plain_heartbeat(state: State, received: s.Input) -> bool:
     """Whether this is a heartbeat with no news, on a connection that counts."""
-    if not isinstance(stimulus, s.ReportReceived) or stimulus.session not in state.sessions:
+    if not isinstance(received, s.ReportReceived) or received.session not in state.sessions:
         return False
-    report = stimulus.report
+    report = received.report
     return isinstance(report, Heartbeat) and report == Heartbeat(
         report.sent_s, wall_s=report.wall_s
     )

@@ -69,7 +69,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             left = stack_dumps.evaluate_hang(
                 state, job, job.attempts[fact.attempt - 1], now, limits
             )
-            return Decision([*moved.facts, *left.facts], [*moved.actions, *left.actions])
+            return Decision([*moved.facts, *left.facts], [*moved.effects, *left.effects])
         case (
             f.NodeHeard()
             | f.EpochStarted()
@@ -214,7 +214,7 @@ def _phase_begun(
     gang = gang_of(job, attempt) if attempt.phase is AttemptPhase.ARRANGING else None
     for task in attempt.tasks:
         on_node = None if task.state is TaskState.ASSIGNED else task.state
-        decision.actions += send_desired(state, job, attempt, task, on_node, limits, gang)
+        decision.effects += send_desired(state, job, attempt, task, on_node, limits, gang)
     return decision
 
 
@@ -247,7 +247,7 @@ def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decis
             continue
         session = state.nodes[task.node].session
         if session is not None:
-            decision.actions += [
+            decision.effects += [
                 a.Send(task.node, session, command)
                 for command in signals(task, attempt.signals[-1:])
             ]
@@ -261,7 +261,7 @@ def _stopping(
     decision = Decision()
     for task in attempt.tasks:
         if task.state not in OVER:
-            decision.actions += send_desired(state, job, attempt, task, task.state, limits)
+            decision.effects += send_desired(state, job, attempt, task, task.state, limits)
     # A gang of which nothing is left, because all of it was lost, has nobody to wait for.
     decision.facts += closed(attempt)
     return decision

@@ -1,4 +1,4 @@
-"""One turn of the coordinator: a stimulus, everything that follows from it, and the next
+"""One turn of the coordinator: an input, everything that follows from it, and the next
 placements."""
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Turn:
     """`facts` have been applied; `actions` are to be taken once the facts are on disk."""
 
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Effect] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
 
 
 _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 
-def turn(state: State, stimulus: Input, now: Instant, limits: Limits) -> Turn:
-    """Advance `state` by one stimulus. The only way in which a running coordinator changes it."""
+def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
+    """Advance `state` by one input. The only way in which a running coordinator changes it."""
     done = Turn()
-    decision = decide(state, stimulus, now, limits)
+    decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
-    done.actions[:0] = decision.actions
+    done.effects[:0] = decision.effects
     # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
     if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
@@ -74,7 +74,7 @@ def _apply_with_reactions(
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)
-        done.actions += followed.actions
+        done.effects += followed.effects
 
 
 def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:

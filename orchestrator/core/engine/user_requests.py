@@ -71,7 +71,7 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
     elif asked.grace_s is not None:
         fact, note = _shorter(job, attempt, asked.user, asked.grace_s)
         decision.facts += fact
-    decision.actions.append(
+    decision.effects.append(
         a.Answer(asked.request, a.Cancelled(job.id, already_ended=False, note=note))
     )
     return decision

@@ -13,4 +13,4 @@ class Decision:
     """Facts come before the actions of the same decision, in the order given."""
 
     facts: list[Fact] = field(default_factory=list)
-    actions: list[Effect] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)

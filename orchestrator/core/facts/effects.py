@@ -34,7 +34,7 @@ class TimerKind(enum.Enum):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """A name for a moment. Firing is a stimulus; a stale one is recognised, never cancelled."""
+    """A name for a moment. Firing is an input; a stale one is recognised, never cancelled."""
 
     kind: TimerKind
     node: NodeName = NodeName("")

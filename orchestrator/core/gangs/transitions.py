@@ -181,7 +181,7 @@ def _listening(state: State, job: Job, attempt: Attempt, limits: Limits) -> Deci
     if attempt.phase is AttemptPhase.RUNNING:
         for task in attempt.tasks[1:]:
             if task.state is TaskState.ARRANGED:
-                decision.actions += send_desired(state, job, attempt, task, task.state, limits)
+                decision.effects += send_desired(state, job, attempt, task, task.state, limits)
     return decision
 
 

@@ -187,11 +187,11 @@ def _ended(
         return decision
     if not look.judges:
         # What was due meanwhile was put off for this look.
-        return Decision(decision.facts, [*decision.actions, _timer(job, attempt, now.mono)])
+        return Decision(decision.facts, [*decision.effects, _timer(job, attempt, now.mono)])
     if attempt.hang is not None and _final(job, attempt.hang):
         return decision
     judged = _judge(state, job, attempt, look, now, limits)
-    return Decision([*decision.facts, *judged.facts], [*decision.actions, *judged.actions])
+    return Decision([*decision.facts, *judged.facts], [*decision.effects, *judged.effects])
 
 
 def _final(job: Job, found: HangVerdict) -> bool:
@@ -290,7 +290,7 @@ def _judge(
     if _final(job, told):
         return Decision([judged])
     again = _dismissed(job, attempt, now, limits.hangs.quiet_s)
-    return Decision([judged, *again.facts], again.actions)
+    return Decision([judged, *again.facts], again.effects)
 
 
 def _dismissed(job: Job, attempt: Attempt, now: Instant, seconds: float) -> Decision:

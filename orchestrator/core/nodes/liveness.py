@@ -116,7 +116,7 @@ def _lost(state: State, node: Node, now: Instant, limits: Limits) -> Decision:
         later = [gone_at(state, node, task, limits) for task in tasks if task not in lost] or [
             node.lease_until
         ]
-        decision.actions.append(a.SetTimer(timer, min(later)))
+        decision.effects.append(a.SetTimer(timer, min(later)))
     decision.facts += [
         f.TaskLost(t.job, t.attempt, t.rank, f"{t.node} was silent beyond its lease") for t in lost
     ]

@@ -51,18 +51,18 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
             assert_never(fact)
 
 
-def on_attempted(state: State, stimulus: s.WebhookAttempted) -> Decision:
+def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
     """What came of telling a webhook; whoever was told by a process before us is not known here."""
-    job = state.jobs.get(stimulus.job)
-    place = stimulus.number, stimulus.hook
+    job = state.jobs.get(received.job)
+    place = received.number, received.hook
     notice = None if job is None else job.notices.get(place)
     if notice is None:
         return Decision()
-    if stimulus.over:
-        return Decision([nf.WebhookSettled(stimulus.job, *place, stimulus.problem)])
-    if notice.problem == stimulus.problem:
+    if received.over:
+        return Decision([nf.WebhookSettled(received.job, *place, received.problem)])
+    if notice.problem == received.problem:
         return Decision()
-    return Decision([nf.WebhookFailed(stimulus.job, *place, stimulus.problem)])
+    return Decision([nf.WebhookFailed(received.job, *place, received.problem)])
 
 
 def host_of(job: Job, hook: int) -> str:

@@ -27,11 +27,11 @@ class Agent:
 
     state: State = field(default_factory=lambda: State(IDENTITY))
     mono: float = 100.0
-    actions: list[a.Effect] = field(default_factory=list)
+    effects: list[a.Effect] = field(default_factory=list)
 
-    def turn(self, stimulus: s.Input) -> list[a.Effect]:
-        done = turn(self.state, stimulus, Instant(self.mono, 0.0))
-        self.actions += done
+    def turn(self, received: s.Input) -> list[a.Effect]:
+        done = turn(self.state, received, Instant(self.mono, 0.0))
+        self.effects += done
         return done
 
     def hear(self, command: m.Command) -> list[a.Effect]:
@@ -60,13 +60,13 @@ class Agent:
         self.shim(ShimPhase.RUNNING, running_s=0.0)
 
 
-def reports(actions: list[a.Effect]) -> list[m.TaskReport]:
+def reports(effects: list[a.Effect]) -> list[m.TaskReport]:
     return [
         x.report
-        for x in actions
+        for x in effects
         if isinstance(x, a.SendReport) and isinstance(x.report, m.TaskReport)
     ]
 
 
-def told(actions: list[a.Effect]) -> list[Any]:
-    return [x.command for x in actions if isinstance(x, a.TellShim)]
+def told(effects: list[a.Effect]) -> list[Any]:
+    return [x.command for x in effects if isinstance(x, a.TellShim)]

@@ -17,15 +17,15 @@ def event(number: int, code: str = "xid 79") -> HardwareEvent:
     return HardwareEvent("boot", number, code, Grade.CRITICAL, "GPU 0000:1b:00.0: it is over")
 
 
-def beats(actions: list[a.Effect]) -> list[tuple[HardwareEvent, ...]]:
-    sent = [it.report for it in actions if isinstance(it, a.SendReport)]
+def beats(effects: list[a.Effect]) -> list[tuple[HardwareEvent, ...]]:
+    sent = [it.report for it in effects if isinstance(it, a.SendReport)]
     return [it.hardware for it in sent if isinstance(it, m.Heartbeat) and it.hardware]
 
 
-def hello(actions: list[a.Effect]) -> m.Hello:
+def hello(effects: list[a.Effect]) -> m.Hello:
     return next(
         it.report
-        for it in actions
+        for it in effects
         if isinstance(it, a.SendReport) and isinstance(it.report, m.Hello)
     )
 

@@ -24,14 +24,14 @@ def planned() -> Agent:
     agent.turn(s.TaskPlaced(TASK, PATHS, (20001,)))
     agent.shim(ShimPhase.NEW)
     agent.shim(ShimPhase.PREPARED)
-    agent.actions.clear()
+    agent.effects.clear()
     agent.hear(GANG)
     return agent
 
 
 def test_a_task_is_arranged_when_its_peers_are_proved() -> None:
     agent = planned()
-    assert agent.actions == [
+    assert agent.effects == [
         a.WriteHostfile(TASK, GANG.hostfile),
         a.ArrangeNetwork(TASK, GANG),
     ]
@@ -46,13 +46,13 @@ def test_a_gang_of_one_needs_no_network_and_gives_none_back() -> None:
     agent = Agent()
     agent.running()
     agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
-    assert not [x for x in agent.actions if isinstance(x, a.ArrangeNetwork | a.RestoreNetwork)]
+    assert not [x for x in agent.effects if isinstance(x, a.ArrangeNetwork | a.RestoreNetwork)]
 
 
 def test_a_plan_that_comes_again_is_not_arranged_again() -> None:
     agent = planned()
     assert [x.state for x in reports(agent.hear(GANG))] == [TaskState.PREPARED]
-    assert len([x for x in agent.actions if isinstance(x, a.ArrangeNetwork)]) == 1
+    assert len([x for x in agent.effects if isinstance(x, a.ArrangeNetwork)]) == 1
 
 
 def test_a_start_that_comes_before_the_proof_opens_the_gate_after_it() -> None:

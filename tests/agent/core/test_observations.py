@@ -32,7 +32,7 @@ def test_addresses_that_every_machine_has_are_not_told_to_the_gang() -> None:
     inventory = msgspec.structs.replace(IDENTITY.inventory, interfaces=faces)
     agent = Agent(State(replace(IDENTITY, inventory=inventory)))
     agent.at_gate()
-    said = [r.prepared.addresses for r in reports(agent.actions) if r.prepared is not None]
+    said = [r.prepared.addresses for r in reports(agent.effects) if r.prepared is not None]
     assert set(said) == {("10.0.1.1", "10.0.0.1")}
 
 

@@ -86,8 +86,8 @@ def test_changes_are_posted_and_the_end_ends_it() -> None:
         more, alive = asyncio.Event(), {"10.0.0.0": True, "10.0.0.2": True}
         asked = asyncio.Event()
 
-        def post(stimulus: s.Input) -> None:
-            heard.append(stimulus)
+        def post(received: s.Input) -> None:
+            heard.append(received)
             more.set()
 
         async def ask(address: str) -> bool | None:

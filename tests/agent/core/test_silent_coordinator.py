@@ -45,8 +45,8 @@ class Line:
         if now + self.delay_s < self.silent:
             self.answers.append((now + self.delay_s, command))
 
-    def _turn(self, stimulus: s.Input, now: float) -> None:
-        for action in turn(self.state, stimulus, Instant(now, 0.0)):
+    def _turn(self, received: s.Input, now: float) -> None:
+        for action in turn(self.state, received, Instant(now, 0.0)):
             match action:
                 case a.SetTimer(a.Timer.HEARTBEAT, at):
                     self.timer = at

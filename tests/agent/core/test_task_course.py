@@ -71,7 +71,7 @@ def test_a_task_is_not_removed_before_its_log_is_stored_nor_before_its_end_is() 
     agent.running()
     agent.shim(ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
     agent.turn(s.LogsStored(TASK))
-    assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
+    assert not any(isinstance(x, a.RemoveTask) for x in agent.effects)
     assert a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))
 
 
@@ -83,7 +83,7 @@ def test_a_task_that_wrote_nothing_waits_for_no_log_where_that_is_understood() -
         ended = ShimStatus(TASK, ShimPhase.CLEANED, running_s=1.0, exit=ShimExit(0))
         said = reports(agent.turn(s.ShimReported(TASK, ended, no_output=True)))
         assert said[-1].no_output is goes
-        assert not any(isinstance(x, a.RemoveTask) for x in agent.actions)
+        assert not any(isinstance(x, a.RemoveTask) for x in agent.effects)
         assert (a.RemoveTask(TASK) in agent.hear(m.ForgetTask(TASK))) is goes
         assert (a.RemoveTask(TASK) in agent.turn(s.LogsStored(TASK))) or goes
 
@@ -204,7 +204,7 @@ def test_a_task_of_an_earlier_life_is_reported_and_goes_on() -> None:
     assert hello.report.tasks[0].state is TaskState.STARTED
     assert hello.report.tasks[0].running_s == 11.0
     agent.hear(m.Welcome(1, SessionId(1), 300.0, 5.0, "0.1.0", "c1", (TASK,)))
-    assert ShimKill() not in told(agent.actions)
+    assert ShimKill() not in told(agent.effects)
 
 
 def test_leases_are_counted_from_the_moment_of_asking() -> None:

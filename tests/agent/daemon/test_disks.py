@@ -33,9 +33,9 @@ def hear(
     async def course() -> None:
         enough = asyncio.Event()
 
-        def post(stimulus: Input) -> None:
-            assert isinstance(stimulus, DisksObserved)
-            heard.append(stimulus.disks)
+        def post(received: Input) -> None:
+            assert isinstance(received, DisksObserved)
+            heard.append(received.disks)
             then(len(heard))
             if len(heard) >= counts:
                 enough.set()

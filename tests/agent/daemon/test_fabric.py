@@ -112,9 +112,9 @@ def test_between_launches_a_change_is_told_to_who_places(tmp_path: Path) -> None
     async def life() -> None:
         told = asyncio.Event()
 
-        def post(stimulus: Input) -> None:
-            assert isinstance(stimulus, RdmaObserved)
-            heard.append(stimulus.rdma)
+        def post(received: Input) -> None:
+            assert isinstance(received, RdmaObserved)
+            heard.append(received.rdma)
             told.set()
 
         fabric = FabricMonitor(AgentConfig(fabric=Settings(root=tmp_path)), post)

@@ -65,10 +65,10 @@ class Cluster:
     def now(self) -> Instant:
         return Instant(self.mono, 1_700_000_000.0 + self.mono)
 
-    def turn(self, stimulus: s.Input) -> Turn:
-        done = turn(self.state, stimulus, self.now, self.limits)
+    def turn(self, received: s.Input) -> Turn:
+        done = turn(self.state, received, self.now, self.limits)
         self.facts += done.facts
-        for action in done.actions:
+        for action in done.effects:
             match action:
                 case a.Send(node, _, command):
                     self.sent.setdefault(node, []).append(command)

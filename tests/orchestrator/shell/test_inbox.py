@@ -10,9 +10,9 @@ from orchestrator.shell.inbox import BATCH_MAX, Inbox
 A, B, C = DiskSpaceChecked("a"), DiskSpaceChecked("b"), DiskSpaceChecked("c")
 
 
-def stimuli(taken: object) -> list[Input]:
+def inputs(taken: object) -> list[Input]:
     assert isinstance(taken, list)
-    return [received.stimulus for received in taken]
+    return [received.given for received in taken]
 
 
 def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -> None:
@@ -26,9 +26,9 @@ def test_whoever_brings_too_much_waits_and_what_must_not_wait_does_not() -> None
         assert not third.done()
         ended = SessionEnded(SessionId(1))
         inbox.put_now(ended)
-        assert stimuli(await inbox.take()) == [A, B, ended]
+        assert inputs(await inbox.take()) == [A, B, ended]
         await third
-        assert stimuli(await inbox.take()) == [C]
+        assert inputs(await inbox.take()) == [C]
 
     asyncio.run(main())
 
@@ -39,7 +39,7 @@ def test_a_burst_is_taken_in_pieces() -> None:
         for number in range(BATCH_MAX + 1):
             inbox.put_now(DiskSpaceChecked(str(number)))
         assert len(await inbox.take()) == BATCH_MAX
-        assert stimuli(await inbox.take()) == [DiskSpaceChecked(str(BATCH_MAX))]
+        assert inputs(await inbox.take()) == [DiskSpaceChecked(str(BATCH_MAX))]
 
     asyncio.run(main())
 
@@ -47,15 +47,15 @@ def test_a_burst_is_taken_in_pieces() -> None:
 def test_what_is_picked_is_gone_and_the_others_keep_their_order_and_moments() -> None:
     async def main() -> None:
         inbox = Inbox(SystemClock(), waiting_max=3)
-        for stimulus in (A, B, C):
-            await inbox.put(stimulus)
+        for given in (A, B, C):
+            await inbox.put(given)
         waiting = asyncio.create_task(inbox.put(A))
         await asyncio.sleep(0)
-        (picked,) = inbox.pick(lambda stimulus: stimulus == B)
-        assert picked.stimulus == B
+        (picked,) = inbox.pick(lambda given: given == B)
+        assert picked.given == B
         await waiting  # there is room again
         taken = await inbox.take()
-        assert stimuli(taken) == [A, C, A]
+        assert inputs(taken) == [A, C, A]
         moments = [received.at.mono for received in taken]
         assert moments == sorted(moments)
         assert moments[0] <= picked.at.mono <= moments[1]

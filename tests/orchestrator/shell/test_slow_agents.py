@@ -25,18 +25,18 @@ class Heard:
     """Stands where the owner does, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.stimuli: list[Input] = []
+        self.inputs: list[Input] = []
         self.more = asyncio.Event()
 
-    def put_now(self, stimulus: Input) -> None:
-        self.stimuli.append(stimulus)
+    def put_now(self, received: Input) -> None:
+        self.inputs.append(received)
         self.more.set()
 
-    async def put(self, stimulus: Input) -> None:
-        self.put_now(stimulus)
+    async def put(self, received: Input) -> None:
+        self.put_now(received)
 
     async def until(self, kind: type[Any]) -> None:
-        while not any(isinstance(stimulus, kind) for stimulus in self.stimuli):
+        while not any(isinstance(received, kind) for received in self.inputs):
             self.more.clear()
             await self.more.wait()
 
@@ -77,7 +77,7 @@ def test_who_does_not_read_is_cut_off() -> None:
             await heard.until(SessionEnded)
             assert len(agents) == 0
             agents.send(SessionId(1), big(1))
-        assert heard.stimuli[1:] == [SessionEnded(SessionId(1))]
+        assert heard.inputs[1:] == [SessionEnded(SessionId(1))]
 
     asyncio.run(main())
 
@@ -101,7 +101,7 @@ def test_a_command_that_fits_no_frame_is_a_refusal_and_the_connection_goes_on() 
                 agents.send(SessionId(1), command)
             frame = decode_command(await socket.receive_str())
             assert (frame.seq, frame.body) == (1, small)
-        reports = [s.report for s in heard.stimuli if isinstance(s, ReportReceived)]
+        reports = [s.report for s in heard.inputs if isinstance(s, ReportReceived)]
         told = [report for report in reports if isinstance(report, TaskReport)]
         assert [(r.task, r.state, r.refusal and r.refusal.code) for r in told] == [
             (large.task, TaskState.ASSIGNED, RefusalCode.TOO_LARGE),

@@ -179,7 +179,7 @@ def _completes_early(real: Any) -> Any:
 
 
 def _keyless(real: Any) -> Any:
-    return lambda state, stimulus: real(state, msgspec.structs.replace(stimulus, key=""))
+    return lambda state, received: real(state, msgspec.structs.replace(received, key=""))
 
 
 def _blames_the_stopped(real: Any) -> Any:

@@ -138,8 +138,8 @@ def _accepts_gaps(link: Link, seq: int) -> bool:
 
 
 def _cancel_only_noted(real: Any) -> Any:
-    def cancel(state: State, stimulus: Any) -> Decision:
-        decision: Decision = real(state, stimulus)
+    def cancel(state: State, given: Any) -> Decision:
+        decision: Decision = real(state, given)
         decision.facts = [x for x in decision.facts if not isinstance(x, f.StopRequested)]
         return decision
 

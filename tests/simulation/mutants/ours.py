@@ -56,9 +56,9 @@ def _begins_late(real: Any) -> Any:
         if until is None or until > now.mono:
             return real(state, held, now)
         state.lease_until = now.mono + 0.001
-        actions = real(state, held, now)
+        effects = real(state, held, now)
         state.lease_until = until
-        return actions
+        return effects
 
     return drive
 

@@ -48,9 +48,9 @@ class Node:
     watch: HardwareMonitor | None = None
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def post(self, stimulus: Input) -> None:
-        assert isinstance(stimulus, HardwareObserved)
-        self.heard.append(stimulus)
+    def post(self, received: Input) -> None:
+        assert isinstance(received, HardwareObserved)
+        self.heard.append(received)
         self._more.set()
 
     @asynccontextmanager

@@ -96,8 +96,8 @@ def test_a_compute_port_that_is_down_from_the_start_is_told(node: Node) -> None:
     async def run() -> None:
         told = asyncio.Event()
 
-        def post(stimulus: Input) -> None:
-            heard.append(stimulus)
+        def post(received: Input) -> None:
+            heard.append(received)
             told.set()
 
         ports = RdmaPortMonitor(node.root, awaited=fabric.awaited)
@@ -157,8 +157,8 @@ def test_only_changes_are_posted(node: Node) -> None:
     async def run() -> None:
         changed = asyncio.Event()
 
-        def post(stimulus: Input) -> None:
-            heard.append(stimulus)
+        def post(received: Input) -> None:
+            heard.append(received)
             changed.set()
 
         ports = RdmaPortMonitor(node.root)
@@ -173,6 +173,6 @@ def test_only_changes_are_posted(node: Node) -> None:
         watching.cancel()
 
     asyncio.run(run())
-    told = [stimulus.ports for stimulus in heard if isinstance(stimulus, PortsObserved)]
+    told = [received.ports for received in heard if isinstance(received, PortsObserved)]
     assert told[0][0].down
     assert len(told) <= 3

@@ -63,9 +63,9 @@ class Bench:
             file.write(text)
 
     def life(self, watched: Watched | None = None) -> Sampler:
-        def post(stimulus: Input) -> None:
-            assert isinstance(stimulus, TrafficObserved)
-            self.heard.append(stimulus.report)
+        def post(received: Input) -> None:
+            assert isinstance(received, TrafficObserved)
+            self.heard.append(received.report)
 
         def follow() -> None:
             self.followed += 1

@@ -59,7 +59,7 @@ def made(stage: str) -> Cluster:
 
 def check_plans(turn: Turn) -> None:
     """What one agent says ends in the hosts files of others."""
-    for action in turn.actions:
+    for action in turn.effects:
         if isinstance(action, a.Send) and isinstance(action.command, ArrangeTask):
             for name, address in action.command.hosts:
                 check_name(name)
@@ -118,7 +118,7 @@ def test_any_hello(hello: Hello) -> None:
     cluster = made("running")
     before = {name: (n.agent_id, n.link) for name, n in cluster.state.nodes.items()}
     turn = cluster.turn(s.HelloReceived(SessionId(99), hello, "10.9.9.9"))
-    assert turn.actions, "it is answered"
+    assert turn.effects, "it is answered"
     others = {name: seen for name, seen in before.items() if name != hello.node}
     for name, seen in others.items():
         node = cluster.state.nodes[name]
@@ -150,7 +150,7 @@ def test_any_hello(hello: Hello) -> None:
 def test_any_return_of_a_node_that_is_known(stage: str, said: Hello) -> None:
     cluster = made(stage)
     turn = cluster.turn(s.HelloReceived(SessionId(99), said, "127.0.0.1"))
-    assert any(isinstance(it, a.Send) for it in turn.actions), "it is let in"
+    assert any(isinstance(it, a.Send) for it in turn.effects), "it is let in"
     look(cluster)
     cluster.beat(30)
     look(cluster)

@@ -1,4 +1,4 @@
-"""The course of a job through the coordinator's core, stimulus in, facts and commands out."""
+"""The course of a job through the coordinator's core, input in, facts and commands out."""
 
 from __future__ import annotations
 

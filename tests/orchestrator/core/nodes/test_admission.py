@@ -40,7 +40,7 @@ def running() -> Cluster:
 
 def answer(cluster: Cluster, said: Hello, peer: str = "10.9.9.9") -> Refused | None:
     turn = cluster.turn(s.HelloReceived(OTHER, said, peer))
-    refused = [x.refused for x in turn.actions if isinstance(x, a.RefuseSession)]
+    refused = [x.refused for x in turn.effects if isinstance(x, a.RefuseSession)]
     return refused[0] if refused else None
 
 
@@ -246,7 +246,7 @@ def test_only_the_coordinators_own_machine_joins_with_a_name_of_the_coordinator(
     cluster = Cluster(limits=HEAD)
     said = Hello(NodeName(name), "id", "boot", "0.1.0", INVENTORY)
     turn = cluster.turn(s.HelloReceived(OTHER, said, "10.9.9.9", local))
-    refused = [x.refused for x in turn.actions if isinstance(x, a.RefuseSession)]
+    refused = [x.refused for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert [it.code for it in refused] == ["bad_name"] * bool(told)
     assert all(told in it.text and "set `node`" in it.text for it in refused)
     assert (NodeName(name) in cluster.state.nodes) is not bool(told)

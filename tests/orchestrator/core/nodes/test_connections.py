@@ -100,7 +100,7 @@ def test_a_second_agent_of_the_same_name_is_refused_with_both_addresses() -> Non
     cluster.join("n0")
     other = Hello(NodeName("n0"), "another-id", "boot-n0", "0.1.0", INVENTORY)
     turn = cluster.turn(s.HelloReceived(SessionId(77), other, "10.9.9.9"))
-    (refused,) = [x for x in turn.actions if isinstance(x, a.RefuseSession)]
+    (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == "duplicate_name"
     assert "127.0.0.1" in refused.refused.text
     assert "10.9.9.9" in refused.refused.text
@@ -136,7 +136,7 @@ def test_an_agent_whose_names_would_spoil_a_hosts_file_is_refused(
     )
     hello = Hello(name, "id", "boot", "0.1.0", inventory)
     turn = cluster.turn(s.HelloReceived(SessionId(77), hello, "10.9.9.9"))
-    (refused,) = [x for x in turn.actions if isinstance(x, a.RefuseSession)]
+    (refused,) = [x for x in turn.effects if isinstance(x, a.RefuseSession)]
     assert refused.refused.code == code
     assert "\n" not in refused.refused.text
     assert not cluster.state.nodes
@@ -245,7 +245,7 @@ def test_a_coordinator_of_another_journal_leaves_an_agents_tasks_alone() -> None
         NodeName("n0"), "id", "boot-n0", "0.1.0", INVENTORY, (running,), 1, cluster="there"
     )
     done = cluster.turn(s.HelloReceived(SessionId(1), hello, "127.0.0.1"))
-    (refused,) = done.actions
+    (refused,) = done.effects
     assert isinstance(refused, a.RefuseSession)
     assert refused.refused.code == "other_cluster"
     assert "start it with the one that it had" in refused.refused.text
