@@ -1,0 +1,44 @@
+"""CONTRIBUTING.md and docs/architecture.md name files and functions that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sources import TREE, parse
+
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
+ROOTS = ("muster", "orchestrator", "agent", "tests", "tools", "configs", "docs")
+NAMED = re.compile(r"`(\w+)` in `([\w/]+\.py)`")
+
+
+def quoted(page: str) -> set[str]:
+    return set(re.findall(r"`([^`\s]+)`", (TREE / page).read_text("utf-8")))
+
+
+def functions(file: Path) -> set[str]:
+    nodes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(parse(file)) if isinstance(node, nodes)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_exists(page: str) -> None:
+    paths = {name for name in quoted(page) if name.split("/")[0] in ROOTS and "/" in name}
+    assert len(paths) > 10
+    assert [name for name in sorted(paths) if not (TREE / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES[:1])
+def test_every_function_stands_where_the_page_says(page: str) -> None:
+    named = NAMED.findall((TREE / page).read_text("utf-8"))
+    assert len(named) > 10
+    assert [(name, file) for name, file in named if name not in functions(Path(file))] == []
+
+
+def test_every_package_of_the_core_is_on_the_map() -> None:
+    page = (TREE / "CONTRIBUTING.md").read_text("utf-8")
+    packages = sorted(p.parent.name for p in (TREE / "orchestrator/core").glob("*/__init__.py"))
+    assert [
+        name for name in packages if not re.search(rf"^ {name}\b|  {name}\b", page, re.MULTILINE)
+    ] == []
