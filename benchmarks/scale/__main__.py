@@ -18,12 +18,11 @@ from pathlib import Path
 from benchmarks.launch.cluster import Connection, Wrong, cluster, job_of, settle
 from benchmarks.launch.processor import processor_ms
 from benchmarks.launch.report import machine, table, write_json
-from benchmarks.launch.samples import Aim, Row
+from benchmarks.launch.samples import Row
 from examples.local_cluster import ClusterError, LocalCluster
 
 AGENTS = 64
 SIZES = (2, 8, 32, 64)
-AIM_MS = 0.5
 _WARM_UP = 2
 
 
@@ -51,7 +50,7 @@ def measure(local: LocalCluster, rounds: int) -> list[Row]:
     """Sizes take turns, so that a busy moment meets them all."""
     used = {size: Row("scale", f"gang of {size}, its processor time", "ours") for size in SIZES}
     took = {size: Row("scale", f"gang of {size}, request -> ended", "ours") for size in SIZES}
-    slope = Row("scale", "processor time for one more node", "ours", aim=Aim(AIM_MS))
+    slope = Row("scale", "processor time for one more node", "ours")
     rest = Row("scale", f"{AGENTS} agents at rest, a second", "ours")
     connection = Connection(local)
     try:
