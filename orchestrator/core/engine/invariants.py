@@ -162,7 +162,7 @@ def _drained(state: State, node: Node) -> Iterator[str]:
 
 
 def _shares(node: Node) -> Iterator[str]:
-    """Yield conflicts between holders: a whole node held twice, or too little CPU or memory."""
+    """Yield conflicts between holders: a whole node held twice, too few CPUs, too little memory."""
     shares = node.holders
     if len(shares) < 2:
         return

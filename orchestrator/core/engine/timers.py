@@ -96,7 +96,7 @@ def limit_timers(state: State, job: Job, now: Instant) -> list[a.Effect]:
 
 
 def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
-    """When to warn the ranks of the time limit, in seconds of their run.
+    """Return when to warn the ranks of the time limit, in seconds of their run.
 
     Returns None if they get no warning, or have had it. A limit that was raised gets a new warning.
     """

@@ -44,7 +44,7 @@ def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
     decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    # Skip placement for facts that cannot free capacity (most: heartbeats, progress reports).
+    # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
     if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             _apply_with_reactions(state, [placed], now, limits, done)

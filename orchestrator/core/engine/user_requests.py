@@ -77,7 +77,7 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
 
 
 def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[list[f.Fact], str]:
-    """Shorten the grace period, or return a note that says why not.
+    """Shorten the grace period, or return a note that explains why not.
 
     The wall clock decides nothing: nodes keep whichever deadline comes first.
     """

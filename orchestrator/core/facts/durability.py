@@ -13,11 +13,11 @@ from orchestrator.core.facts import webhooks as nf
 
 
 class Durability(enum.Enum):
-    """When a fact must be on disk.
+    """The time at which a fact must be on disk.
 
-    SYNC: before any of its effects. PATIENT: the same, but nobody waits for it, so the commit may
-    wait for more facts. LAZY: with the next sync; if lost, the agent reports it again, or the
-    webhook is sent again. EPHEMERAL: never, as it concerns connections of this process.
+    SYNC: before any of its effects. PATIENT: the same, but without haste, so the commit may wait
+    for more facts. LAZY: with the next sync; if lost, the agent reports it again, or the webhook is
+    sent again. EPHEMERAL: never, as it concerns connections of this process.
     """
 
     SYNC = "sync"

@@ -16,8 +16,8 @@ OF_NOBODY: Final = frozenset(
 )
 """Refusals for which no node is to blame.
 
-HOSTS_ELSEWHERE: otherwise a node with the name of another machine would get the peers that refuse
-it out of service.
+HOSTS_ELSEWHERE is one of them. Otherwise a node with the name of another machine would get the
+peers that refuse it out of service.
 """
 
 

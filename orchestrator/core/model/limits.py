@@ -6,7 +6,7 @@ import msgspec
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """When the coordinator takes a node out of service by itself.
+    """Limits for nodes that the coordinator takes out of service by itself.
 
     A node is quarantined after faults in `jobs` different jobs (0: never). A fault is forgotten
     once `forgiven_after` attempts have ended well on the node. At most `pool_share` of a pool's
@@ -45,7 +45,9 @@ class HangLimits(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a node
+    """Limits of leases, phases and verdicts.
+
+    `lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a node
     lost. It covers the time in which a shim ends its task after the lease, and the drift of two
     clocks during a lease.
 

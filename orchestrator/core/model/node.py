@@ -16,8 +16,7 @@ from muster.spec.units import duration_text
 
 
 class LinkState(enum.Enum):
-    """OFFLINE: silent in this epoch so far. SUSPECT: silent, its lease still runs. LOST: lease
-    over."""
+    """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""
 
     OFFLINE = "offline"
     CONNECTED = "connected"
@@ -62,7 +61,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class MassOutage(msgspec.Struct, frozen=True):
-    """Of the connected agents, `gone` of `of` fell silent at once.
+    """Most agents fell silent at once, `gone` of the `of` that were connected.
 
     From `at` (monotonic) on, the coordinator declares nothing lost for `lasts_s`.
     """

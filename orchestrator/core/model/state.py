@@ -32,7 +32,7 @@ from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, Ma
 class Share(NamedTuple):
     """An attempt's share of a node: GPUs by UUID, and CPUs and memory as requested.
 
-    `whole`: no other attempt gets anything of the node, whatever `gpus` says.
+    `whole`: no other attempt gets anything of the node, whatever `gpus` is.
     """
 
     gpus: tuple[str, ...] = ()
@@ -200,10 +200,10 @@ class Attempt:
     why_there: str = ""  # in words, from the placement
     cause: Cause | None = None
     forced: bool = False
-    warned_at: float | None = None  # warning of the time limit
+    warned_at: float | None = None  # time of the time limit's warning
     prepared_at: float | None = None
-    released_at: float | None = None  # the gates opened
-    started_at: float | None = None  # every task had started
+    released_at: float | None = None  # when the gates opened
+    started_at: float | None = None  # when every task had started
     stopping_at: float | None = None
     grace_s: float = 0.0  # of the current stop
     shortened: tuple[float, float] | None = None  # when, and the new grace from then
@@ -316,7 +316,7 @@ class State:
         default_factory=dict
     )  # volatile; by attempt
     look_number: int = 0  # volatile; of the last stack dump
-    disk_full: str = ""  # volatile; why no job starts
+    disk_full: str = ""  # volatile; why nothing new starts
     judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
     brake: MassOutage | None = None  # volatile; current mass outage
     forgotten: int = 0  # volatile; count of archived jobs

@@ -197,7 +197,7 @@ def _name_taken(node: Node) -> bool:
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
-    """How far an agent's wall clock is ahead of ours, in whole seconds (negative: behind).
+    """Return how far an agent's wall clock is ahead of ours, in whole seconds (negative: behind).
 
     Returns 0 if the difference may be latency.
     """

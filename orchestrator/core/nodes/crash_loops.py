@@ -1,6 +1,6 @@
 """Agents that restart again and again: their nodes get no more jobs, and running jobs continue.
 
-Restarts by hand look the same, but so many of them within ten minutes are no upgrade. Agents that
+Restarts by hand are not distinguished, but so many within ten minutes are no upgrade. Agents that
 die before their hello are not counted: such a node is not connected and gets no jobs anyway.
 """
 

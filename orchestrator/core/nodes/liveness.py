@@ -98,7 +98,7 @@ def brake_text(state: State) -> str:
 
 
 def keeps_until(state: State, node: Node, limits: Limits) -> float | None:
-    """When the last task that a silent node may run has ended there, in monotonic seconds.
+    """Return when the last task that a silent node may run has ended, in monotonic seconds.
 
     Returns None if the node has no tasks.
     """

@@ -1,4 +1,4 @@
-"""Reports of peers on a silent node: it is gone, or only cut off from the coordinator.
+"""Reports of peers on a silent node: is it gone, or only cut off from the coordinator?
 
 A node that is cut off may go on training, so its lease decides. If its neighbours in a gang report
 that its machine no longer answers them either, it is gone as far as the gang is concerned. That
@@ -39,10 +39,10 @@ def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limit
 
 
 def unknown_at(node: Node, limits: Limits) -> float:
-    """When a silent node becomes unknown (monotonic seconds).
+    """Return when a silent node becomes unknown (monotonic seconds).
 
-    If a new coordinator process has not yet received anything from the node, its silence counts
-    from the start of the process.
+    If a new coordinator process has received nothing from the node yet, the silence counts from the
+    start of the process.
     """
     return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
 
@@ -139,7 +139,10 @@ def _is_heeded(node: Node, now: Instant) -> bool:
 
 
 def _counts_from(node: Node) -> float:
-    """When all of a node's reports on its neighbours date from after its connection."""
+    """Return when a node's reports on its neighbours count (monotonic seconds).
+
+    From then on, they date from after its connection.
+    """
     return node.connected_at + ROUND_S
 
 

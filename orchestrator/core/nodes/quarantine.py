@@ -96,8 +96,8 @@ def _number(node: Node) -> int:
 def _proved(attempt: Attempt, cause: Cause) -> bool:
     """Whether the node is at fault and the job cannot be.
 
-    A refusal proves that if the node itself is known to be at fault, or if others of the gang were
-    ready.
+    For a refusal, that is certain if the refusal itself blames the node, or if others of the gang
+    were ready.
     """
     if cause.code is not CauseCode.PREPARE_REFUSED:
         return True

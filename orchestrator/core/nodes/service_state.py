@@ -85,7 +85,7 @@ def service_event(fact: sf.OfService) -> str:
 
 
 def deadline_text(drain: Drain, now: Instant) -> str:
-    """How long running jobs still have, in words; "" if they may continue."""
+    """The time that running jobs still have, in words; "" if they may continue."""
     left_s = deadline_left_s(drain, now)
     if left_s is None:
         return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""

@@ -98,8 +98,8 @@ def node_view(
 ) -> h.NodeView:
     """Return one node, from its link, its inventory and its jobs.
 
-    If the node is unreachable, the view shows `brake`, the text of a mass outage, and
-    `keeps_until`, when its tasks have ended at the latest.
+    For an unreachable node: `brake` is the text of a mass outage, and `keeps_until` is when the
+    node's tasks have ended at the latest.
     """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
@@ -195,9 +195,9 @@ def _limit_at(job: Job) -> float | None:
 
 
 def _kill_at(job: Job) -> float | None:
-    """When the grace period of a stopping attempt ends (UTC seconds).
+    """The end of a stopping attempt's grace period (UTC seconds).
 
-    Returns None if there is none: nothing of the job had started, or it ended by itself.
+    Returns None if nothing of the job had started, or if the job ended by itself.
     """
     attempt = job.current
     if attempt is None or attempt.stopping_at is None or attempt.released_at is None:

@@ -1,4 +1,4 @@
-"""Explains why a job waits, runs where it does, or ended, by the scheduler's own verdicts."""
+"""Explains a job's wait, placement or end by the scheduler's own verdicts, in words."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
 
 
 def _fabric(attempt: Attempt) -> str:
-    """What carries the attempt's traffic and why, as far as decided."""
+    """Describe the transport of the attempt and why it was chosen, as far as decided."""
     if was_refused(attempt):
         return "no plan: the gang was refused"
     plan = plan_of(attempt)

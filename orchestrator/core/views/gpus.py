@@ -32,7 +32,7 @@ def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
 
 
 def job_gpus(state: State, job: Job) -> int | None:
-    """How many GPUs a job has, or requests.
+    """The number of GPUs that a job has, or requests.
 
     Returns None if the job requests whole nodes and has none yet.
     """
