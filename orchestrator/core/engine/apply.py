@@ -1,4 +1,4 @@
-"""apply: how each fact changes the state. Total, without choices; used live and in replay alike."""
+"""apply: change the state by one fact. Total, without choices; used live and in replay alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orchestrator.core.webhooks.outbox import apply_notice
 
 CUTS_KEPT: Final = 400
 SIGNALS_KEPT: Final = 16
-"""So many of an attempt are said again to a node whose connection may have lost them."""
+"""Signals kept per attempt, to send again to a node whose connection may have lost them."""
 
 _OF_NO_REVISION: Final = frozenset(
     {f.RunTimed, f.JobForgotten, nf.WebhookFailed, idf.IdleTimed, *get_args(hf.Looking)}
@@ -36,7 +36,7 @@ _OF_NO_REVISION: Final = frozenset(
 
 
 def apply(state: State, fact: f.Fact, at: float) -> None:
-    """Change `state` by `fact`, which was recorded at `at` (UTC seconds, only ever shown)."""
+    """Change `state` by `fact`, which was recorded at `at` (UTC seconds, for display only)."""
     match fact:
         case (
             f.TaskPrepared()
@@ -81,7 +81,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
             apply_service(state.nodes[fact.node], fact, at)
             if isinstance(fact, sf.HardwareReported) and not fact.noted:
                 for job_id, number in fact.attempts:
-                    # In a replay it may be of a job that the archive has.
+                    # In a replay, the job may be in the archive already.
                     attempt = state.attempt(job_id, number)
                     if attempt is not None:
                         attempt.changes.add(at, f"{fact.node}: {fact.event.text}")
@@ -98,7 +98,7 @@ def apply(state: State, fact: f.Fact, at: float) -> None:
         ):
             apply_job(state, fact, at)
         case nf.WebhookSettled(job_id) if job_id not in state.jobs:
-            # A journal of 0.1 may have it behind its job's way to the archive.
+            # A journal of release 0.1 may record this after the job went to the archive.
             return
         case nf.WebhookQueued() | nf.WebhookSettled() | nf.WebhookFailed():
             apply_notice(state, fact, at)
@@ -286,7 +286,7 @@ def _apply_traffic(state: State, fact: f.TrafficMeasured | f.TrafficJudged, at: 
     match fact:
         case f.TrafficMeasured(name, report):
             task = state.task(name)
-            # What was known at the end is on disk, and is all that is told of it afterwards.
+            # Ignore reports after the exit: TaskExited has the last one, which is on disk.
             if task is not None and task.exit is None and task.state not in OVER:
                 task.traffic = report
         case f.TrafficJudged(job, number, proof):
@@ -332,14 +332,14 @@ def _take(state: State, job: Job, task: Task) -> None:
 
 
 def _free(state: State, task: Task) -> None:
-    """Nothing of the task can be on its node any more; its attempt may have given it back."""
-    node = state.nodes.get(task.node)  # it may have been removed since it left the gang
+    """Release the node, unless the attempt has another task on it."""
+    node = state.nodes.get(task.node)  # may have been removed since the task left
     if node is not None and not _holds_another(state, task):
         node.holders.pop((task.job, task.attempt), None)
 
 
 def _holds_another(state: State, task: Task) -> bool:
-    """Whether its node has come back to the gang, with another task."""
+    """Whether the node has rejoined the gang with another task."""
     attempt = state.jobs[task.job].attempts[task.attempt - 1]
     return any(
         other is not task and other.node == task.node and other.state not in OVER

@@ -1,4 +1,4 @@
-"""How facts about jobs change the state: where each waits, and what users change of it."""
+"""Apply facts about jobs: their queues, their phases, and changes by users."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def dequeue(state: State, job: Job) -> None:
 
 
 def _leave_line(state: State, job: Job) -> None:
-    """Out of wherever it waits to be placed."""
+    """Remove the job from its queue or from the held jobs."""
     if job.phase is JobPhase.QUEUED:
         dequeue(state, job)
     state.held.discard(job.id)

@@ -1,4 +1,4 @@
-"""How facts about the cluster and the links to its nodes change the state."""
+"""Apply facts about the cluster and the links to its nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def apply_link(state: State, fact: f.OfLink) -> None:
                 node.lives = (*node.lives, heard_at)[-LIVES_KEPT:]
             node.ahead_s, node.instance = ahead_s, life
             node.connected_at = heard_at
-            # It tells them again.
+            # The agent reports them again on each connection.
             node.survivors.clear()
             state.sessions[session] = name
         case f.PortsSeen(_, ports):
@@ -80,7 +80,7 @@ def apply_link(state: State, fact: f.OfLink) -> None:
         case f.FailureSuspected(_, task, cause, ended_at):
             state.suspects[task] = Suspect(cause, ended_at)
         case f.NodeHeard(_, heard_at, lease_until, ahead_s):
-            # A heartbeat may be judged after one that came later, which has been answered.
+            # A plain heartbeat may overtake an earlier one with news (see fast_path).
             node.heard_at = max(node.heard_at, heard_at)
             node.lease_until = max(node.lease_until, lease_until)
             node.ahead_s = ahead_s

@@ -1,7 +1,7 @@
-"""decide: what an input means. Reads the state, changes nothing.
+"""decide: turn an input into facts and effects. Reads the state, changes nothing.
 
-Everything that follows from a fact whoever caused it stands in `follow`; here is only what the
-outside world says and asks.
+Consequences of a fact that do not depend on the input are in `react`. This module handles only what
+agents, users, timers and the shell report and request.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
 
 
 def _started(state: State, started: s.CoordinatorStarted, now: Instant, limits: Limits) -> Decision:
-    """A new process: nothing is known of the connections, and every lease begins anew."""
+    """Start an epoch: no connection is known, and every lease gets a full term."""
     cluster = state.cluster or started.cluster
     decision = Decision(
         [f.EpochStarted(started.epoch, cluster, started.networks, started.first_job)]
@@ -161,8 +161,10 @@ def _submit(state: State, received: s.SubmitReceived) -> Decision:
 
 
 def submitted_before(key: str, again: str, job: JobId, digest: str) -> a.Result:
-    """The answer to a submit whose idempotency key is that of `job`; `again` is the digest of what
-    has come with it now, `digest` of what came then."""
+    """Answer a submit whose idempotency key belongs to `job`.
+
+    `again` is the digest of the new body, `digest` that of the first one.
+    """
     if digest == again:
         return a.Submitted(job, created=False)
     return a.Declined(
@@ -207,12 +209,12 @@ def _hello(
     )
     decision.facts += restarted(state, hello.node, life, now.mono, limits)
     decision.facts += _ports_seen(state, hello.node, hello.ports)
-    # Before the tasks: a rank may have died of it.
+    # Before the tasks, because a full or hung disk may have ended a rank.
     decision.facts += _disks_seen(state, hello.node, hello.disks)
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
-    # Each once, whatever it says twice.
+    # An agent may report a task twice; the last report counts.
     for report in {report.task: report for report in hello.tasks}.values():
         drained += [
             *survivor_facts(None, hello.node, report),
@@ -222,7 +224,7 @@ def _hello(
         if task is None or task.node != hello.node or task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
-            # Nothing outlives a boot, whatever its agent makes of what it finds.
+            # No process survives a reboot, no matter what the agent finds.
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, REBOOTED))
             continue
         keep.append(task)
@@ -234,7 +236,7 @@ def _hello(
         if task.id not in reported and task.state is not TaskState.ASSIGNED:
             reason = REBOOTED if rebooted else "its agent does not have it any more"
             decision.facts.append(f.TaskLost(task.job, task.attempt, task.rank, reason))
-    # After the tasks: who is ended by what he reports himself is not ended for this again.
+    # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.hardware)
     decision.facts += drained
     decision.facts.append(f.NodeSynced(hello.node, tuple(reported.items())))
@@ -256,16 +258,15 @@ def _hello(
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:
-    """Something of the task may have been running when its node went down, and how that ended is
-    not on the node's disk."""
+    """Whether the task may have run when its node went down, with no exit record on the node."""
     return report.exit is None and report.refusal is None and task.state is not TaskState.ASSIGNED
 
 
 def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
-    """A coordinator that finds a job running knows from its nodes for how long it has."""
+    """Return since when the attempt runs. A restarted coordinator learns it from the nodes."""
     attempt = state.jobs[task.job].attempts[task.attempt - 1]
     if task.joined or attempt.started_at is None or report.state is not TaskState.STARTED:
-        # Of one that has ended it is how long that one ran.
+        # For an ended task, `running_s` is the length of its whole run.
         return []
     return [f.RunTimed(task.job, task.attempt, now.mono - report.running_s)]
 
@@ -331,7 +332,7 @@ def _changed(
     devices: tuple[GpuDevice, ...] | None,
     rdma: NodeRdma | None,
 ) -> list[f.Fact]:
-    """A node says when its interfaces, its GPUs or what it has for RDMA have changed."""
+    """Register the node again if its interfaces, GPUs or RDMA hardware have changed."""
     node = state.nodes[name]
     inventory = node.inventory
     if interfaces is not None and not problem(interfaces):
@@ -346,7 +347,7 @@ def _changed(
 
 
 def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
-    """The news of a report and, where it means the end of the gang, the request to stop it."""
+    """Return the news of a report and, if it ends the gang, the request to stop the gang."""
     job = state.jobs[task.job]
     attempt = job.attempts[task.attempt - 1]
     if report.silent != task.silent:
@@ -374,7 +375,7 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
             ended_at = now.mono - ended_before_s(cause, report)
             found.append(f.FailureSuspected(task.node, task.id, cause, ended_at))
         return found
-    # Before the news: the first cause is on record when the exit arrives.
+    # Before the news, so that the cause is on record before the exit.
     return [f.StopRequested(task.job, task.attempt, cause), *found]
 
 

@@ -1,8 +1,8 @@
-"""What may be said while the disk is slow: that an agent is heard, and nothing that follows of it.
+"""Answers plain heartbeats while a commit is pending.
 
-An agent gives its coordinator up after two heartbeats without a word. A bare heartbeat makes no
-fact that is kept, so its answer waits for no commit, and it may pass what waits for one. Whoever is
-heard out of turn is heard as of when it spoke, and its lease never becomes shorter by it.
+An agent gives up its connection after two unanswered heartbeats. A plain heartbeat makes no durable
+fact, so its answer needs no commit and may overtake inputs that wait for one. The heartbeat counts
+as of its arrival, and it never shortens a lease.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestrator.core.model.state import State
 
 
 def is_plain_heartbeat(state: State, received: s.Input) -> bool:
-    """Whether this is a heartbeat with no news, on a connection that counts."""
+    """Whether the input is a heartbeat without news, on a current connection."""
     if not isinstance(received, s.ReportReceived) or received.session not in state.sessions:
         return False
     report = received.report
@@ -24,5 +24,5 @@ def is_plain_heartbeat(state: State, received: s.Input) -> bool:
 
 
 def is_answer(action: a.Effect) -> bool:
-    """Whether this says that a heartbeat was heard, and nothing else."""
+    """Whether the effect only acknowledges a heartbeat."""
     return isinstance(action, a.Send) and isinstance(action.command, HeartbeatAck)

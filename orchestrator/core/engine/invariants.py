@@ -1,6 +1,6 @@
-"""What is true of the coordinator's state at every moment. Pure; reads, changes nothing.
+"""Invariants of the coordinator's state. Pure; reads, changes nothing.
 
-The simulator asks after every turn; a test of any part of the core can, too.
+The simulator checks them after every turn. A test of any part of the core can, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.core.scheduling.gpus import free_cpus, free_memory, share_of
 
 
 def check(state: State) -> list[str]:
-    """Everything that is wrong with `state`, a sentence each; empty where nothing is."""
+    """Return each violation as a sentence. Empty if the state is consistent."""
     return [*_jobs(state), *_queues(state), *_nodes(state), *_ports(state), *_sessions(state)]
 
 
@@ -147,11 +147,11 @@ def _nodes(state: State) -> Iterator[str]:
 
 
 def _drained(state: State, node: Node) -> Iterator[str]:
-    """Nothing begins there any more; after its deadline, nothing runs that was not told to end."""
+    """Yield gangs that start on a drained node, and gangs that run past the deadline of a drain."""
     over = node.drain is not None and node.drain.left_s == 0
     for number, count in node.holders:
         attempt = state.jobs[number].attempts[count - 1]
-        # Of one that has refused, what comes of that has been decided.
+        # Skip tasks that are over, such as after a refusal: the consequences are decided.
         if not any(t.node == node.name and t.state not in OVER for t in attempt.present):
             continue
         name = f"attempt {number}.{count} is {attempt.phase.value} on {node.name}"
@@ -162,7 +162,7 @@ def _drained(state: State, node: Node) -> Iterator[str]:
 
 
 def _shares(node: Node) -> Iterator[str]:
-    """A node is one attempt's, or has several that all together ask for no more than there is."""
+    """Yield conflicts between holders: a whole node held twice, too few CPUs, too little memory."""
     shares = node.holders
     if len(shares) < 2:
         return
@@ -177,7 +177,7 @@ def _shares(node: Node) -> Iterator[str]:
 
 
 def _gpus(state: State) -> Iterator[str]:
-    """A GPU is given to one task at a time, through whichever agent of its machine."""
+    """Yield GPUs given to two tasks, even through different agents of one machine."""
     owners: dict[tuple[str, str], tuple[JobId, NodeName]] = {}
     for node in state.nodes.values():
         for holder, share in node.holders.items():
@@ -218,7 +218,7 @@ def _sessions(state: State) -> Iterator[str]:
 
 
 def _gone(task: Task) -> bool:
-    """It has left its gang and its node."""
+    """Whether the task has left its gang and its node."""
     return not task.present and task.state in OVER
 
 

@@ -1,6 +1,7 @@
-"""follow: what comes of a fact, whoever caused it. Reads the state after the fact, changes nothing.
+"""react: the consequences of a fact. Reads the state after the fact, changes nothing.
 
-What comes of a task's move for its gang is in orchestrator/core/gangs/transitions.py.
+They do not depend on the input that caused the fact. The consequences of a task's transition for
+its gang are in orchestrator/core/gangs/transitions.py.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             return task_moved(state, fact, now, limits)
         case f.TaskExited():
             moved = task_moved(state, fact, now, limits)
-            # The others may have been silent before.
+            # The other ranks may have been silent before, so evaluate the hang now.
             job = state.jobs[fact.job]
             left = stack_dumps.evaluate_hang(
                 state, job, job.attempts[fact.attempt - 1], now, limits
@@ -131,7 +132,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case f.FailureSuspected(_, task):
             return _suspected(state, task, now, limits)
         case f.JobChanged():
-            # A limit that has moved takes its timers along.
+            # Because the time limit may have changed, set its timers again.
             return Decision([], limit_timers(state, state.jobs[fact.job], now))
         case f.RunTimed(job_id, number):
             job = state.jobs[job_id]
@@ -150,7 +151,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case f.NodeConnected(name):
             return Decision(released(state, now, limits), word_timer(state, name))
         case f.NodeLeaseExpired() | sf.NodeRemoved():
-            # Nobody waits for it any more: it may have been the last of those that were away.
+            # Fewer nodes are silent now, so the mass outage may be over.
             return Decision(released(state, now, limits))
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
@@ -161,7 +162,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             told = queue_webhooks(state.jobs[job_id], nf.WebhookEvent.RETRYING)
             return Decision(told, [a.SetTimer(timer, now.mono + delay_s)])
         case f.AttemptArranged() if len(_of(state, fact)[1].tasks) == 1:
-            # Nobody else has to be ready: its plan and its start are one commit and one message.
+            # A single node waits for no other: its plan and its start share a commit and a message.
             return Decision([f.AttemptStarted(fact.job, fact.attempt)])
         case f.AttemptPlaced() | f.AttemptArranged() | f.AttemptStarted():
             return _phase_begun(state, fact, now, limits)
@@ -185,7 +186,7 @@ def _synced(
     held: tuple[tuple[TaskId, TaskState], ...],
     limits: Limits,
 ) -> Decision:
-    """Commands may have been lost with the old connection: say again all that is wanted."""
+    """Send all desired commands again, as the old connection may have lost some."""
     session = state.nodes[name].session
     if session is None:
         return Decision()
@@ -229,7 +230,7 @@ def _after(state: State, job: Job, number: int, limits: Limits) -> list[f.Fact]:
 
 
 def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Decision:
-    """Hear the others for a moment: one of them may have failed first."""
+    """Wait shortly for reports of the other ranks: one of them may have failed first."""
     job, number, _ = parse_task_id(task)
     attempt = state.jobs[job].attempts[number - 1]
     if sum(t.id in state.suspects for t in attempt.present) > 1:
@@ -239,7 +240,7 @@ def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Deci
 
 
 def _signalled(state: State, fact: f.AttemptWarned | f.SignalRequested) -> Decision:
-    """Those that cannot hear it now are told when they are back."""
+    """Send the newest signal to the connected nodes. The others get it when they reconnect."""
     _, attempt = _of(state, fact)
     decision = Decision()
     for task in attempt.tasks:
@@ -262,7 +263,7 @@ def _stopping(
     for task in attempt.tasks:
         if task.state not in OVER:
             decision.effects += send_desired(state, job, attempt, task, task.state, limits)
-    # A gang of which nothing is left, because all of it was lost, has nobody to wait for.
+    # If every task is over, such as when all are lost, close the attempt at once.
     decision.facts += closed(attempt)
     return decision
 

@@ -1,4 +1,4 @@
-"""A job that has ended, as it was, from its own facts: the way back out of the archive."""
+"""Rebuild an ended job from its own facts, as the archive has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.core.model.state import Job, Node, State
 
 
 class _AnyNode(dict[NodeName, Node]):
-    """What nodes have is no part of a job's history: each that is named is there."""
+    """Creates nodes on access, because facts about nodes are not part of a job's history."""
 
     def __missing__(self, name: NodeName) -> Node:
         node = self[name] = Node(name, "", "", "", Inventory("", ""))
@@ -20,10 +20,10 @@ class _AnyNode(dict[NodeName, Node]):
 
 
 def replay_job(facts: Iterable[tuple[Durable, float]]) -> Job:
-    """The job of which these are all facts, in order, each with when it was recorded (UTC seconds).
+    """Rebuild a job from all of its facts, in order, each with its time of record (UTC seconds).
 
-    But for the machine on which its attempts leased a port, it is as the state had it. Raises
-    InvalidTransition, LookupError and ValueError for what is no history of a job.
+    The result equals the job in the state, except for the machine on which its attempts leased a
+    port. Raises InvalidTransition, LookupError or ValueError if the facts are not a job's history.
     """
     state = State(nodes=_AnyNode())
     for fact, at in facts:

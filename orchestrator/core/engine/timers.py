@@ -1,4 +1,4 @@
-"""What it means that a time has passed. A timer that came too late is recognised by the state."""
+"""Consequences of timers that fire. A stale timer is recognised by the state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.core.nodes.liveness import node_timer_fired
 from orchestrator.core.nodes.peer_reports import silent_one, word_timer_fired
 
 ROUNDING_S: Final = 0.01
-"""A timer that is so early is not early."""
+"""Tolerance in seconds for timers that fire early."""
 
 
 def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> Decision:
@@ -78,7 +78,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
 
 
 def limit_timers(state: State, job: Job, now: Instant) -> list[a.Effect]:
-    """The time limit of a gang that runs, and the warning before it."""
+    """Return the timers for the time limit of a running gang and for the warning before it."""
     limit_s, attempt, since = job.spec.time_limit_s, job.current, state.running.get(job.id)
     if attempt is None or limit_s is None or since is None:
         return []
@@ -90,14 +90,16 @@ def limit_timers(state: State, job: Job, now: Instant) -> list[a.Effect]:
     found = [at(a.TimerKind.LIMIT, limit_s)]
     warn_s = _warns_after_s(job, attempt)
     if warn_s is not None:
-        # First of the two, should both be due: a coordinator that was away warns before it stops.
+        # The warning comes first, so that a restarted coordinator warns before it stops.
         found.insert(0, at(a.TimerKind.WARN, warn_s))
     return found
 
 
 def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
-    """When the ranks are to be warned of the time limit, in seconds of their run; None where they
-    are not, or have been. One that was put off has a warning of its own."""
+    """Return when to warn the ranks of the time limit, in seconds of their run.
+
+    Returns None if they get no warning, or have had it. A limit that was raised gets a new warning.
+    """
     limit_s, warn, warned_s = job.spec.time_limit_s, job.spec.stop.warn, attempt.warned_limit_s
     if limit_s is None or warn is None:
         return None
@@ -107,13 +109,13 @@ def _warns_after_s(job: Job, attempt: Attempt) -> float | None:
 
 
 def _due(state: State, job: JobId, seconds: float, now: Instant) -> bool:
-    """Whether the job has run so long. A timer that was moved may have fired before."""
+    """Whether the job has run for `seconds`. A timer that was moved may fire at its old time."""
     since = state.running.get(job)
     return since is None or now.mono >= since + seconds - ROUNDING_S
 
 
 def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Effect]:
-    """The timers of a new process. Times on which nothing of ours was running begin anew."""
+    """Return the timers of a new process. Time without a coordinator does not count."""
     found: list[a.Effect] = []
     for node in state.nodes.values():
         found += drain_timer(node, now)
@@ -135,7 +137,7 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Effect]
 
 
 def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> list[a.Effect]:
-    """Of a gang whose traffic is known to go where it must not."""
+    """Return the timer that ends a gang whose traffic evidence violates `rdma: required`."""
     running = attempt.phase is AttemptPhase.RUNNING
     if not running or attempt.proof is None or not_used(job, attempt.proof) is None:
         return []
@@ -144,7 +146,7 @@ def traffic_timer(job: Job, attempt: Attempt, now: Instant, limits: Limits) -> l
 
 
 def phase_timers(attempt: Attempt, now: Instant, limits: Limits) -> list[a.Effect]:
-    """The deadline of the phase that an attempt is in; a run's time limit is set by `follow`."""
+    """Return the timer for the deadline of the attempt's phase. `react` sets a run's time limit."""
     match attempt.phase:
         case AttemptPhase.PREPARING:
             kind, seconds = a.TimerKind.PREPARE, limits.prepare_timeout_s
@@ -223,14 +225,14 @@ def _overdue(
 
 
 def _blamed(state: State, attempt: Attempt, now: Instant, limits: Limits) -> Cause | None:
-    """Nobody has said better: the first of those that failed as if another one had."""
+    """Return the cause of the earliest suspected failure, as no report named a better one."""
     suspects = [state.suspects[t.id] for t in attempt.present if t.id in state.suspects]
     if suspects:
         first = min(suspects, key=lambda suspect: suspect.ended_at).cause
         if is_consequence(first):
             return silent_one(state, attempt, first, now, limits)
         return first
-    # Those of an earlier process of ours; what it had on disk no node says again.
+    # Failures that an earlier process has journaled: agents do not report them again.
     causes = (from_record(task) for task in attempt.present)
     return next((cause for cause in causes if cause is not None), None)
 

@@ -1,5 +1,4 @@
-"""One turn of the coordinator: an input, everything that follows from it, and the next
-placements."""
+"""A turn of the coordinator: an input, all its consequences, and the next placements."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from orchestrator.core.scheduling.scheduler import may_place, next_placement
 
 @dataclass(slots=True)
 class Turn:
-    """`facts` have been applied; `actions` are to be taken once the facts are on disk."""
+    """`facts` have been applied. The shell carries out `effects` once the facts are on disk."""
 
     facts: list[Fact] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
@@ -40,12 +39,12 @@ _AT_ONCE: Final = frozenset({NodeDrained, HardwareReported, TaskExited})
 
 
 def turn(state: State, received: Input, now: Instant, limits: Limits) -> Turn:
-    """Advance `state` by one input. The only way in which a running coordinator changes it."""
+    """Advance `state` by one input. A running coordinator changes the state in no other way."""
     done = Turn()
     decision = decide(state, received, now, limits)
     _apply_with_reactions(state, decision.facts, now, limits, done)
     done.effects[:0] = decision.effects
-    # What comes most often, heartbeats and the reports of running gangs, cannot make room for one.
+    # Skip placement for facts that cannot free capacity, such as heartbeats and progress reports.
     if any(may_place(state, fact) for fact in done.facts):
         while (placed := next_placement(state)) is not None:
             _apply_with_reactions(state, [placed], now, limits, done)
@@ -68,9 +67,10 @@ def _apply_with_reactions(
         followed = react(state, fact, now, limits)
         leased = any(type(one) is AttemptArranged for one in followed.facts)
         if leased or type(fact) in _AT_ONCE:
-            # A port is leased before another gang of the same report looks for one, what ended well
-            # has ended before its GPU is heard to fail, and a gang is told once to leave, though
-            # two of its nodes are drained at once, or two of its GPUs fail.
+            # Apply these consequences first. A port must be leased before another gang of the same
+            # report chooses one. A task that ended well must have ended before its GPU is reported
+            # as failed. A gang must leave only once, even if two of its nodes are drained or two of
+            # its GPUs fail at once.
             pending.extendleft(reversed(followed.facts))
         else:
             pending.extend(followed.facts)
@@ -78,7 +78,10 @@ def _apply_with_reactions(
 
 
 def _has_ended(state: State, fact: AttemptStarted | StopRequested) -> bool:
-    """A gang may be ready and lose its node in one breath: then it does not start. It may also lose
-    two things in one breath: the end that is recorded first is the cause, and the other is void."""
+    """Whether the attempt is stopping or closed already, so that the fact is void.
+
+    A gang that becomes ready and loses its node in the same turn does not start. If an attempt gets
+    two causes in one turn, the first one counts.
+    """
     phase = state.jobs[fact.job].attempts[fact.attempt - 1].phase
     return phase in (AttemptPhase.STOPPING, AttemptPhase.CLOSED)

@@ -1,7 +1,6 @@
-"""What users ask of a job that they have submitted: to cancel or hold it, let it go,
-change it, or signal its ranks.
+"""User requests for a submitted job: cancel, hold, release, change, signal.
 
-Every refusal says what is so, and what to do instead.
+Every refusal states the problem and the next step.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.model.status import job_state
 
 _RANKS_SINCE: Final = 2
-"""The protocol in which a signal may be for some ranks only."""
+"""The first protocol version with signals for single ranks."""
 
 _REFUSED: Final = {
     "SIGKILL": (
@@ -49,7 +48,7 @@ _REFUSED: Final = {
 
 
 def cancel(state: State, asked: s.CancelReceived) -> Decision:
-    """Harmless when said again. A stop that has begun may be made shorter, never longer."""
+    """Cancel a job. Idempotent; a stop that has begun may be shortened, never extended."""
     job = state.jobs.get(asked.job)
     if job is None:
         return _answer(asked.request, unknown_job(asked.job))
@@ -78,7 +77,10 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
 
 
 def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[list[f.Fact], str]:
-    """The wall clock decides nothing: nodes keep whichever deadline comes first."""
+    """Shorten the grace period, or return a note that explains why not.
+
+    The wall clock decides nothing: nodes keep whichever deadline comes first.
+    """
     if stop_grace_s(job, attempt) is None:
         return [], "it has ended by itself, and its nodes are being cleaned"
     if attempt.forced or (job.cancel is not None and job.cancel[3]):
@@ -94,7 +96,7 @@ def _shorter(job: Job, attempt: Attempt, user: str, grace_s: float) -> tuple[lis
 
 
 def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
-    """All of what is asked, or nothing."""
+    """Apply all requested changes, or none."""
     job = state.jobs.get(asked.job)
     if job is None:
         return _answer(asked.request, unknown_job(asked.job))
@@ -119,7 +121,7 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
 
 
 def signal(state: State, asked: s.SignalReceived) -> Decision:
-    """To the ranks of a job that runs; ends nothing by itself."""
+    """Send a signal to the ranks of a running job. The signal itself does not end the job."""
     job = state.jobs.get(asked.job)
     if job is None:
         return _answer(asked.request, unknown_job(asked.job))
@@ -158,8 +160,8 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
 def _addressed(
     state: State, job: Job, attempt: Attempt, asked: s.SignalReceived
 ) -> tuple[NodeName | None, int | None, tuple[NodeName, ...]] | a.Declined:
-    """The node (None: all) and the rank (None: all of it) that a signal is for, and the nodes that
-    are to be told."""
+    """Return the target node (None: all), the target rank (None: all ranks there), and the nodes to
+    send to."""
     nodes = tuple(task.node for task in attempt.present if task.state is TaskState.STARTED)
     if asked.node is not None and asked.node not in nodes:
         return a.Declined(
@@ -183,7 +185,7 @@ def _addressed(
             return a.Declined("no_such_rank", text, f"it is on {where}")
         on = where
         if job.spec.launcher is Launcher.NONE:
-            # The command is all that we start there.
+            # Without a launcher, the command is the only process that Muster starts there.
             return on, None, (on,)
     nodes = nodes if on is None else (on,)
     old = [name for name in nodes if state.nodes[name].protocol < _RANKS_SINCE]
@@ -197,7 +199,7 @@ def _addressed(
 
 
 def _no_room(state: State, done: str) -> a.Declined:
-    """What room is left is for the ends of jobs."""
+    """Decline, because the remaining space is reserved for the ends of jobs."""
     return a.Declined(
         a.DISK_FULL,
         f"no job {done} now: {state.disk_full}",
@@ -274,7 +276,7 @@ def _changed(job: Job, asked: s.ChangeReceived) -> list[f.Fact]:
 
 
 def _held(job: Job, asked: s.ChangeReceived) -> list[f.Fact]:
-    """One who asks twice, as no answer came, changes nothing the second time."""
+    """Return the hold or the release. A repeated request changes nothing."""
     held = job.phase is JobPhase.HELD
     if asked.hold is True and not held:
         return [f.JobHeld(job.id, asked.user, asked.reason)]

@@ -1,4 +1,4 @@
-"""Everything that can happen: inputs, facts with their durability, and effects.
+"""Inputs, facts with their durability, and effects: everything that can happen.
 
-A fact is journaled and applied; its class name is its tag in the journal.
+A fact's class name is its tag in the journal.
 """

@@ -1,4 +1,4 @@
-"""What deciding yields: facts to record, and actions to take once they are."""
+"""The result of a decision: facts to record, and effects to carry out afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.jobs import Fact
 
 @dataclass(slots=True)
 class Decision:
-    """Facts come before the actions of the same decision, in the order given."""
+    """Facts come before the effects of the same decision, in the order given."""
 
     facts: list[Fact] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""When a fact must be on disk."""
+"""Durability of facts: when each must be on disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from orchestrator.core.facts import webhooks as nf
 
 
 class Durability(enum.Enum):
-    """SYNC: before anything is done because of it. PATIENT: so too, but nobody waits for that, and
-    a moment may pass in which more of its kind come. LAZY: with the next sync; an agent would
-    report it again, a webhook would be told again. EPHEMERAL: never; it is about connections of
-    this process.
+    """The time at which a fact must be on disk.
+
+    SYNC: before any of its effects. PATIENT: the same, but without haste, so the commit may wait
+    for more facts. LAZY: with the next sync; if lost, the agent reports it again, or the webhook is
+    sent again. EPHEMERAL: never, as it concerns connections of this process.
     """
 
     SYNC = "sync"
@@ -25,7 +26,7 @@ class Durability(enum.Enum):
     EPHEMERAL = "ephemeral"
 
 
-# What follows from the last of them is another fact, and that one does not wait.
+# The last of them causes another fact, and that one is SYNC.
 _PATIENT: Final = (f.TaskExited, f.TaskCleaned)
 _LAZY: Final = (
     f.TaskPrepared,

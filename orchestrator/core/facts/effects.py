@@ -1,5 +1,4 @@
-"""What the coordinator is to do: the outputs of `decide`, carried out after their facts are on
-disk."""
+"""Effects: the outputs of `decide`, carried out after their facts are on disk."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class TimerKind(enum.Enum):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """A name for a moment. Firing is an input; a stale one is recognised, never cancelled."""
+    """The name of a timer. Firing is an input; a stale timer is recognised, never cancelled."""
 
     kind: TimerKind
     node: NodeName = NodeName("")
@@ -43,7 +42,7 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """To the node's current connection, if it has one."""
+    """Send to the node's current connection, if it has one."""
 
     node: NodeName
     session: SessionId
@@ -51,7 +50,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class RefuseSession(msgspec.Struct, frozen=True):
-    """Say why, then close."""
+    """Send the reason, then close the connection."""
 
     session: SessionId
     refused: Refused
@@ -63,21 +62,21 @@ class CloseSession(msgspec.Struct, frozen=True):
 
 
 class SetTimer(msgspec.Struct, frozen=True):
-    """Fire once at `at` (monotonic seconds); setting it again moves it."""
+    """Fire once at `at` (monotonic seconds). Setting the timer again moves it."""
 
     timer: Timer
     at: float
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """`created` is false where the idempotency key had made this job before."""
+    """`created` is false if an earlier submit with the same idempotency key created the job."""
 
     job: JobId
     created: bool
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """`note`: what became of the grace asked for, where the job was being stopped already."""
+    """`note`: the outcome for the requested grace period, if the job was already being stopped."""
 
     job: JobId
     already_ended: bool
@@ -85,28 +84,28 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 CHANGED: Final = "changed"
-"""Code of a Declined: the job is not any more as whoever asks last saw it."""
+"""Code of a Declined: the job has changed since the client last read it."""
 DISK_FULL: Final = "disk_full"
-"""Code of a Declined: there is no room to write it down."""
+"""Code of a Declined: the journal's disk is full."""
 
 
 SEARCH_AGAIN: Final = "search_again"
-"""Code of a Declined: jobs went to the archive after it was searched for the idempotency key."""
+"""Code of a Declined: jobs were archived after the search for the idempotency key."""
 UNKNOWN_NODE: Final = "unknown_node"
-"""Code of a Declined: no node of that name ever joined."""
+"""Code of a Declined: no node of that name has joined."""
 UNKNOWN_JOB: Final = "unknown_job"
-"""Code of a Declined: it is not among the jobs of the state."""
+"""Code of a Declined: the job is not in the state."""
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """`anything` is false where all was so already."""
+    """`anything` is false if nothing had to change."""
 
     job: JobId
     anything: bool
 
 
 class Signalled(msgspec.Struct, frozen=True):
-    """`away` are nodes that get it when they are back."""
+    """`away`: the nodes that get the signal when they reconnect."""
 
     job: JobId
     nodes: tuple[NodeName, ...]
@@ -114,14 +113,14 @@ class Signalled(msgspec.Struct, frozen=True):
 
 
 class NodeServiceChanged(msgspec.Struct, frozen=True):
-    """A node is out of service, or in it again; `anything` is false where all was so already."""
+    """A node was drained, resumed or removed. `anything` is false if nothing had to change."""
 
     node: NodeName
     anything: bool
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """The request cannot be met: `code` is stable, `text` a sentence, `hint` what to do next."""
+    """The request cannot be met: `code` is stable, `text` a sentence, `hint` the next step."""
 
     code: str
     text: str
@@ -134,7 +133,7 @@ def unknown_job(job: JobId) -> Declined:
 
 
 class Stacks(msgspec.Struct, frozen=True):
-    """Where the ranks of a job stand."""
+    """The stacks of a job's ranks."""
 
     view: StacksView
 
@@ -143,7 +142,7 @@ Result = Submitted | Cancelled | Changed | Signalled | NodeServiceChanged | Stac
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Resolve a request; what it promises is on disk."""
+    """Answer a request. The facts that the answer relies on are on disk."""
 
     request: RequestId
     result: Result

@@ -1,5 +1,4 @@
-"""What has happened with a gang that may hang. Only verdicts are journaled: the rest is looked at
-again by the next process."""
+"""Facts about gangs that may hang. Only verdicts are durable: a new process evaluates again."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class ActivityMeasured(_Fact, frozen=True):
-    """A node's newest word on whether the ranks of its task move, at `at` in this process's
-    monotonic seconds."""
+    """The newest report of a node on the activity of its task's ranks. `at` is in monotonic seconds
+    of this process."""
 
     task: TaskId
     ranks: tuple[RankActivity, ...]
@@ -24,8 +23,10 @@ class ActivityMeasured(_Fact, frozen=True):
 
 
 class StackDumpBegun(_Fact, frozen=True):
-    """These tasks are asked where their ranks stand, until `until`; `requests` wait for the answer.
-    `judges`: it is to tell whether the gang hangs. `notes` are sentences on what is missing."""
+    """A stack dump of these tasks has begun and ends at `until`; `requests` wait for it.
+
+    `judges`: the dump decides whether the gang hangs. `notes` are sentences on what is missing.
+    """
 
     job: JobId
     attempt: int
@@ -38,7 +39,7 @@ class StackDumpBegun(_Fact, frozen=True):
 
 
 class StackDumpJoined(_Fact, frozen=True):
-    """One more waits for the look under way."""
+    """Another request waits for the current stack dump."""
 
     job: JobId
     attempt: int
@@ -46,7 +47,7 @@ class StackDumpJoined(_Fact, frozen=True):
 
 
 class StacksReported(_Fact, frozen=True):
-    """One of those that were asked has answered."""
+    """A task has answered the stack dump."""
 
     task: TaskId
     report: StacksReport
@@ -58,7 +59,7 @@ class StackDumpEnded(_Fact, frozen=True):
 
 
 class HangSuspected(_Fact, frozen=True):
-    """The ranks stood there; whether they still do is seen at `again_at`."""
+    """The stacks of a suspected hang. A second dump at `again_at` shows whether they still hold."""
 
     job: JobId
     attempt: int
@@ -67,8 +68,10 @@ class HangSuspected(_Fact, frozen=True):
 
 
 class HangDismissed(_Fact, frozen=True):
-    """It does not hang, or no more than was told, as far as that can be said; it is not looked at
-    before `again_at`, where that is given."""
+    """No hang was found, or none beyond the verdict on record.
+
+    If `again_at` is given, there is no stack dump before it.
+    """
 
     job: JobId
     attempt: int
@@ -84,7 +87,7 @@ class HangJudged(_Fact, frozen=True):
 
 
 class HangCleared(_Fact, frozen=True):
-    """It moves again."""
+    """The gang makes progress again."""
 
     job: JobId
     attempt: int
@@ -99,5 +102,5 @@ Looking = (
     | HangSuspected
     | HangDismissed
 )
-"""Of this process alone."""
+"""Facts of this process alone; never journaled."""
 OfHang = Looking | HangJudged | HangCleared

@@ -1,4 +1,4 @@
-"""What has happened with a gang whose GPUs are idle."""
+"""Facts about gangs whose GPUs are idle."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class GpusReported(_Fact, frozen=True):
-    """A node's newest word on since when the GPUs of its task are idle, in this process's monotonic
-    seconds; None: they are not, or it cannot tell."""
+    """The newest report of a node: since when its task's GPUs are idle (monotonic seconds of this
+    process). None if they are busy or cannot be read."""
 
     task: TaskId
     since: float | None
 
 
 class IdleTimed(_Fact, frozen=True):
-    """It was told at `at`, in this process's monotonic seconds."""
+    """The idle GPUs were reported to users at `at` (monotonic seconds of this process)."""
 
     job: JobId
     attempt: int
@@ -28,7 +28,7 @@ class IdleTimed(_Fact, frozen=True):
 
 
 class IdleJudged(_Fact, frozen=True):
-    """All GPUs of the gang have been idle for as long as its job has said."""
+    """All GPUs of the gang have been idle for the time that its job configures."""
 
     job: JobId
     attempt: int
@@ -36,12 +36,12 @@ class IdleJudged(_Fact, frozen=True):
 
 
 class IdleOver(_Fact, frozen=True):
-    """One of them is not any more, or cannot be read."""
+    """A GPU of the gang is busy again, or cannot be read."""
 
     job: JobId
     attempt: int
 
 
 IdleWatching = GpusReported | IdleTimed
-"""Of this process alone."""
+"""Facts of this process alone; never journaled."""
 OfIdle = IdleWatching | IdleJudged | IdleOver

@@ -1,4 +1,4 @@
-"""What may happen to the coordinator: the inputs of `decide`."""
+"""Inputs of `decide`: everything that may happen to the coordinator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from orchestrator.core.facts.effects import RequestId, Timer
 class CoordinatorStarted(msgspec.Struct, frozen=True):
     """The journal has been replayed; this process is its `epoch`-th owner.
 
-    `cluster` is the name it gives to a journal that has none yet, `networks` what its
-    configuration says. `first_job`: no new job has a lesser number.
+    `cluster` becomes the name of a journal that has none yet. `networks` comes from the
+    configuration. No new job gets a number below `first_job`.
     """
 
     epoch: int
@@ -25,9 +25,9 @@ class CoordinatorStarted(msgspec.Struct, frozen=True):
 
 
 class SubmitReceived(msgspec.Struct, frozen=True):
-    """A checked job. `digest` identifies the body that came with the idempotency key `key`.
+    """A validated job. `digest` identifies the body that came with the idempotency key `key`.
 
-    `searched`: the archive was searched for the key, when so many jobs had been forgotten.
+    `searched`: how many jobs had been forgotten when the archive was searched for the key.
     """
 
     request: RequestId
@@ -49,7 +49,7 @@ class CancelReceived(msgspec.Struct, frozen=True):
 
 
 class ChangeReceived(msgspec.Struct, frozen=True):
-    """What is UNSET stays as it is. With `revisions`, only a job of one of them is changed."""
+    """Fields that are UNSET stay as they are. With `revisions`, the job must be at one of them."""
 
     request: RequestId
     job: JobId
@@ -63,7 +63,7 @@ class ChangeReceived(msgspec.Struct, frozen=True):
 
 
 class SignalReceived(msgspec.Struct, frozen=True):
-    """`signal` is a canonical name; to one node only, or one rank, where that is given."""
+    """`signal` is a canonical name. `node` and `rank` restrict the signal if given."""
 
     request: RequestId
     job: JobId
@@ -74,7 +74,7 @@ class SignalReceived(msgspec.Struct, frozen=True):
 
 
 class StacksReceived(msgspec.Struct, frozen=True):
-    """Somebody wants to see where the ranks of a job stand."""
+    """A user requests the stacks of a job's ranks."""
 
     request: RequestId
     job: JobId
@@ -92,7 +92,7 @@ class DrainReceived(msgspec.Struct, frozen=True):
 
 
 class ResumeReceived(msgspec.Struct, frozen=True):
-    """`check`: only if nothing is found that speaks against it."""
+    """`check`: decline if the node has known problems."""
 
     request: RequestId
     node: NodeName
@@ -109,8 +109,10 @@ class RemoveReceived(msgspec.Struct, frozen=True):
 
 
 class HelloReceived(msgspec.Struct, frozen=True):
-    """An agent opened a connection, from the address `peer`; the shell numbered it `session`.
-    `local`: it runs on the coordinator's own machine."""
+    """An agent opened a connection from the address `peer`. The shell numbered it `session`.
+
+    `local`: the agent runs on the coordinator's own machine.
+    """
 
     session: SessionId
     hello: Hello
@@ -128,19 +130,19 @@ class SessionEnded(msgspec.Struct, frozen=True):
 
 
 class DiskSpaceChecked(msgspec.Struct, frozen=True):
-    """Somebody looked at the journal's disk: a sentence where it is full, "" where it is not."""
+    """The journal's disk was checked. `problem` is a sentence if the disk is full, else ""."""
 
     problem: str
 
 
 class JobsArchived(msgspec.Struct, frozen=True):
-    """Jobs that have ended are in the archive now, on disk."""
+    """Ended jobs that are on disk in the archive now."""
 
     jobs: tuple[JobId, ...]
 
 
 class WebhookAttempted(msgspec.Struct, frozen=True):
-    """A job's webhook was told, or could not be (`problem`); `over`: it will not be tried again."""
+    """A webhook was delivered, or failed (`problem`). `over`: there is no further attempt."""
 
     job: JobId
     number: int

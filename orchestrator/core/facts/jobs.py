@@ -1,8 +1,8 @@
-"""What has happened: the only things that change the state, and what the journal keeps.
+"""Facts: the only things that change the state, and the content of the journal.
 
-Facts are history. They say what was decided, never why it was right, so that policy may change
-while old
-journals still replay. A field may be added with a default; a tag is never renamed or reused.
+Facts are history. They record what was decided, never why it was right, so that policy may change
+while old journals still replay. A field may be added with a default; a tag is never renamed or
+reused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class EpochStarted(_Fact, frozen=True):
-    """A coordinator process took over the journal, and has none of the connections before it.
+    """A coordinator process took over the journal, without the connections of the previous one.
 
-    `cluster` is the name that the journal's first owner gave it, `networks` those that its
-    configuration wants gangs to use. `first_job`: no new job has a lesser number, as a journal that
-    was restored may not know them all.
+    `cluster` is the name that the journal's first owner gave it. `networks` are those that the
+    configuration wants gangs to use. No new job gets a number below `first_job`, as a restored
+    journal may lack some jobs.
     """
 
     epoch: int
@@ -49,7 +49,7 @@ class EpochStarted(_Fact, frozen=True):
 
 
 class NodeRegistered(_Fact, frozen=True):
-    """A node is known, or what is known of it has changed."""
+    """A node has joined, or its description has changed."""
 
     node: NodeName
     agent_id: str
@@ -59,8 +59,10 @@ class NodeRegistered(_Fact, frozen=True):
 
 
 class JobSubmitted(_Fact, frozen=True):
-    """`key` is the client's idempotency key, `digest` the SHA-256 of what was submitted under
-    it. `rerun_of` is the job that this one is another run of."""
+    """`key` is the client's idempotency key, `digest` the SHA-256 of the body submitted with it.
+
+    `rerun_of` is the job that this one runs again.
+    """
 
     job: JobId
     spec: JobSpec
@@ -71,7 +73,7 @@ class JobSubmitted(_Fact, frozen=True):
 
 
 class JobHeld(_Fact, frozen=True):
-    """A job that waits is not to be placed until it is released."""
+    """A waiting job must not be placed until a user releases it."""
 
     job: JobId
     user: str
@@ -79,14 +81,14 @@ class JobHeld(_Fact, frozen=True):
 
 
 class JobReleased(_Fact, frozen=True):
-    """It waits in its queue again, where it was."""
+    """The job waits in its queue again, at its former position."""
 
     job: JobId
     user: str
 
 
 class JobChanged(_Fact, frozen=True):
-    """What a user has changed of a job that has not ended; the rest is as it was submitted."""
+    """The fields that a user changed of a job that has not ended. The others keep their values."""
 
     job: JobId
     user: str
@@ -96,7 +98,7 @@ class JobChanged(_Fact, frozen=True):
 
     @property
     def text(self) -> str:
-        """What was changed, nearly in the spelling of a job file."""
+        """The changes, nearly in the spelling of a job file."""
         told = []
         if self.priority is not UNSET:
             told.append(f"priority {self.priority}")
@@ -119,9 +121,11 @@ class CancelRequested(_Fact, frozen=True):
 
 
 class AttemptPlaced(_Fact, frozen=True):
-    """The gang: `nodes` in node-rank order, the first is the launcher. They are taken from here
-    on. `why` says in words why these. `gpus` are, for each of them, the UUIDs of those that the
-    gang has there, () for the node as a whole; without any, it has every node as a whole."""
+    """The gang: `nodes` in node-rank order, the launcher first. They are taken from here on.
+
+    `why` explains the choice in words. `gpus` has, for each node, the UUIDs of the gang's GPUs, or
+    () for the whole node. If `gpus` is empty, the gang has every node as a whole.
+    """
 
     job: JobId
     attempt: int
@@ -145,10 +149,10 @@ class TaskRefused(_Fact, frozen=True):
 
 
 class AttemptArranged(_Fact, frozen=True):
-    """Where the gang meets. The port is leased until the attempt is closed.
+    """The rendezvous of the gang. The port is leased until the attempt is closed.
 
-    `endpoints` are in node-rank order, and `network` says which network they are of, and why.
-    `fabric` is None where there is nothing to plan.
+    `endpoints` are in node-rank order. `network` names their network and the reason for the choice.
+    `fabric` is None if there is nothing to plan.
     """
 
     job: JobId
@@ -161,7 +165,7 @@ class AttemptArranged(_Fact, frozen=True):
 
 
 class TaskArranged(_Fact, frozen=True):
-    """`warnings` are sentences for a person."""
+    """`warnings` are sentences for users."""
 
     job: JobId
     attempt: int
@@ -170,7 +174,7 @@ class TaskArranged(_Fact, frozen=True):
 
 
 class AttemptStarted(_Fact, frozen=True):
-    """The gates may open: from here on a process of the job may run."""
+    """The gates may open: from here on, processes of the job may run."""
 
     job: JobId
     attempt: int
@@ -191,15 +195,14 @@ class TaskStarted(_Fact, frozen=True):
 
 
 class AttemptWarned(_Fact, frozen=True):
-    """The ranks are to get the signal that warns of the time limit, once."""
+    """The ranks get the signal that warns of the time limit, once."""
 
     job: JobId
     attempt: int
 
 
 class SignalRequested(_Fact, frozen=True):
-    """The ranks of the attempt are to get a signal, once; on `node` only, and `rank` only, where
-    those are given."""
+    """The ranks of the attempt get a signal, once. `node` and `rank` restrict it if given."""
 
     job: JobId
     attempt: int
@@ -210,13 +213,13 @@ class SignalRequested(_Fact, frozen=True):
 
     @property
     def text(self) -> str:
-        """As in `SIGUSR1 sent to rank 3`."""
+        """The request in words, such as `SIGUSR1 sent to rank 3`."""
         whom = "all ranks" if self.rank is None else f"rank {self.rank}"
         return f"{self.signal} sent to {whom}" + (f" on {self.node}" if self.node else "")
 
 
 class StopRequested(_Fact, frozen=True):
-    """The attempt ends, of this cause and no other."""
+    """The attempt ends, for this cause and no other."""
 
     job: JobId
     attempt: int
@@ -224,14 +227,14 @@ class StopRequested(_Fact, frozen=True):
 
 
 class StopForced(_Fact, frozen=True):
-    """The grace is over: a stopping attempt is to be killed."""
+    """The grace period is over: kill the stopping attempt."""
 
     job: JobId
     attempt: int
 
 
 class GraceShortened(_Fact, frozen=True):
-    """A stop that has begun: what is left after `grace_s` from now is killed."""
+    """A user shortened the grace period of a stop: it ends `grace_s` from now."""
 
     job: JobId
     attempt: int
@@ -240,7 +243,7 @@ class GraceShortened(_Fact, frozen=True):
 
 
 class TaskExited(_Fact, frozen=True):
-    """`traffic` is what was known of it at the end."""
+    """`traffic` is the last traffic report before the exit."""
 
     job: JobId
     attempt: int
@@ -252,7 +255,7 @@ class TaskExited(_Fact, frozen=True):
 
 
 class TaskCleaned(_Fact, frozen=True):
-    """Nothing of the task is left on its node. `no_output`: nor has it written a byte."""
+    """Nothing of the task is left on its node. `no_output`: the task never wrote a byte."""
 
     job: JobId
     attempt: int
@@ -261,7 +264,7 @@ class TaskCleaned(_Fact, frozen=True):
 
 
 class TaskLost(_Fact, frozen=True):
-    """The node will not say any more what became of the task, and can no longer be running it."""
+    """The node can no longer be running the task, and will not report how it ended."""
 
     job: JobId
     attempt: int
@@ -270,7 +273,7 @@ class TaskLost(_Fact, frozen=True):
 
 
 class TaskUnreachable(_Fact, frozen=True):
-    """Its node cannot be reached; the task is presumed to go on."""
+    """The task's node cannot be reached; the task is presumed to run on."""
 
     job: JobId
     attempt: int
@@ -278,7 +281,7 @@ class TaskUnreachable(_Fact, frozen=True):
 
 
 class TaskReachable(_Fact, frozen=True):
-    """Its node is connected again, and has it still."""
+    """The task's node is connected again and still has the task."""
 
     job: JobId
     attempt: int
@@ -286,8 +289,11 @@ class TaskReachable(_Fact, frozen=True):
 
 
 class TaskJoined(_Fact, frozen=True):
-    """A node becomes part of a running elastic gang: its task has the next free rank, and is
-    reached at `endpoint` (None: where its agent says). `gpus` as in AttemptPlaced."""
+    """A node joins a running elastic gang. Its task gets the next free rank.
+
+    Peers reach the task at `endpoint` (None: at the address that its agent reports). `gpus` as in
+    AttemptPlaced.
+    """
 
     job: JobId
     attempt: int
@@ -298,8 +304,10 @@ class TaskJoined(_Fact, frozen=True):
 
 
 class TaskLeft(_Fact, frozen=True):
-    """An elastic gang goes on without this task, which is to end if it has not, at once with
-    `force`; its node is free when it has."""
+    """An elastic gang continues without this task.
+
+    The task is stopped if it still runs, at once with `force`. Its node is free after that.
+    """
 
     job: JobId
     attempt: int
@@ -309,8 +317,10 @@ class TaskLeft(_Fact, frozen=True):
 
 
 class TaskCheckpointed(_Fact, frozen=True):
-    """A node has seen that the job has written a checkpoint, `ago_s` before: for the `fresh`-th
-    time since its task began, and `name` is the newest file."""
+    """A node saw that the job wrote a checkpoint `ago_s` seconds ago.
+
+    It is the `fresh`-th checkpoint since the task began. `name` is the newest file.
+    """
 
     job: JobId
     attempt: int
@@ -321,7 +331,7 @@ class TaskCheckpointed(_Fact, frozen=True):
 
 
 class TrafficJudged(_Fact, frozen=True):
-    """What carries the traffic of the attempt is known, or known better."""
+    """New or better evidence of what carries the traffic of the attempt."""
 
     job: JobId
     attempt: int
@@ -336,9 +346,9 @@ class AttemptClosed(_Fact, frozen=True):
 
 
 class RetryScheduled(_Fact, frozen=True):
-    """Another attempt will follow after `delay_s`, not on `avoid` where others will do.
+    """Another attempt follows after `delay_s`. It avoids the nodes in `avoid` if others suffice.
 
-    `budget` is the one that pays: user, infra, or free where it costs the job nothing.
+    `budget` is the retry budget to charge: user, infra, or free if the retry costs nothing.
     """
 
     job: JobId
@@ -357,7 +367,8 @@ class JobEnded(_Fact, frozen=True):
 
 
 class RunTimed(_Fact, frozen=True):
-    """The attempt runs since `since`, in this process's monotonic seconds, as its nodes say."""
+    """The attempt has run since `since` (monotonic seconds of this process), as its nodes
+    report."""
 
     job: JobId
     attempt: int
@@ -365,21 +376,23 @@ class RunTimed(_Fact, frozen=True):
 
 
 class TrafficMeasured(_Fact, frozen=True):
-    """A node's newest figures of its part of a gang's traffic."""
+    """The newest figures of a node on its part of a gang's traffic."""
 
     task: TaskId
     report: FabricReport
 
 
 class SpaceChanged(_Fact, frozen=True):
-    """The journal's disk has become full (a sentence), or has room again ("")."""
+    """The journal's disk is full (a sentence), or has room again ("")."""
 
     problem: str
 
 
 class JobForgotten(_Fact, frozen=True):
-    """The job has ended and is in the archive: the state has it no longer. No fact of a job
-    follows its JobEnded but those of its notices and this one."""
+    """The ended job is in the archive and leaves the state.
+
+    After JobEnded, the only facts of a job are those about its webhooks and this one.
+    """
 
     job: JobId
 

@@ -1,4 +1,4 @@
-"""Facts about the agents' connections: they are of this process, and never in the journal."""
+"""Facts about the agents' connections. They belong to this process and are never journaled."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class NodeConnected(_Fact, frozen=True):
-    """`lease_until` and `heard_at` are this process's monotonic seconds; `ahead_s` is how far the
-    agent's wall clock is ahead of ours, 0 where that is little or not told; `instance` is its life.
+    """`lease_until` and `heard_at` are monotonic seconds of this process.
+
+    `ahead_s` is how far the agent's wall clock is ahead of ours, 0 if that is little or unknown.
+    `instance` identifies the agent's process.
     """
 
     node: NodeName
@@ -31,8 +33,10 @@ class NodeConnected(_Fact, frozen=True):
 
 
 class DuplicateNameSeen(_Fact, frozen=True):
-    """An agent at `peer` was refused, as it calls itself like one that is there; `at` in this
-    process's monotonic seconds."""
+    """An agent at `peer` was refused, because another agent has its name.
+
+    `at` is in monotonic seconds of this process.
+    """
 
     node: NodeName
     peer: str
@@ -40,16 +44,20 @@ class DuplicateNameSeen(_Fact, frozen=True):
 
 
 class NodeSynced(_Fact, frozen=True):
-    """All that a new connection told has been taken in; `held` is what the node has, in which
-    state."""
+    """All reports of a new connection have been applied.
+
+    `held` lists the tasks that the node has, and their states.
+    """
 
     node: NodeName
     held: tuple[tuple[TaskId, TaskState], ...] = ()
 
 
 class FailureSuspected(_Fact, frozen=True):
-    """A rank has failed as ranks do when another one has failed. Whether another one has is soon to
-    be heard; `ended_at` is when this one did, in this process's monotonic seconds."""
+    """A rank failed, possibly because of another failure that is still to be reported.
+
+    `ended_at` is when this rank failed, in monotonic seconds of this process.
+    """
 
     node: NodeName
     task: TaskId
@@ -58,7 +66,7 @@ class FailureSuspected(_Fact, frozen=True):
 
 
 class PortsReported(_Fact, frozen=True):
-    """The RDMA ports of a node that are not as they were."""
+    """The RDMA ports of a node that have a problem: down, or flapping."""
 
     node: NodeName
     ports: tuple[PortHealth, ...]
@@ -72,7 +80,7 @@ class DisksReported(_Fact, frozen=True):
 
 
 class PeersReported(_Fact, frozen=True):
-    """The neighbours of a task, by address, whose machines do not answer its node any more."""
+    """The neighbours of a task, by address, whose machines no longer answer the task's node."""
 
     node: NodeName
     task: TaskId
@@ -80,7 +88,7 @@ class PeersReported(_Fact, frozen=True):
 
 
 class SurvivorsReported(_Fact, frozen=True):
-    """Processes of a task that SIGKILL does not end, on a node; none: it holds none any more."""
+    """The processes of a task that survive SIGKILL on a node; () once there are none."""
 
     node: NodeName
     task: TaskId
@@ -100,7 +108,7 @@ class NodeDisconnected(_Fact, frozen=True):
 
 
 class LeaseExtended(_Fact, frozen=True):
-    """A new coordinator gives every node that may run something a full lease before it judges."""
+    """A new coordinator gives each node that may run something a full lease before any verdict."""
 
     node: NodeName
     lease_until: float
@@ -111,13 +119,16 @@ class NodeLeaseExpired(_Fact, frozen=True):
 
 
 class LivenessPaused(_Fact, frozen=True):
-    """This process was not running for a while: no silent node is judged before `until`."""
+    """This process was not running for a while: it judges no silent node before `until`."""
 
     until: float
 
 
 class MassOutageDeclared(_Fact, frozen=True):
-    """Most agents fell silent at once, `gone` of `of`: from `at` on nothing is called lost."""
+    """Most agents fell silent at once, `gone` of `of`.
+
+    From `at` on, the coordinator declares nothing lost for `lasts_s`.
+    """
 
     at: float
     lasts_s: float
@@ -126,7 +137,7 @@ class MassOutageDeclared(_Fact, frozen=True):
 
 
 class MassOutageCleared(_Fact, frozen=True):
-    """Enough of them are back: those that are not are judged from `until` on."""
+    """Enough agents are back: the coordinator judges the silent ones from `until` on."""
 
     until: float
 

@@ -1,4 +1,4 @@
-"""What has happened to nodes in and out of service: facts like all others, and kept like them."""
+"""Facts about nodes in and out of service. Durable, as those about jobs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class NodeDrained(_Fact, frozen=True):
-    """A node gets no job any more until it is resumed. Said again with another reason or deadline,
-    these take the place of the first.
+    """A node gets no more jobs until it is resumed. A later drain replaces reason and deadline.
 
-    What runs there goes on (`deadline_s` None), is asked to end so many seconds later, or (0) ends
-    at once. With `after_checkpoint` each job may go as soon as it has written its next one. `jobs`:
+    Running jobs continue (`deadline_s` None), are stopped after that many seconds, or at once (0).
+    With `after_checkpoint`, each job may leave once it has written its next checkpoint. `jobs`:
     those for whose failures the coordinator itself quarantines the node.
     """
 
@@ -30,29 +29,31 @@ class NodeDrained(_Fact, frozen=True):
 
 
 class DrainTimed(_Fact, frozen=True):
-    """Of the deadline of a drain so many seconds are left: written down from time to time, so that
-    a restart does not give all of it again."""
+    """`left_s` seconds of a drain's deadline are left.
+
+    Recorded from time to time, so that a restart does not grant the whole deadline again.
+    """
 
     node: NodeName
     left_s: float
 
 
 class NodeRemoved(_Fact, frozen=True):
-    """Nothing is known of a node any more. One of that name may come, as if there had been none."""
+    """A node is forgotten. A node of that name may join later, without any history."""
 
     node: NodeName
     user: str
 
 
 class NodeResumed(_Fact, frozen=True):
-    """A node is in service again, and what it was at fault for is forgotten."""
+    """A node is in service again, and its faults are forgotten."""
 
     node: NodeName
     user: str
 
 
 class NodeFaultRecorded(_Fact, frozen=True):
-    """An attempt of a job failed by this node's fault; the first of that job there."""
+    """An attempt failed by this node's fault: the first of that job on this node."""
 
     node: NodeName
     of_job: JobId
@@ -61,23 +62,27 @@ class NodeFaultRecorded(_Fact, frozen=True):
 
 
 class NodeFaultsDecayed(_Fact, frozen=True):
-    """An attempt ended well on a node that was at fault before. The oldest `forgets` of its faults
-    are too long ago now."""
+    """An attempt ended well on a node that was at fault before.
+
+    The oldest `forgets` of its faults are forgotten.
+    """
 
     node: NodeName
     forgets: int = 0
 
 
 class QuarantineSkipped(_Fact, frozen=True):
-    """A node was to be quarantined, and was not: too much of its pool is already."""
+    """A node was not quarantined, because too much of its pool already is."""
 
     node: NodeName
     reason: str
 
 
 class HardwareReported(_Fact, frozen=True):
-    """Something has happened to a node's hardware. `attempts` are those that have the part, or
-    whose memory ran out. `noted`: a fact of its own follows for each of them."""
+    """A hardware event of a node. `attempts` have the part, or ran out of memory.
+
+    `noted`: a HardwareNoted follows for each of them.
+    """
 
     node: NodeName
     event: HardwareEvent
@@ -86,7 +91,7 @@ class HardwareReported(_Fact, frozen=True):
 
 
 class HardwareNoted(_Fact, frozen=True):
-    """What has happened to hardware that the attempt has, in the history of its job."""
+    """A hardware event that concerns the attempt, for the history of its job."""
 
     job: JobId
     attempt: int

@@ -1,4 +1,4 @@
-"""What the webhooks of a job are to be told, and what came of it."""
+"""Facts about webhooks: events to deliver, and the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.protocol.ids import JobId
 
 
 class WebhookEvent(enum.Enum):
-    """What a webhook is told of."""
+    """The events that webhooks report."""
 
     STARTED = "started"
     RETRYING = "retrying"
@@ -25,8 +25,10 @@ class _Fact(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class WebhookQueued(_Fact, frozen=True):
-    """All webhooks of the job are to be told; `number` counts what each of them is. `attempt`: the
-    last one there was."""
+    """An event to send to all webhooks of the job. `number` counts the job's events.
+
+    `attempt` is the job's last attempt so far.
+    """
 
     job: JobId
     number: int
@@ -35,7 +37,7 @@ class WebhookQueued(_Fact, frozen=True):
 
 
 class WebhookSettled(_Fact, frozen=True):
-    """The webhook at this place of `notify` was told, or (`problem`) never will be."""
+    """The webhook at this place of `notify` got the event, or (`problem`) never will."""
 
     job: JobId
     number: int
@@ -44,7 +46,7 @@ class WebhookSettled(_Fact, frozen=True):
 
 
 class WebhookFailed(_Fact, frozen=True):
-    """It could not be told just now, and will be tried again."""
+    """A delivery failed and will be tried again."""
 
     job: JobId
     number: int

@@ -1,1 +1,1 @@
-"""The state's records, their state machines, and what follows from one record alone."""
+"""The records of the state, their state machines, and rules that need only one record."""

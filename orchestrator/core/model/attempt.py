@@ -1,6 +1,6 @@
-"""The states of an attempt and the ways between them.
+"""The states of an attempt and its transitions.
 
-An attempt follows its tasks: it moves when all of them have, or when the first of them fails.
+An attempt follows its tasks: it moves when all of them have moved, or when the first one fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which nodes are at fault for the failed attempts of a job."""
+"""Blame: the nodes at fault for the failed attempts of a job."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from orchestrator.core.model.state import Attempt, Job
 OF_NOBODY: Final = frozenset(
     {RefusalCode.PORT_TAKEN, RefusalCode.TOO_LARGE, RefusalCode.HOSTS_ELSEWHERE}
 )
-"""Refusals for which no node is to blame. HOSTS_ELSEWHERE: otherwise a node with the name of
-another machine would have the peers that refuse it taken out of service."""
+"""Refusals for which no node is to blame.
+
+HOSTS_ELSEWHERE is one of them. Otherwise a node with the name of another machine would get the
+peers that refuse it out of service.
+"""
 
 
 def blame(job: Job) -> Counter[NodeName]:
-    """In how many attempts of the job each node was at fault."""
+    """Count, for each node, the attempts of the job in which it was at fault."""
     faults = (guilty_nodes(attempt, attempt.cause) for attempt in job.attempts if attempt.cause)
     return Counter(name for guilty in faults for name in guilty)
 
 
 def guilty_nodes(attempt: Attempt, cause: Cause) -> frozenset[NodeName]:
-    """Nodes whose own fault it was: lost ones, those that refused, the one that is named.
+    """Return the nodes at fault: lost ones, those that refused, and the one that the cause names.
 
-    What befell those that an elastic gang did without is not why it ended.
+    Nodes that an elastic gang continued without are not to blame for its end.
     """
     launcher, *workers = (task.node for task in attempt.tasks)
     if cause.refusal == RefusalCode.UNREACHABLE and cause.node == launcher and len(workers) > 1:
-        # None of them reached it. Of a pair, either may be to blame.
+        # No worker reached the launcher. With a single worker, either node may be to blame.
         return frozenset({launcher})
     named = {
         t.node

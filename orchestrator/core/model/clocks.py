@@ -7,7 +7,7 @@ from orchestrator.core.model.state import Node
 
 
 def clock_warning(node: Node) -> str:
-    """A sentence where the node's wall clock and ours differ, else ""."""
+    """Return a warning if the node's wall clock and ours differ, else ""."""
     if not node.ahead_s:
         return ""
     way = "ahead of" if node.ahead_s > 0 else "behind"

@@ -1,7 +1,7 @@
-"""What no fact may do."""
+"""Errors of the state machines."""
 
 from __future__ import annotations
 
 
 class InvalidTransition(Exception):
-    """A fact that cannot follow from the state: a fault of ours, or a journal that is not ours."""
+    """A fact that cannot follow from the state: a bug, or a foreign journal."""

@@ -1,6 +1,6 @@
-"""The fabric plan of a gang, as the journal keeps it: what was decided, each thing once.
+"""The fabric plan of a gang, as the journal keeps it, without repetition.
 
-Nodes that are told the same share an entry: a gang of a thousand alike has one.
+Nodes with the same plan share an entry: a gang of a thousand identical nodes has one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import msgspec
 
 
 class Transport(enum.Enum):
-    """What carries the traffic between the nodes. TCP: NCCL is told to leave RDMA alone. OPEN: it
-    is told nothing, as there is nothing for it to choose from."""
+    """The transport of the traffic between nodes.
+
+    TCP: NCCL is set to ignore RDMA. OPEN: NCCL gets no setting, as it has nothing to choose from.
+    """
 
     RDMA = "rdma"
     TCP = "tcp"
@@ -20,9 +22,11 @@ class Transport(enum.Enum):
 
 
 class Rail(msgspec.Struct, frozen=True, array_like=True):
-    """What the ports of a rail have in common on all nodes; None and "" are unknown. `pci` where
-    they are in the same slot everywhere, `mtu` of RoCE's interfaces. `place` is that of the rail
-    among all places of the gang's layout, -1 in plans of old."""
+    """The common properties of a rail's ports on all nodes; None and "" are unknown.
+
+    `pci` is set if the ports are in the same slot everywhere, `mtu` is that of RoCE's interfaces.
+    `place` is the rail's position among all places of the gang's layout, -1 in old plans.
+    """
 
     pci: str = ""
     link_layer: str = ""
@@ -35,8 +39,10 @@ class Rail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node is told: its ports in rail order, the interfaces that carry their addresses, the
-    environment of its jobs, and for which NCCL (2.27) that is, "" where it is not known."""
+    """The plan of a node: its ports in rail order, their network interfaces, its jobs' environment.
+
+    `nccl` is the NCCL version (2.27) that the environment is for, "" if unknown.
+    """
 
     hcas: tuple[str, ...] = ()
     netdevs: tuple[str, ...] = ()
@@ -45,10 +51,13 @@ class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FabricPlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`text` says what was decided and why. `nodes` has, by node rank, the place of each node's
-    plan in `kinds`; empty: all have the first. `family` is that of the addresses of RoCE. `notes`
-    are sentences about what differs and is left out. `places`: how many the gang's layout has, with
-    those of ports that are down; 0 in plans of old."""
+    """`text` says what was decided and why.
+
+    `nodes` has, by node rank, the index of each node's plan in `kinds`; if empty, all have the
+    first. `family` is the address family of RoCE. `notes` are sentences about differences that are
+    left out. `places` counts the places of the gang's layout, including ports that are down; 0 in
+    old plans.
+    """
 
     transport: Transport
     text: str
@@ -60,7 +69,7 @@ class FabricPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     places: int = 0
 
     def of(self, rank: int) -> NodePlan:
-        """The plan of one of the nodes with which the gang was arranged."""
+        """Return the plan of a node that was in the gang when it was arranged."""
         if not self.nodes:
             return self.kinds[0] if self.kinds else NodePlan()
         return self.kinds[self.nodes[rank]]

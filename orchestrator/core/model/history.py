@@ -1,4 +1,4 @@
-"""What happened, in words and with its moment: the last of it, and how much there was before."""
+"""A bounded history: the newest lines with their times, and a count of the dropped ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LINES_KEPT: Final = 100
 
 @dataclass(slots=True)
 class Lines:
-    """Whoever adds lines may do so without end: the oldest go. Moments are UTC seconds."""
+    """Any number of lines may be added: the oldest are dropped. Times are UTC seconds."""
 
     kept: list[tuple[float, str]] = field(default_factory=list)
     gone: int = 0
-    gone_at: float = 0.0  # the moment of the last of those
+    gone_at: float = 0.0  # time of the newest dropped line
 
     def add(self, at: float, text: str) -> None:
         self.kept.append((at, text))
@@ -23,7 +23,7 @@ class Lines:
         del self.kept[:-LINES_KEPT]
 
     def told(self) -> list[tuple[float, str]]:
-        """The oldest first; what is gone is counted in a line of its own, which comes before."""
+        """Return the lines, oldest first. If lines were dropped, the first line counts them."""
         if not self.gone:
             return list(self.kept)
         lines = "1 earlier line is" if self.gone == 1 else f"{self.gone} earlier lines are"

@@ -1,4 +1,4 @@
-"""The states of a job and the ways between them."""
+"""The states of a job and its transitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class JobPhase(enum.Enum):
-    """HELD: it waits, and is not to be placed until somebody releases it."""
+    """HELD: the job waits, and must not be placed until a user releases it."""
 
     QUEUED = "queued"
     HELD = "held"

@@ -1,4 +1,4 @@
-"""The times the coordinator's decisions depend on, all in seconds. Set by its configuration."""
+"""Limits of the coordinator's decisions, set by its configuration. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import msgspec
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """When a node is taken out of service by itself: at fault in so many different `jobs` (0:
-    never), none of which is forgotten. A fault is once `forgiven_after` attempts have ended well on
-    the node. Never more than `pool_share` of the nodes of a pool are. So is one whose agent has
-    started more often than `restarts` (0: never) within ten minutes.
+    """Limits for nodes that the coordinator takes out of service by itself.
+
+    A node is quarantined after faults in `jobs` different jobs (0: never). A fault is forgotten
+    once `forgiven_after` attempts have ended well on the node. At most `pool_share` of a pool's
+    nodes are quarantined. A node is also drained if its agent starts more than `restarts` times (0:
+    never) within ten minutes.
     """
 
     jobs: int = 3
@@ -19,9 +21,12 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class HangLimits(msgspec.Struct, frozen=True):
-    """`quiet_s` at the least, and `gaps` times the longest gap, before anything is suspected;
-    `slow_s` before a gang that computes, or waits for a disk, is told of. `again_s` is between two
-    looks, `look_s` how long an answer is waited for."""
+    """Limits of hang detection.
+
+    A hang is suspected after `quiet_s` at the least, and after `gaps` times the longest gap. A gang
+    that computes or waits for a disk is reported after `slow_s`. Two stack dumps are `again_s`
+    apart, and each waits `look_s` for answers.
+    """
 
     quiet_s: float = 60.0
     gaps: float = 5.0
@@ -30,25 +35,36 @@ class HangLimits(msgspec.Struct, frozen=True):
     look_s: float = 20.0
 
     def of_gap(self, gap_s: float) -> float:
-        """How long a silence is suspected whose longest was `gap_s`: before what is slow is told,
-        however long one evaluation took, but never within a silence as long as the longest."""
+        """Return the silence that makes a gang suspect, if its longest gap so far was `gap_s`.
+
+        The result stays below `slow_s`, even after one long evaluation of the model, unless the
+        longest gap itself was that long. It is always longer than the longest gap.
+        """
         at_most_s = max(self.slow_s - self.quiet_s, gap_s + self.quiet_s)
         return max(self.quiet_s, min(self.gaps * gap_s, at_most_s))
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a
-    node lost:
-    the time a shim takes to end its task when the lease is over, and what two clocks may drift
-    apart in
-    the length of a lease. `refusal_wait_s` is how long the others of a gang may take to say
-    whether they refuse too, once one has. `blame_wait_s` is how long the gang goes on when a rank
-    has failed as ranks do whose peer has failed: whoever failed first is then heard of.
-    `traffic_wait_s` is how long a gang on TCP that requires RDMA goes on until all of its nodes
-    have said how they fare: one of them alone may be to blame. `brake_s` is how long nothing is
-    called lost once most agents have fallen silent at once (0: that is nothing special).
-    `own_names` are names of the coordinator's own machine, in lower case: no other one joins with
-    such a name.
+    """Limits of leases, phases and verdicts.
+
+    `lease_margin_s` is what the coordinator waits beyond an agent's lease before it calls a node
+    lost. It covers the time in which a shim ends its task after the lease, and the drift of two
+    clocks during a lease.
+
+    `refusal_wait_s` is how long the coordinator waits for more refusals after the first one of a
+    gang.
+
+    `blame_wait_s` is how long a gang continues after a rank failed in a way that a peer's failure
+    may have caused. The rank that failed first may report meanwhile.
+
+    `traffic_wait_s` is how long a gang that requires RDMA continues on TCP. All of its nodes may
+    report meanwhile, as one of them alone may be to blame.
+
+    `brake_s` is how long nothing is called lost in a mass outage, when most agents fall silent at
+    once (0: no special case).
+
+    `own_names` are names of the coordinator's own machine, in lower case. No other machine may join
+    under one of them.
     """
 
     lease_s: float = 300.0

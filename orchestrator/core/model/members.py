@@ -19,13 +19,14 @@ def seat(task: Task) -> Seat:
 
 
 def gpus_of(task: Task) -> int:
-    """Those it was given, else all that its node has."""
+    """The number of GPUs given to the task, else of all GPUs of its node."""
     return len(task.gpus) or require_prepared(task).gpus
 
 
 def streams_of(state: State, name: TaskId) -> int:
-    """How many log streams a task may have by its plan. An elastic gang numbers its ranks anew when
-    its nodes change, and each number has streams of its own. Raises BadId.
+    """Return how many log streams a task may have by its plan. Raises BadId.
+
+    An elastic gang renumbers its ranks when its nodes change, and each number has its own streams.
     """
     task, job = state.task(name), state.jobs.get(parse_task_id(name)[0])
     if job is None or task is None or task.prepared is None:

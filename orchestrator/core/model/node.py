@@ -1,5 +1,7 @@
-"""A node's link, as the coordinator sees it, and beside that whether it is in service: that an
-operator or a quarantine has taken it out is true whether it is connected or not."""
+"""A node's link state, and its service state.
+
+The two are independent: a drain or a quarantine holds whether the node is connected or not.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,7 @@ from muster.spec.units import duration_text
 
 
 class LinkState(enum.Enum):
-    """OFFLINE: not heard of in this epoch. SUSPECT: silent, its lease still runs. LOST: lease
-    over."""
+    """OFFLINE: not connected in this epoch. SUSPECT: silent, lease still runs. LOST: lease over."""
 
     OFFLINE = "offline"
     CONNECTED = "connected"
@@ -32,7 +33,7 @@ LINK_TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
 
 
 class AdminState(enum.Enum):
-    """Derived: DRAINING gets no job any more and still has one, DRAINED has none."""
+    """Derived: DRAINING gets no more jobs and still has one, DRAINED has none."""
 
     ACTIVE = "active"
     DRAINING = "draining"
@@ -40,12 +41,12 @@ class AdminState(enum.Enum):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Out of service, by `user`, since `at` (UTC seconds, only ever shown).
+    """The node is out of service, by `user`, since `at` (UTC seconds, for display only).
 
-    Of a deadline `left_s` seconds were left when that was last written down, at `left_at`; None:
-    what runs there may end by itself. `after_checkpoint`: a job may leave once it has written one.
-    `jobs`: those for whose failures the coordinator itself has quarantined the node. `number` tells
-    the drains of a node apart.
+    `left_s` seconds of the deadline were left when last recorded, at `left_at`. None: running jobs
+    may end by themselves. `after_checkpoint`: a job may leave once it has written a checkpoint.
+    `jobs`: those for whose failures the coordinator itself has quarantined the node. `number`
+    distinguishes the drains of a node.
     """
 
     user: str
@@ -60,8 +61,10 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class MassOutage(msgspec.Struct, frozen=True):
-    """Since `at` (monotonic) and for `lasts_s` nothing is called lost: of the agents that were
-    there, `gone` of `of` fell silent at once."""
+    """Most agents fell silent at once, `gone` of the `of` that were connected.
+
+    From `at` (monotonic) on, the coordinator declares nothing lost for `lasts_s`.
+    """
 
     at: float
     lasts_s: float
@@ -70,8 +73,10 @@ class MassOutage(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A job of which an attempt failed by this node's fault. Since then `since` attempts ended well
-    there."""
+    """A job with an attempt that failed by this node's fault.
+
+    Since then, `since` attempts have ended well on the node.
+    """
 
     job: JobId
     attempt: int
@@ -80,13 +85,14 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def drained_by(drain: Drain, now: Instant | None = None) -> str:
-    """`drained by ana since 2h: bad DIMM`, to follow the node's name and `is`."""
+    """The drain in words, to follow the node's name and `is`: `drained by ana since 2h: bad
+    DIMM`."""
     since = "" if now is None else f" since {rounded_down(now.wall - drain.at)}"
     return f"drained by {drain.user}{since}: {drain.reason}"
 
 
 def rounded_down(seconds: float) -> str:
-    """In the largest unit of which there is one: 2h, 5m, 0s."""
+    """Return the duration in its largest non-zero unit: 2h, 5m, 0s."""
     whole = int(max(0.0, seconds))
     for unit_s in (86400, 3600, 60):
         if whole >= unit_s:

@@ -1,7 +1,7 @@
-"""What the coordinator knows. Only `evolve` changes it, by facts; everyone else reads.
+"""The coordinator's state. Only `apply` changes it, by facts; all other code reads it.
 
-The fields of a node below `volatile` belong to this process: they are not in the journal, and a
-new epoch begins without them.
+The fields of a node below `volatile` belong to this process: they are not in the journal, and a new
+epoch begins without them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, Ma
 
 
 class Share(NamedTuple):
-    """What an attempt has of a node: these GPUs by UUID, and of CPUs and memory what it asked for.
-    `whole`: nobody else has anything of it, whatever its GPUs are.
+    """An attempt's share of a node: GPUs by UUID, and CPUs and memory as requested.
+
+    `whole`: no other attempt gets anything of the node, whatever `gpus` is.
     """
 
     gpus: tuple[str, ...] = ()
@@ -47,15 +48,15 @@ class Node:
     boot_id: str
     version: str
     inventory: Inventory
-    # The attempts that have it or a part of it, until they are closed.
+    # Attempts that hold the node or a part of it, until they are closed.
     holders: dict[tuple[JobId, int], Share] = field(default_factory=dict)
-    drain: Drain | None = None  # while it is out of service
-    drains: int = 0  # how many there have been
-    faults: tuple[Fault, ...] = ()  # one a job, the last of them; until it is resumed
-    faults_gone: int = 0  # how many there were before those, and are not forgiven
-    spared: str = ""  # why it was not quarantined, when it was to be
-    hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the last, until it is resumed
-    hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the last of all
+    drain: Drain | None = None  # while the node is out of service
+    drains: int = 0  # number of drains so far
+    faults: tuple[Fault, ...] = ()  # the newest, one per job, until a resume
+    faults_gone: int = 0  # count of older, unforgiven faults
+    spared: str = ""  # why a due quarantine was skipped
+    hardware: tuple[tuple[float, HardwareEvent], ...] = ()  # the newest, until a resume
+    hardware_heard: tuple[str, int] = ("", -1)  # boot and number of the newest event
     # volatile
     link: LinkState = LinkState.OFFLINE
     session: SessionId | None = None
@@ -63,18 +64,18 @@ class Node:
     connected_at: float = 0.0
     heard_at: float = 0.0
     lease_until: float = 0.0
-    ahead_s: float = 0.0  # of its wall clock
+    ahead_s: float = 0.0  # of the agent's wall clock
     instance: str = ""
-    lives: tuple[float, ...] = ()  # when other instances took over, the last of them
-    claimed: tuple[str, float] | None = None  # by another agent: from where, when
-    ports: tuple[PortHealth, ...] = ()  # of RDMA, those that are not as they were
-    disks: tuple[DiskHealth, ...] = ()  # that are full or hang
-    survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # of SIGKILL
-    protocol: int = 1  # that we speak with its agent
+    lives: tuple[float, ...] = ()  # newest times of agent restarts
+    claimed: tuple[str, float] | None = None  # by another agent: its address, time
+    ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping
+    disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
+    survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # pids, despite SIGKILL
+    protocol: int = 1  # version in use with the agent
 
     @property
     def in_service(self) -> bool:
-        """Whether jobs may be given it, were it connected and free."""
+        """Whether the node may get jobs, if it is connected and free."""
         return self.drain is None
 
     @property
@@ -99,19 +100,19 @@ class Task:
     exit: ExitStatus | None = None
     ranks: tuple[RankReport, ...] = ()
     stopped_by: str = ""
-    traffic: FabricReport | None = None  # volatile until it has ended
-    silent: tuple[str, ...] = ()  # volatile; addresses of neighbours that do not answer it
-    checkpoint: tuple[int, str] | None = None  # how many its node saw, the last one's name
+    traffic: FabricReport | None = None  # volatile until the exit
+    silent: tuple[str, ...] = ()  # volatile; neighbours that do not answer
+    checkpoint: tuple[int, str] | None = None  # count on the node, newest name
     activity: tuple[RankActivity, ...] = ()  # volatile; as of activity_at, monotonic
     activity_at: float = 0.0
-    idle_since: float | None = None  # volatile; its GPUs, monotonic
-    no_output: bool = False  # it has ended and has written nothing
-    joined: bool = False  # when the gang was running
-    endpoint: Endpoint | None = None  # of one that joined
-    cut_at: float | None = None  # since when its node cannot be reached
-    left: str | None = None  # why an elastic gang goes on without it
-    left_force: bool = False  # then it is not asked to end, but killed
-    gpus: tuple[str, ...] = ()  # by UUID; () is all that the node has
+    idle_since: float | None = None  # volatile; of its GPUs, monotonic
+    no_output: bool = False  # the task ended without output
+    joined: bool = False  # joined a running gang
+    endpoint: Endpoint | None = None  # of a task that joined
+    cut_at: float | None = None  # when its node became unreachable
+    left: str | None = None  # why the elastic gang continues without it
+    left_force: bool = False  # killed without a grace period
+    gpus: tuple[str, ...] = ()  # by UUID; () is the whole node
 
     @property
     def present(self) -> bool:
@@ -119,7 +120,7 @@ class Task:
 
 
 class LastCheckpoint(msgspec.Struct, frozen=True):
-    """`at` is UTC seconds, only ever shown; `rank` is the node's."""
+    """`at` is UTC seconds, for display only; `rank` is the node rank."""
 
     at: float
     name: str
@@ -135,9 +136,9 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """To the ranks on `node`, or on all nodes; to `rank` only where that is given.
+    """A signal to the ranks on `node` (None: on all nodes), or to `rank` only.
 
-    `late`: ranks that begin after it get it, too.
+    `late`: ranks that start afterwards get it, too.
     """
 
     number: int
@@ -148,7 +149,7 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class Unreachable(NamedTuple):
-    """When a node could not be reached any more, or (`after_s`) was back, and after how long."""
+    """A node became unreachable, or (`after_s`) came back after that many seconds."""
 
     at: float
     node: NodeName
@@ -157,8 +158,11 @@ class Unreachable(NamedTuple):
 
 @dataclass(slots=True)
 class StackDump:
-    """At the stacks of an attempt, until `until`; `awaited` have not answered. `requests` are of
-    those who want to know, `notes` what is missing; `judges`: it is to tell whether it hangs."""
+    """A stack dump of an attempt, until `until`. The tasks in `awaited` have not answered.
+
+    `requests` wait for the result. `notes` are sentences on what is missing. `judges`: the dump
+    decides whether the gang hangs.
+    """
 
     number: int
     awaited: set[TaskId]
@@ -171,8 +175,10 @@ class StackDump:
 
 @dataclass(slots=True)
 class HangSuspicion:
-    """A gang that may hang: not to be looked at before `again_at`, where it stood at the `first`
-    look."""
+    """A gang that may hang: no stack dump before `again_at`.
+
+    `first` are the stacks of the first dump.
+    """
 
     again_at: float
     first: tuple[RankStacks, ...] = ()
@@ -187,39 +193,39 @@ class Attempt:
     phase: AttemptPhase = AttemptPhase.PREPARING
     master_addr: str = ""
     master_port: int = 0
-    machine_id: str = ""  # whose port that is
+    machine_id: str = ""  # machine of the port
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
-    network: str = ""  # which one that is, and why
+    network: str = ""  # its name, and why it was chosen
     fabric: FabricPlan | None = None
-    why_there: str = ""  # in words, as it was placed
+    why_there: str = ""  # in words, from the placement
     cause: Cause | None = None
     forced: bool = False
-    warned_at: float | None = None  # the ranks were to be told that the time limit is near
+    warned_at: float | None = None  # time of the time limit's warning
     prepared_at: float | None = None
-    released_at: float | None = None  # the gates were opened
-    started_at: float | None = None  # every task had started
+    released_at: float | None = None  # when the gates opened
+    started_at: float | None = None  # when every task had started
     stopping_at: float | None = None
-    grace_s: float = 0.0  # of the stop that has begun
-    shortened: tuple[float, float] | None = None  # when that was, and to which grace from there
+    grace_s: float = 0.0  # of the current stop
+    shortened: tuple[float, float] | None = None  # when, and the new grace from then
     closed_at: float | None = None
-    changes: Lines = field(default_factory=Lines)  # while it ran
-    cuts: list[Unreachable] = field(default_factory=list)  # the last of them
-    signals: list[Signal] = field(default_factory=list)  # the last of them
-    warned_limit_s: float | None = None  # the time limit of which they were warned
-    proof: Proof | None = None  # what carries its traffic, once that is known
-    checkpoint: LastCheckpoint | None = None  # the last that any of its nodes saw
-    hang: HangVerdict | None = None  # as long as it is so
-    hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the last of them
-    idle: str = ""  # what was told of its GPUs, as long as it is so
+    changes: Lines = field(default_factory=Lines)  # history of the run
+    cuts: list[Unreachable] = field(default_factory=list)  # the newest
+    signals: list[Signal] = field(default_factory=list)  # the newest
+    warned_limit_s: float | None = None  # time limit of that warning
+    proof: Proof | None = None  # traffic evidence, once there is any
+    checkpoint: LastCheckpoint | None = None  # the newest that any node saw
+    hang: HangVerdict | None = None  # current verdict
+    hangs: list[tuple[float, HangVerdict]] = field(default_factory=list)  # the newest
+    idle: str = ""  # report on idle GPUs, while they are idle
 
     @property
     def present(self) -> list[Task]:
-        """The tasks of the gang as it is; all of them, but in an elastic one."""
+        """The tasks that have not left the gang. Only elastic gangs lose some."""
         return [task for task in self.tasks if task.present]
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """`at` is UTC seconds, only ever shown."""
+    """`at` is UTC seconds, for display only."""
 
     user: str
     reason: str
@@ -227,8 +233,11 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class QueuedWebhook(NamedTuple):
-    """What a webhook of a job is to be told (a value of `Told`), since when (UTC seconds), after so
-    many attempts; `problem`: why that did not succeed so far. The latter is volatile."""
+    """An event for a webhook (a value of `WebhookEvent`), queued at `at` (UTC seconds).
+
+    `attempt` is the job's last attempt at that time. `problem` is why delivery has failed so far,
+    and volatile.
+    """
 
     event: str
     at: float
@@ -238,7 +247,7 @@ class QueuedWebhook(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """`spec` is as its users have changed it since."""
+    """`spec` includes the later changes by users."""
 
     id: JobId
     spec: JobSpec
@@ -252,14 +261,14 @@ class Job:
     user_used: int = 0
     avoid: frozenset[NodeName] = frozenset()
     retry_after_s: float = 0.0
-    hold: Hold | None = None  # while it is held
-    released: bool = False  # it was held before
-    asked: JobSpec | None = None  # as it was submitted, where that was changed
+    hold: Hold | None = None  # while the job is held
+    released: bool = False  # a user released it from a hold
+    asked: JobSpec | None = None  # as submitted, if changed since
     rerun_of: JobId | None = None
-    notes: Lines = field(default_factory=Lines)  # what its users did to it
+    notes: Lines = field(default_factory=Lines)  # history of user requests
     ended_at: float | None = None
-    revision: int = 0  # how many facts have changed it
-    key: str = ""  # the idempotency key of its submit
+    revision: int = 0  # count of facts that changed it
+    key: str = ""  # idempotency key of the submit
     notices: dict[tuple[int, int], QueuedWebhook] = field(
         default_factory=dict
     )  # by number and webhook
@@ -270,7 +279,7 @@ class Job:
         return self.spec if self.asked is None else self.asked
 
     def task(self, attempt: int, rank: int) -> Task | None:
-        """The task of a node rank in one of its attempts, if there is one."""
+        """Return the task of a node rank in an attempt, or None."""
         if not 1 <= attempt <= len(self.attempts):
             return None
         tasks = self.attempts[attempt - 1].tasks
@@ -278,7 +287,7 @@ class Job:
 
     @property
     def current(self) -> Attempt | None:
-        """The attempt that has not been closed, if there is one."""
+        """The attempt that is not closed, or None."""
         if self.attempts and self.attempts[-1].phase is not AttemptPhase.CLOSED:
             return self.attempts[-1]
         return None
@@ -288,7 +297,7 @@ class Job:
 class State:
     epoch: int = 0
     cluster: str = ""
-    networks: tuple[str, ...] = ()  # names and CIDRs that gangs are to use, the best first
+    networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
     next_job: int = 1
     nodes: dict[NodeName, Node] = field(default_factory=dict)
     jobs: dict[JobId, Job] = field(default_factory=dict)
@@ -296,8 +305,8 @@ class State:
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
     held: set[JobId] = field(default_factory=set)
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts
-    telling: set[JobId] = field(default_factory=set)  # that have notices
-    elastic: set[JobId] = field(default_factory=set)  # whose running attempt may grow
+    telling: set[JobId] = field(default_factory=set)  # jobs with queued webhooks
+    elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     sessions: dict[SessionId, NodeName] = field(default_factory=dict)  # volatile
     running: dict[JobId, float] = field(default_factory=dict)  # volatile; since when, monotonic
     idle_told: dict[JobId, float] = field(default_factory=dict)  # volatile; when, monotonic
@@ -306,11 +315,11 @@ class State:
     watches: dict[tuple[JobId, int], HangSuspicion] = field(
         default_factory=dict
     )  # volatile; by attempt
-    look_number: int = 0  # volatile; of the last look of this process
-    disk_full: str = ""  # volatile; why nothing new is begun
-    judged_from: float = 0.0  # volatile; before that no silent node is judged, monotonic
-    brake: MassOutage | None = None  # volatile; nothing is called lost
-    forgotten: int = 0  # volatile; how many jobs have gone to the archive
+    look_number: int = 0  # volatile; of the last stack dump
+    disk_full: str = ""  # volatile; why nothing new starts
+    judged_from: float = 0.0  # volatile; no liveness verdict before, monotonic
+    brake: MassOutage | None = None  # volatile; current mass outage
+    forgotten: int = 0  # volatile; count of archived jobs
 
     def attempt(self, job: JobId, number: int) -> Attempt | None:
         owner = self.jobs.get(job)
@@ -319,7 +328,7 @@ class State:
         return owner.attempts[number - 1]
 
     def task(self, name: TaskId) -> Task | None:
-        """Find a task by its id. Raises BadId if `name` is no task id."""
+        """Return the task with this id, or None. Raises BadId if `name` is not a task id."""
         job, number, rank = parse_task_id(name)
         owner = self.jobs.get(job)
         return None if owner is None else owner.task(number, rank)
@@ -331,8 +340,10 @@ def make_tasks(
     nodes: tuple[NodeName, ...],
     gpus: tuple[tuple[str, ...], ...] = (),
 ) -> list[Task]:
-    """The tasks of a new attempt, one a node, in node-rank order; `gpus` are theirs, () where each
-    has all of its node."""
+    """Create the tasks of a new attempt, one per node, in node-rank order.
+
+    `gpus` are their GPUs; () if each task has its whole node.
+    """
     return [
         Task(
             task_id(job, attempt, rank),

@@ -1,4 +1,4 @@
-"""The state of a job as users see it, derived from its phase, its attempt and its outcome."""
+"""The state of a job as users see it, derived from its phase, attempt and outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.core.model.state import Attempt, Job
 
 
 def job_state(job: Job) -> JobState:
-    """The state that users know, derived from the job's phase, its attempt's and its outcome."""
+    """Return the state that users see."""
     match job.phase:
         case JobPhase.QUEUED:
             return JobState.QUEUED
@@ -33,7 +33,7 @@ def _active(attempt: Attempt) -> JobState:
         case AttemptPhase.PREPARING | AttemptPhase.ARRANGING:
             return JobState.PREPARING
         case AttemptPhase.RUNNING:
-            # It is running once every node has said so.
+            # RUNNING only once every node has reported its start.
             return JobState.RUNNING if attempt.started_at is not None else JobState.PREPARING
         case AttemptPhase.STOPPING | AttemptPhase.CLOSED:
             return JobState.STOPPING

@@ -1,4 +1,4 @@
-"""The states of a task, as the coordinator sees it, and the ways between them."""
+"""The states of a task, as the coordinator sees it, and its transitions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TASK_TRANSITIONS: Final[dict[S, frozenset[S]]] = {
 }
 
 ORDER: Final = (S.ASSIGNED, S.PREPARED, S.ARRANGED, S.STARTED, S.EXITED, S.CLEANED)
-"""The way of a task to which nothing happens; reports may skip stations but never go back."""
+"""The states of an undisturbed task. Reports may skip states but never go back."""
 
 OVER: Final = frozenset({S.CLEANED, S.LOST})
-"""Nothing of the task can be running on its node any more."""
+"""States in which nothing of the task can be running on its node."""
 
 
 _BEHIND: Final = {
@@ -30,5 +30,5 @@ _BEHIND: Final = {
 
 
 def reached(state: S, wanted: S) -> bool:
-    """Whether a task in `state` has got as far as `wanted`; a lost one has got nowhere."""
+    """Whether a task in `state` has got as far as `wanted`. A lost task has reached nothing."""
     return wanted in _BEHIND[state]

@@ -1,4 +1,4 @@
-"""Who is let in as a node: each name once, with nothing that would harm its peers."""
+"""Admission of agents: each node name once, and nothing that would harm peers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from orchestrator.core.model.state import Node, State, Task
 from orchestrator.core.model.task import OVER
 
 CLOCK_TOLERANCE_S: Final = 10.0
-_CLOCK_MOST_S: Final = 1e10  # whatever an agent says is to be shown
+_CLOCK_MOST_S: Final = 1e10  # bounded, as any reported value is shown
 NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
-"""Codes of the refusals of a second agent of one name."""
+"""Refusal codes for a second agent of the same name or identity."""
 
 
 def refuse(
     state: State, hello: Hello, peer: str, version: str, foreign: frozenset[str] = frozenset()
 ) -> Refused | None:
-    """Why this agent cannot be let in by a coordinator of `version`; None where it can. `foreign`
-    are names of another machine than the agent's."""
+    """Return why a coordinator of `version` cannot accept this agent, or None if it can.
+
+    `foreign` are names of machines other than the agent's.
+    """
     too_old = hello.protocol_max < PROTOCOL_MIN
     if too_old or hello.protocol_min > PROTOCOL_MAX:
         remedy = (
@@ -79,7 +81,8 @@ def refuse(
 
 
 def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
-    """Peers get the name in their hosts files, where it must not stand for another machine."""
+    """Refuse invalid names, and names of other machines: peers get the name in their hosts
+    files."""
     try:
         check_node_name(name)
         check_name(name)
@@ -102,8 +105,11 @@ def _refuse_name(name: str, foreign: frozenset[str]) -> Refused | None:
 
 
 def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
-    """Of two agents of one name, the one that is there stays: it may have tasks of which the other
-    knows nothing, and would seem to have lost them."""
+    """Refuse the second of two agents with one name.
+
+    The first one stays, because it may have tasks that the other does not know. Those would seem to
+    be lost.
+    """
     connected = node.link is LinkState.CONNECTED
     both = f"by an agent at {node.peer}; this one is at {peer}"
     if node.agent_id != hello.agent_id:
@@ -119,14 +125,18 @@ def _refuse_second(node: Node, hello: Hello, peer: str) -> Refused | None:
             "remove the copy, and give each agent its own `node`",
         )
     if connected and node.instance and hello.instance and node.instance != hello.instance:
-        # A restarted agent may be back before the end of its last connection has been noticed.
+        # A restarted agent may reconnect before the coordinator notices the end of its last
+        # connection.
         text = f"the connection of {hello.node} is still held {both}"
         return Refused("duplicate_identity", text, soon=True)
     return None
 
 
 def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
-    """Under another name it would be told to stop what it runs: that is of the node that it was."""
+    """Refuse a renamed agent that still has tasks of its old name.
+
+    The coordinator would order it to stop them, as they belong to the old node.
+    """
     for report in hello.tasks:
         task = _task(state, report.task)
         if task is None or task.node == hello.node or task.state in OVER:
@@ -151,8 +161,11 @@ def _task(state: State, name: TaskId) -> Task | None:
 
 
 def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
-    """Two agents of one machine would give out its CPUs and GPUs twice. The boot tells the machine:
-    copied images have one machine id, and GPUs are seen by what containers were given of them."""
+    """Refuse a second agent on one machine: the two would give out its CPUs and GPUs twice.
+
+    The boot id identifies the machine, because copied images share a machine id, and containers see
+    only the GPUs given to them.
+    """
     gpus = {gpu.uuid for gpu in hello.inventory.devices if gpu.uuid}
     for other in state.nodes.values():
         if other.name == hello.node or other.link is not LinkState.CONNECTED:
@@ -174,15 +187,20 @@ def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:
 
 
 def _name_taken(node: Node) -> bool:
-    """Until its lease is over, an agent that is cut off may be running something."""
+    """Whether the node's agent still holds its name.
+
+    An agent that is cut off may be running something until its lease is over.
+    """
     if node.link is LinkState.CONNECTED:
         return True
     return node.link is LinkState.SUSPECT and bool(node.holders)
 
 
 def clock_ahead_s(wall_s: float | None, now: Instant) -> float:
-    """How far an agent's wall clock is ahead of ours (negative: behind), to the second; 0 where
-    that may be the way between the two."""
+    """Return how far an agent's wall clock is ahead of ours, in whole seconds (negative: behind).
+
+    Returns 0 if the difference may be latency.
+    """
     if wall_s is None or abs(wall_s - now.wall) < CLOCK_TOLERANCE_S:
         return 0.0
     return float(round(max(-_CLOCK_MOST_S, min(_CLOCK_MOST_S, wall_s - now.wall))))

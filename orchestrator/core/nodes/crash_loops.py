@@ -1,7 +1,7 @@
-"""Agents that start again and again: their nodes get no more jobs, and those they have run on.
+"""Agents that restart again and again: their nodes get no more jobs, and running jobs continue.
 
-A restart by hand looks the same, and so many of them within ten minutes are no upgrade. Lives of
-which no hello came are not seen: such a node is not connected, and gets no job anyway.
+Restarts by hand are not distinguished, but so many within ten minutes are no upgrade. Agents that
+die before their hello are not counted: such a node is not connected and gets no jobs anyway.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ LIVES_KEPT: Final = 32
 
 
 def another_life(node: Node, instance: str) -> bool:
-    """Whether this is not the agent's life that was known. Old agents do not tell theirs."""
+    """Whether the agent was restarted. Old agents do not report an instance."""
     return bool(node.instance) and bool(instance) and node.instance != instance
 
 
 def restarted(
     state: State, name: NodeName, instance: str, now_mono: float, limits: Limits
 ) -> list[f.Fact]:
-    """An agent says hello: its node is drained where it has done so in too many lives, and the pool
-    can bear it."""
+    """Handle the hello of an agent.
+
+    Drain its node if the agent was restarted too often and the pool can bear it.
+    """
     policy, node = limits.quarantine, state.nodes.get(name)
     if not policy.restarts or node is None or not node.in_service:
         return []

@@ -1,8 +1,8 @@
-"""Taking nodes out of service and back: what users ask, and what comes of it for the jobs there.
+"""Drains: requests to take nodes out of service and back, and the effects on their jobs.
 
-A drained node gets no job. What was being made ready there is rolled back; what runs goes on, to
-its own end or to the deadline of the drain. Whoever has to leave is tried again elsewhere, and it
-costs none of its retries.
+A drained node gets no jobs. Attempts that are being prepared there are rolled back. Running jobs
+continue to their end or to the deadline of the drain. A job that has to leave is retried elsewhere,
+at no cost to its retry budgets.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from orchestrator.core.scheduling.reasons import jobs_named
 
 _PARTS: Final = 16
 _LEAST_S: Final = 1.0
-"""What is left of a deadline is written down so many times, but not more often than that."""
+"""The rest of a deadline is recorded `_PARTS` times, but at most once in this many seconds."""
 
 
 def drain(state: State, asked: s.DrainReceived) -> Decision:
-    """Said again it takes the place of what was said before; where that is the same, nothing is."""
+    """Drain a node. A repeated request replaces the drain; an identical one changes nothing."""
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
@@ -50,7 +50,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
             after_checkpoint=asked.after_checkpoint,
         ),
     )
-    # A deadline is counted anew.
+    # A new deadline counts from now, so such a request is never identical.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     return Decision(
         [] if same else [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, not same))]
@@ -58,7 +58,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
 
 
 def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
-    """Back into service, where nothing speaks against it."""
+    """Put a node back into service, unless a check finds problems."""
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
@@ -74,7 +74,7 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
 
 
 def remove(state: State, asked: s.RemoveReceived) -> Decision:
-    """Forget a node that is gone and has nothing of a job: nobody waits for it then."""
+    """Forget a node that is gone and holds nothing of a job."""
     node = state.nodes.get(asked.node)
     if node is None:
         return _answer(asked.request, unknown_node(asked.node))
@@ -101,8 +101,10 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
 
 
 def resume_problems(state: State, node: Node, now: Instant) -> tuple[str, ...]:
-    """What is known that speaks against jobs on a node, in sentences: its agent reports changes of
-    its RDMA ports and GPUs as they happen."""
+    """Return the known problems of a node, as sentences.
+
+    Its agent reports changes of RDMA ports and GPUs as they happen.
+    """
     if node.link is not LinkState.CONNECTED:
         return (f"{node.name} is not connected: see that its agent runs",)
     left = [
@@ -142,7 +144,7 @@ def react_to_service(
     | sf.QuarantineSkipped,
     now: Instant,
 ) -> Decision:
-    """What comes of it for the jobs on the node."""
+    """Return the consequences for the jobs on the node."""
     match fact:
         case sf.NodeDrained() | sf.DrainTimed():
             node = state.nodes[fact.node]
@@ -155,7 +157,7 @@ def react_to_service(
 
 
 def drain_timer(node: Node, now: Instant) -> list[a.Effect]:
-    """Until what is left of the deadline is to be written down again, or is over."""
+    """Return the timer for the next record of the remaining deadline, or for its end."""
     drain = node.drain
     if drain is None or not drain.left_s:
         return []
@@ -172,11 +174,14 @@ def drain_timer_fired(state: State, timer: a.Timer) -> Decision:
 
 
 def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fact]:
-    """A gang has written a checkpoint: those of its nodes that wait for that may leave now."""
+    """Let a gang leave draining nodes, because it has written a checkpoint.
+
+    Only nodes drained with `after_checkpoint` are left.
+    """
     attempt = state.jobs[fact.job].attempts[fact.attempt - 1]
     ends = attempt.tasks[fact.rank].state is not TaskState.STARTED
     if attempt.phase is not AttemptPhase.RUNNING or ends:
-        # What comes of its end has been decided.
+        # The attempt or the task is ending already.
         return []
     job = state.jobs[fact.job]
     found: list[f.Fact] = []
@@ -195,7 +200,7 @@ def leaves_after_checkpoint(state: State, fact: f.TaskCheckpointed) -> list[f.Fa
 
 
 def drained_cause(node: Node, drain: Drain) -> Cause:
-    """Of an attempt that has to leave."""
+    """The cause of an attempt that has to leave a drained node."""
     text = f"{node.name} is {drained_by(drain)}"
     return Cause(CauseCode.DRAINED, Outcome.INFRA, text, node=node.name)
 
@@ -203,7 +208,7 @@ def drained_cause(node: Node, drain: Drain) -> Cause:
 def _step_s(drain: Drain) -> float:
     left_s = drain.left_s or 0.0
     step_s = min(left_s, max((drain.deadline_s or 0.0) / _PARTS, _LEAST_S))
-    # No crumb is left over by rounding.
+    # Otherwise rounding could leave a tiny last step.
     return left_s if left_s - step_s < _LEAST_S / 2 else step_s
 
 

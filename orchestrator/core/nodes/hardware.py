@@ -1,7 +1,8 @@
-"""What a failure of a node's hardware means: for the attempts that have the part, and for the node.
+"""Hardware failures: the consequences for the node and for the attempts that have the part.
 
-A critical one ends the attempt that has the GPU, with that as its cause, and takes the node out of
-service until somebody resumes it; whoever else is on the node goes on. Others are shown.
+A critical event is the cause of the end of the attempt that has the GPU. It also takes the node out
+of service until an operator resumes it. Other attempts on the node continue. Lesser events are only
+shown.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _MAY_BE: Final = frozenset({FailureKind.GPU_FAILED, FailureKind.CUDA_ERROR})
 
 
 def may_be_hardware(cause: Cause) -> bool:
-    """Whether a rank may have died of what its node's kernel is about to tell."""
+    """Whether the node's kernel may be about to report the hardware failure behind this cause."""
     return cause.kind in _MAY_BE
 
 
 def hardware_facts(state: State, name: NodeName, events: tuple[HardwareEvent, ...]) -> list[f.Fact]:
-    """Those of the events that are news."""
+    """Return facts for the events that are new."""
     node = state.nodes.get(name)
     boot, last = ("", -1) if node is None else node.hardware_heard
     found: list[f.Fact] = []
@@ -52,13 +53,13 @@ def hardware_facts(state: State, name: NodeName, events: tuple[HardwareEvent, ..
 
 
 def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
-    """What comes of it."""
+    """Note the event in the jobs concerned. If it is critical, end them and drain the node."""
     event, node = fact.event, state.nodes[fact.node]
     text = f"{node.name}: {event.text}"
     decision = Decision([sf.HardwareNoted(*attempt, text) for attempt in fact.attempts])
     if event.grade is not Grade.CRITICAL:
         return decision
-    # First: what else a drain ends is ended for the drain.
+    # Before the drain, as any attempt that the drain ends has the drain as its cause.
     for task in tasks_on(state, node.name):
         job = state.jobs[task.job]
         attempt = job.attempts[task.attempt - 1]
@@ -79,8 +80,11 @@ def react_to_hardware(state: State, fact: sf.HardwareReported) -> Decision:
 def rank_of_gpu(
     job: Job, attempt: Attempt, task: Task, node: Node, event: HardwareEvent
 ) -> int | None:
-    """Which rank has the GPU, as ranks take them: each the one of its own place on the node. None
-    where there are more of the one than of the other, or nobody numbers them before they meet."""
+    """Return the rank that has the GPU, as the i-th rank of a node uses its i-th GPU.
+
+    Returns None if ranks and GPUs differ in number, or if ranks get their numbers only at the
+    rendezvous.
+    """
     ranks = ranks_of(job, attempt).get(task.id, range(0))
     devices = [gpu for gpu in node.inventory.devices if gpu.uuid]
     uuid = event.uuid or next((gpu.uuid for gpu in devices if gpu.pci == event.pci), "")
@@ -105,7 +109,7 @@ def _cause(node: Node, event: HardwareEvent, rank: int | None) -> Cause:
 
 
 def hardware_problems(node: Node) -> tuple[str, ...]:
-    """What is left of failures when a node is to be resumed: a GPU that is not there any more."""
+    """Return the failures that still stand when a node is resumed: GPUs that are missing now."""
     there = {gpu.pci for gpu in node.inventory.devices}
     lost = {
         event.pci: event.text
@@ -116,7 +120,7 @@ def hardware_problems(node: Node) -> tuple[str, ...]:
 
 
 def hardware_warnings(node: Node) -> tuple[str, ...]:
-    """The last of each kind that an operator should see to, though nothing ended."""
+    """The newest event of each kind that needs an operator, although it ended nothing."""
     noted = {
         (event.code, event.pci): event.text
         for _, event in node.hardware
@@ -147,7 +151,10 @@ def _whose_memory(node: Node, event: HardwareEvent) -> tuple[tuple[JobId, int], 
 
 
 def _has(node: Node, share: Share, event: HardwareEvent) -> bool:
-    """Whether the GPU is one of the share's. One that nobody can name is of those that are gone."""
+    """Whether the GPU is part of the share.
+
+    If the GPU cannot be identified, any share with a missing GPU may have it.
+    """
     devices = node.inventory.devices
     uuid = event.uuid or next((gpu.uuid for gpu in devices if gpu.pci == event.pci), "")
     if not share.gpus:

@@ -1,10 +1,10 @@
-"""Nodes that are silent: when they count as unreachable, and when what ran there counts as lost.
+"""Liveness of nodes: when a silent node counts as unreachable, and when its tasks count as lost.
 
-Silence has other reasons than a node that is gone. Where the coordinator itself was stopped or
-suspended, what the agents said meanwhile waits unread: nobody is judged before one full round.
-Where most agents fall silent at once, it is more likely that the coordinator is cut off: it brakes,
-and calls nothing lost for a long while, so that jobs which go on or end well meanwhile are not run
-again. Neither makes anything less safe: whoever waits longer fences no less.
+A node may be silent although it runs. If the coordinator itself was stopped or suspended, messages
+of the agents wait unread: no node is judged before one full round. If most agents fall silent at
+once, the coordinator is more likely cut off itself. This is a mass outage: nothing is declared lost
+for a long while, so that jobs which continue or end well are not run again. Both are safe, as
+waiting longer never weakens the fencing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes.peer_reports import apply_peer_reports, unknown_at
 
 MANY: Final = 0.55
-"""More than this share of the agents that were there is most of them."""
+"""A mass outage needs more than this share of the connected agents."""
 FEWEST: Final = 2
 ROUNDS: Final = 2
-"""Who fell silent within so many rounds of another did so at once."""
+"""Nodes fell silent at once if they did so within this many silence periods of each other."""
 ROUNDING_S: Final = 0.01
 
 
 def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-    """One timer a node watches both: how long it has been silent, and its leases."""
+    """Handle the one timer of a node, which watches its silence and its leases."""
     node, timer = state.nodes.get(name), _timer(name)
     due = None if node is None else _due(state, node, limits)
     if node is None or due is None:  # it may have been removed
@@ -45,7 +45,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
         found = apply_peer_reports(state, name, now, limits)
         return Decision(found, [a.SetTimer(timer, _sooner(node, due, now, limits))])
     if now.mono > due + limits.heartbeat_s:
-        # Nobody but a process that was not running is so late.
+        # Only a process that was not running is so late.
         until = now.mono + limits.silence_s
         return Decision([f.JudgementPut(until)], [a.SetTimer(timer, until)])
     if node.link is LinkState.CONNECTED and node.session is not None:
@@ -57,7 +57,7 @@ def node_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
 
 
 def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list[a.Effect]:
-    """Until something that runs on a node that is cut off can be called lost."""
+    """Return the timer until a task on an unreachable node can be declared lost."""
     due = _due(state, node, limits)
     if due is None:
         return []
@@ -65,7 +65,10 @@ def silent_timer(state: State, node: Node, now: Instant, limits: Limits) -> list
 
 
 def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
-    """An agent is back or given up: whether few enough are away to go on judging them."""
+    """End the mass outage if few enough agents are away.
+
+    Called when an agent is back or given up.
+    """
     if state.brake is None:
         return []
     away = [node for node in state.nodes.values() if node.link is LinkState.SUSPECT]
@@ -75,7 +78,7 @@ def released(state: State, now: Instant, limits: Limits) -> list[f.Fact]:
 
 
 def timers_of_the_silent(state: State) -> list[a.Effect]:
-    """After a pause of judgement."""
+    """Return the timers of silent nodes after a pause of liveness."""
     return [
         a.SetTimer(_timer(node.name), state.judged_from)
         for node in state.nodes.values()
@@ -84,7 +87,7 @@ def timers_of_the_silent(state: State) -> list[a.Effect]:
 
 
 def brake_text(state: State) -> str:
-    """What users are told while the brake is on; "" while it is not."""
+    """The warning for users during a mass outage, else ""."""
     brake = state.brake
     if brake is None:
         return ""
@@ -95,7 +98,10 @@ def brake_text(state: State) -> str:
 
 
 def keeps_until(state: State, node: Node, limits: Limits) -> float | None:
-    """When the last task that a silent node may run has ended there, in monotonic seconds."""
+    """Return when the last task that a silent node may run has ended, in monotonic seconds.
+
+    Returns None if the node has no tasks.
+    """
     held = [gone_at(state, node, task, limits) for task in tasks_on(state, node.name)]
     return max(held, default=None)
 
@@ -135,13 +141,16 @@ def _due(state: State, node: Node, limits: Limits) -> float | None:
 
 
 def _sooner(node: Node, due: float, now: Instant, limits: Limits) -> float:
-    """Or when the node has been silent for so long that its neighbours' word counts."""
+    """Return `due`, or the earlier time at which reports of the node's peers count."""
     unknown = unknown_at(node, limits)
     return min(due, unknown) if now.mono < unknown else due
 
 
 def _fell_silent_together(state: State, node: Node, limits: Limits) -> tuple[int, int] | None:
-    """How many with this one, and of how many; None where they are not most of them."""
+    """Return how many agents fell silent together with this one, and of how many.
+
+    Returns None if they are not most of them.
+    """
     away = [other for other in state.nodes.values() if other.link is LinkState.SUSPECT]
     window_s = ROUNDS * limits.silence_s
     gone = sum(abs(other.heard_at - node.heard_at) <= window_s for other in away)

@@ -1,11 +1,11 @@
-"""A node that nothing is heard of: whether it is gone, or only cut off from us.
+"""Reports of peers on a silent node: is it gone, or only cut off from the coordinator?
 
-A node that is cut off may train on, and its lease decides. One of which its neighbours in a gang
-say, too, that its machine does not answer any more is gone as far as the gang is concerned: that
-ends the attempt at once. Its node is free only after its lease, or when it comes back.
+A node that is cut off may go on training, so its lease decides. If its neighbours in a gang report
+that its machine no longer answers them either, it is gone as far as the gang is concerned. That
+ends the attempt at once. The node is free only after its lease, or when it comes back.
 
-A neighbour that was cut off itself had no answer from anybody meanwhile: its word counts once it
-has asked again.
+A neighbour that was cut off itself had no answers meanwhile. Its reports count once it has polled
+its peers again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orchestrator.core.scheduling.elastic import survives_without
 
 
 def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limits) -> list[f.Fact]:
-    """What it means by now that nothing is heard of the node."""
+    """Return the consequences of peer reports for the tasks of a silent node."""
     return [
         fact
         for task in tasks_on(state, name)
@@ -39,13 +39,16 @@ def apply_peer_reports(state: State, name: NodeName, now: Instant, limits: Limit
 
 
 def unknown_at(node: Node, limits: Limits) -> float:
-    """When a silent node becomes unknown. Of one that a new process of ours has not heard yet that
-    is counted from the process's start."""
+    """Return when a silent node becomes unknown (monotonic seconds).
+
+    If a new coordinator process has received nothing from the node yet, the silence counts from the
+    start of the process.
+    """
     return node.lease_until - limits.lease_s - limits.lease_margin_s + limits.silence_s
 
 
 def on_peers_unreachable(state: State, name: TaskId, now: Instant, limits: Limits) -> list[f.Fact]:
-    """What it means that the neighbours of this task do not answer it, or do again."""
+    """Handle a report that the task's neighbours stopped or resumed answering it."""
     try:
         task = state.task(name)
     except BadId:
@@ -62,13 +65,13 @@ def on_peers_unreachable(state: State, name: TaskId, now: Instant, limits: Limit
 
 
 def word_timer(state: State, name: NodeName) -> list[a.Effect]:
-    """Until the word of a node that has just connected counts."""
+    """Return the timer for when the reports of a newly connected node count."""
     timer = a.Timer(a.TimerKind.WORD, node=name)
     return [a.SetTimer(timer, _counts_from(state.nodes[name]))]
 
 
 def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits) -> Decision:
-    """What the node has said meanwhile, or still says, is judged now."""
+    """Evaluate the reports of a node that has been connected for long enough."""
     node = state.nodes.get(name)
     if node is None:  # it has been removed
         return Decision()
@@ -79,8 +82,10 @@ def word_timer_fired(state: State, name: NodeName, now: Instant, limits: Limits)
 
 
 def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limits: Limits) -> Cause:
-    """The cause of an attempt in which a rank has failed as ranks do when a peer has: of a peer of
-    which nothing is heard either, that is enough to know."""
+    """Return the cause of an attempt in which a rank failed as if a peer had failed.
+
+    If a peer's node is silent, too, that is enough to blame this node as lost.
+    """
     gone = [t.node for t in attempt.present if is_silent(state, t, now, limits)]
     if not gone or cause.node in gone:
         return cause
@@ -99,7 +104,7 @@ def silent_one(state: State, attempt: Attempt, cause: Cause, now: Instant, limit
 
 
 def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
-    """Whether nothing has been heard of the task's node for so long that it is unknown."""
+    """Whether the task's node has been silent for so long that it is unknown."""
     node = state.nodes[task.node]
     if now.mono < state.judged_from or state.brake is not None:
         return False
@@ -107,7 +112,7 @@ def is_silent(state: State, task: Task, now: Instant, limits: Limits) -> bool:
 
 
 def _gone(state: State, attempt: Attempt, task: Task, now: Instant, limits: Limits) -> list[f.Fact]:
-    """The end of the attempt, where the neighbours of a silent node say that it is gone."""
+    """Return the end of the attempt, if the neighbours of a silent node confirm that it is gone."""
     job = state.jobs[task.job]
     if attempt.phase is not AttemptPhase.RUNNING or not task.present or task.exit is not None:
         return []
@@ -134,12 +139,15 @@ def _is_heeded(node: Node, now: Instant) -> bool:
 
 
 def _counts_from(node: Node) -> float:
-    """When all that a node says of its neighbours is of the time since it has connected."""
+    """Return when a node's reports on its neighbours count (monotonic seconds).
+
+    From then on, they date from after its connection.
+    """
     return node.connected_at + ROUND_S
 
 
 def _watchers(attempt: Attempt, task: Task) -> list[Task]:
-    """Those whose agents ask the task's machine: see `agent.core.peers`."""
+    """The tasks whose agents poll the task's machine: see `agent.core.peers`."""
     others = [other for other in attempt.present if other is not task]
     if task.rank == 0:
         return others

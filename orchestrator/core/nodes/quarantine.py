@@ -1,9 +1,9 @@
-"""Nodes at which one job after another fails are taken out of service, within bounds.
+"""Quarantine of nodes at which one job after another fails, within bounds.
 
-Counted are jobs, not attempts, and only failures for which the node itself is to blame. That a node
-refuses to make ready for a job says nothing of the node until another one has made ready for the
-same job: a path that is wrong is refused everywhere. A node that lacks the RDMA that a job requires
-is sound. No clock is asked: a fault is forgotten when so many attempts have ended well there since.
+Jobs are counted, not attempts, and only failures for which the node itself is to blame. If a node
+refuses to prepare a job, that counts only once another node has prepared the same job: every node
+refuses a wrong path. A node that lacks the RDMA that a job requires is sound. No clock is involved:
+a fault is forgotten after enough attempts have ended well on the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMED = 6
 def judged(
     state: State, job: Job, attempt: Attempt, limits: Limits, *, spare: bool
 ) -> list[f.Fact]:
-    """What an attempt that is over says of its nodes."""
+    """Return the consequences of a closed attempt for the fault records of its nodes."""
     if attempt.cause is None or not limits.quarantine.jobs:
         return []
     cause = settled(job, attempt, attempt.cause, spare=spare)
@@ -42,8 +42,10 @@ def judged(
 
 
 def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
-    """A gang of the job is ready to start: those that refused it before did so for their own
-    sake."""
+    """Blame the nodes that refused the job before, because a gang is now ready to start.
+
+    The job was fine, so the refusals were due to the nodes.
+    """
     found: dict[NodeName, list[f.Fact]] = {}
     for attempt in job.attempts[:-1] if limits.quarantine.jobs else ():
         cause = attempt.cause
@@ -57,7 +59,7 @@ def ready_elsewhere(state: State, job: Job, limits: Limits) -> list[f.Fact]:
 
 
 def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
-    """After a node was blamed: it is drained, where that is enough and its pool can bear it."""
+    """Drain a blamed node, if it has enough faults and its pool can bear it."""
     policy, jobs = limits.quarantine, tuple(fault.job for fault in node.faults)
     number = _number(node)
     if not node.in_service or not policy.jobs or number < policy.jobs:
@@ -77,20 +79,26 @@ def quarantined(state: State, node: Node, limits: Limits) -> list[f.Fact]:
 
 
 def _is_out(node: Node, limits: Limits) -> bool:
-    """Quarantined, or about to be: of the nodes that one attempt blames, one after another is."""
+    """Whether the node is quarantined or about to be.
+
+    Nodes that one attempt blames are quarantined one after another.
+    """
     if node.drain is not None:
         return bool(node.drain.jobs)
     return _number(node) >= limits.quarantine.jobs and not node.spared
 
 
 def _number(node: Node) -> int:
-    """In how many jobs it was at fault: of many only the last are kept one by one."""
+    """The number of jobs in which the node was at fault. Only the newest are kept individually."""
     return len(node.faults) + node.faults_gone
 
 
 def _proved(attempt: Attempt, cause: Cause) -> bool:
-    """Whether it is the node's fault and cannot be the job's. Of a refusal that is certain where
-    the node itself says so, or others of the gang stood ready."""
+    """Whether the node is at fault and the job cannot be.
+
+    For a refusal, that is certain if the refusal itself blames the node, or if others of the gang
+    were ready.
+    """
     if cause.code is not CauseCode.PREPARE_REFUSED:
         return True
     by_itself = attempt.cause is not None and attempt.cause.node_fault
@@ -98,8 +106,7 @@ def _proved(attempt: Attempt, cause: Cause) -> bool:
 
 
 def _at_fault(attempt: Attempt, cause: Cause) -> dict[NodeName, str]:
-    """Of those that the job had better avoid the ones that are not sound, each with its own
-    reason."""
+    """Return the nodes at fault that are not sound, each with its own reason."""
     found = {}
     tasks = {task.node: task for task in attempt.tasks}
     for name in guilty_nodes(attempt, cause):

@@ -1,4 +1,4 @@
-"""Nodes in and out of service: how the facts of that change one, and the words for it."""
+"""Nodes in and out of service: apply the facts about them, and describe these in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.core.model.node import Drain, Fault, rounded_down
 from orchestrator.core.model.state import Node
 
 ITSELF: Final = "muster"
-"""Who drains a node that is quarantined, or has failed."""
+"""The user of drains that the coordinator starts by itself."""
 HARDWARE_KEPT: Final = 16
 FAULTS_KEPT: Final = 16
 
@@ -30,7 +30,7 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             if node.drain is not None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
         case sf.NodeRemoved():
-            pass  # whoever knows all nodes takes it out
+            pass  # `apply` removes it from the state
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
             node.faults, node.faults_gone, node.lives = (), 0, ()
@@ -38,13 +38,13 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
             faults = (*node.faults, Fault(job, attempt, text))
             node.faults_gone += len(faults[:-FAULTS_KEPT])
             node.faults = faults[-FAULTS_KEPT:]
-            # Judged anew: until that is done, others count it as one that is about to be out.
+            # Judge the node again. Until then, it counts as about to be quarantined.
             node.spared = ""
         case sf.NodeFaultsDecayed(_, forgets):
             kept = node.faults[forgets:]
             node.faults = tuple(replace(fault, since=fault.since + 1) for fault in kept)
             if forgets:
-                # Those that are not kept are older still.
+                # Faults that are only counted are older still, so forget them, too.
                 node.spared, node.faults_gone = "", 0
         case sf.QuarantineSkipped(_, reason):
             node.spared = reason
@@ -56,7 +56,7 @@ def apply_service(node: Node, fact: sf.OfService, at: float) -> None:
 
 
 def service_event(fact: sf.OfService) -> str:
-    """What has happened, to follow the node's name."""
+    """The fact in words, to follow the node's name."""
     match fact:
         case sf.NodeDrained(_, user, reason, deadline_s, after_checkpoint=after):
             ends = "; jobs there leave after their next checkpoint" if after else ""
@@ -85,7 +85,7 @@ def service_event(fact: sf.OfService) -> str:
 
 
 def deadline_text(drain: Drain, now: Instant) -> str:
-    """How long what runs there still has; "" where it may go on."""
+    """The time that running jobs still have, in words; "" if they may continue."""
     left_s = deadline_left_s(drain, now)
     if left_s is None:
         return "what runs leaves after its next checkpoint" if drain.after_checkpoint else ""
@@ -93,7 +93,7 @@ def deadline_text(drain: Drain, now: Instant) -> str:
 
 
 def deadline_left_s(drain: Drain, now: Instant) -> float | None:
-    """By the wall clock, which is only shown."""
+    """The rest of the deadline by the wall clock, for display only."""
     if drain.left_s is None or drain.left_s <= 0:
         return drain.left_s
     return min(drain.left_s, max(0.0, drain.left_at + drain.left_s - now.wall))

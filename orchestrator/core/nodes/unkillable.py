@@ -1,5 +1,6 @@
-"""Processes that outlive SIGKILL, as the kernel holds them: their node gets no job until somebody
-has looked at it, and their job goes on without it.
+"""Processes that survive SIGKILL, because the kernel holds them.
+
+Their node gets no jobs until an operator has resumed it, and their job continues without it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ TASKS_KEPT: Final = 64
 
 
 def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
-    """The node is drained, with the pids in the reason.
+    """Drain the node, with the pids in the reason.
 
-    `node` is None before its first hello is taken. Nobody else's drain is replaced.
+    `node` is None before its first hello is applied. An existing drain is not replaced.
     """
     if not report.survivors or (node is not None and not node.in_service):
         return []
@@ -38,8 +39,10 @@ def drain_for_unkillable(node: Node | None, name: NodeName, report: TaskReport) 
 
 
 def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
-    """Whom the kernel holds, where that is news: nobody is to resume the node over them. `node` is
-    None, or as a new connection has it, where nothing is known."""
+    """Return the surviving processes if they have changed. They block a resume of the node.
+
+    `node` is None on a new connection, about which nothing is known.
+    """
     known = {} if node is None else node.survivors
     if known.get(report.task, ()) == report.survivors:
         return []
@@ -49,8 +52,11 @@ def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> lis
 
 
 def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
-    """A task that is as good as over: none of its processes will ever run its program again, so
-    that its gang waits for nothing. Not one that only resists: it may run on."""
+    """Declare a task lost if none of its processes will ever run its program again.
+
+    Its gang would wait for nothing. A task that only resists SIGKILL may still run, and is not
+    lost.
+    """
     if not report.survivors or not report.doomed or report.state is TaskState.CLEANED:
         return []
     reason = f"SIGKILL does not end {_pids(report.survivors)} there"
@@ -58,7 +64,7 @@ def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:
 
 
 def survivor_problems(node: Node) -> tuple[str, ...]:
-    """What speaks against jobs on a node."""
+    """Return the surviving processes as problems that block a resume."""
     return tuple(
         f"SIGKILL has not ended {_pids(pids)} of task {task} yet"
         for task, pids in sorted(node.survivors.items())

@@ -1,4 +1,4 @@
-"""What an operator should see to on a node; none of it ends anything."""
+"""Warnings about a node for its operator; none of them ends anything."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from orchestrator.core.model.clocks import clock_warning
 from orchestrator.core.model.state import Node
 from orchestrator.core.nodes.hardware import hardware_warnings
 
-# An agent that was refused dials again twice a minute.
+# A refused agent dials again twice a minute.
 _CLAIM_SHOWN_S: Final = 90.0
 
 
 def node_warnings(node: Node, now: Instant) -> tuple[str, ...]:
-    """Sentences about a node, as it is known now."""
+    """Return the current warnings about a node, as sentences."""
     found = (clock_warning(node), claim_warning(node, now), node.spared, *hardware_warnings(node))
     disks, ports = (disk.text for disk in node.disks), (port.text for port in node.ports)
     return tuple(filter(None, (*found, *disks, *ports)))
 
 
 def claim_warning(node: Node, now: Instant) -> str:
-    """A sentence where another agent of that name has dialled lately, else ""."""
+    """Return a warning if another agent of that name dialled lately, else ""."""
     if node.claimed is None or now.mono - node.claimed[1] >= _CLAIM_SHOWN_S:
         return ""
     peer, at = node.claimed

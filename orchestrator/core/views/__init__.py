@@ -1,2 +1,1 @@
-"""What users see of the state, as the answers of the HTTP API. Pure functions; they change
-nothing."""
+"""Views of the state, as the HTTP API returns them. Pure functions; they change nothing."""

@@ -1,4 +1,4 @@
-"""What people see: the one place where job, attempt and outcome become a state and a sentence."""
+"""Views of jobs and nodes: the only place that turns phases and outcomes into words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from orchestrator.core.webhooks.outbox import host_of
 
 
 def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
-    """One line of the list. `now` ages what is unreachable."""
+    """Return one line of the job list. `now` gives the age of outages."""
     return h.JobSummary(
         id=job.id,
         name=job.spec.name,
@@ -74,7 +74,7 @@ def job_summary(state: State, job: Job, now: Instant) -> h.JobSummary:
 
 
 def job_view(state: State, job: Job, now: Instant) -> h.JobView:
-    """Everything about one job."""
+    """Return everything about one job."""
     summary: dict[str, Any] = msgspec.structs.asdict(job_summary(state, job, now))
     return h.JobView(
         **summary,
@@ -89,15 +89,18 @@ def job_view(state: State, job: Job, now: Instant) -> h.JobView:
 
 
 def node_seen(state: State, node: Node, now: Instant, limits: Limits) -> h.NodeView:
-    """One node, with what is known only from all."""
+    """Return one node, including what only the whole state shows."""
     return node_view(node, now, brake_text(state), lasts(state, node, limits))
 
 
 def node_view(
     node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
 ) -> h.NodeView:
-    """One node, as its link, its inventory and its job are known now; `brake` is said of those that
-    cannot be reached, and until when what they run may go on."""
+    """Return one node, from its link, its inventory and its jobs.
+
+    For an unreachable node: `brake` is the text of a mass outage, and `keeps_until` is when the
+    node's tasks have ended at the latest.
+    """
     holders = sorted(node.holders)
     job, attempt = holders[0] if holders else (None, None)
     seen = node.heard_at > 0.0
@@ -192,7 +195,10 @@ def _limit_at(job: Job) -> float | None:
 
 
 def _kill_at(job: Job) -> float | None:
-    """Where nothing of the job had started there is no grace, nor after an end of its own."""
+    """The end of a stopping attempt's grace period (UTC seconds).
+
+    Returns None if nothing of the job had started, or if the job ended by itself.
+    """
     attempt = job.current
     if attempt is None or attempt.stopping_at is None or attempt.released_at is None:
         return None
@@ -255,8 +261,10 @@ def _active_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
 
 
 def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
-    """Why, how far it is, and for whom it waits: also for one that an elastic gang goes on
-    without, as what runs there may still do so."""
+    """Return the cause of the stop, its progress, and the unreachable nodes that it waits for.
+
+    These include nodes that an elastic gang continued without, as their tasks may still run.
+    """
     cause = attempt.cause.text if attempt.cause is not None else "stopping"
     text = f"{cause}; {_progress(attempt, TaskState.CLEANED, 'clean')}"
     away = [
@@ -274,7 +282,7 @@ def _stopping_reason(state: State, attempt: Attempt, now: Instant) -> h.Reason:
 
 
 def _away(state: State, tasks: Sequence[Task], now: Instant) -> str:
-    """Who cannot be reached, and for how long."""
+    """Name the unreachable nodes, and for how long."""
     node = state.nodes[tasks[0].node]
     since = f" for {now.mono - node.heard_at:.0f} s" if node.heard_at > 0.0 else ""
     more = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
@@ -287,7 +295,7 @@ def _progress(attempt: Attempt, wanted: TaskState, word: str) -> str:
 
 
 def _size(state: State, attempt: Attempt) -> str:
-    """Of an elastic gang: how many it is, and for whom torchrun waits."""
+    """The size of an elastic gang, and how long torchrun waits for more nodes."""
     spec = state.jobs[attempt.job].spec
     if not spec.elastic:
         return ""
@@ -344,15 +352,17 @@ def _hang_text(attempt: Attempt) -> str:
 
 
 def host_port(address: str, port: int) -> str:
-    """As in a URL: an IPv6 address stands in brackets."""
+    """Join as in a URL: an IPv6 address stands in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _task_view(
     task: Task, odd: str | None, node: Node | None, running: range, advice: str
 ) -> h.TaskView:
-    """`node`: where the task is now, None where that is over. `running`: ranks that have not been
-    told of."""
+    """`node` is the task's node, None once the attempt is over.
+
+    `running` are ranks to show until the agent reports them.
+    """
     refusal = task.refusal
     clock = "" if node is None else clock_warning(node)
     return h.TaskView(
@@ -374,7 +384,7 @@ def _task_view(
 
 
 def _overlooked(task: Task) -> str:
-    """What a script that ended with code 0 has overlooked."""
+    """Return a warning if the script ended with code 0 although ranks failed, else ""."""
     if not any(rank.exit is not None and rank.exit.ok and rank.error for rank in task.ranks):
         return ""
     return (
@@ -390,7 +400,7 @@ def _and(text: str) -> str:
 def node_state(
     node: Node, now: Instant, brake: str = "", keeps_until: float | None = None
 ) -> h.Reason:
-    """What a node does, or why it cannot be reached or used."""
+    """Return what a node is doing, or why it is unreachable or out of service."""
     linked, drain = _link_state(node, now, brake, keeps_until), node.drain
     if drain is None:
         return linked

@@ -1,4 +1,4 @@
-"""The verdicts on a job's attempts, each with what it rests on."""
+"""The verdicts on a job's attempts, each with its evidence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.views.fabric import was_refused
 
 
 def evidence_of(job: Job) -> Evidence:
-    """Of all its attempts."""
+    """Return the evidence of all attempts of the job."""
     return Evidence(job.id, tuple(_attempt(job, attempt) for attempt in job.attempts))
 
 

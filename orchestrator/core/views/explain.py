@@ -1,4 +1,4 @@
-"""Why a job waits, runs where it does, or ended: the scheduler's own verdicts, in words."""
+"""Explains a job's wait, placement or end by the scheduler's own verdicts, in words."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from orchestrator.core.views.fabric import plan_of, was_refused
 
 TRIES: Final = 4
 AHEAD_MAX: Final = 20
-"""So many of those before a job are named."""
+"""The number of jobs ahead in the queue that are named."""
 
 
 class Chance(msgspec.Struct, frozen=True):
-    """Of a job that waits: who is before it, and what the scheduler says of each node."""
+    """The prospects of a waiting job: the jobs ahead of it, and the verdict on each node."""
 
     line: list[Job]
     found: Considered
@@ -50,8 +50,10 @@ class Chance(msgspec.Struct, frozen=True):
 
 
 def chance(state: State, job: Job) -> Chance:
-    """What the scheduler would make of a job that waits, now. Of one that is held or pauses: as if
-    it were in its queue."""
+    """Return the scheduler's present verdict on a waiting job.
+
+    A held or backed-off job is judged as if it were in its queue.
+    """
     mine = (-job.spec.priority, job.id)
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
@@ -111,7 +113,7 @@ def _waiting(
 
 
 def _lack_in_line(verdict: Verdict, it: Chance) -> Rejection | None:
-    """A free node is for whoever is first."""
+    """Return why the job cannot take the node. The first job in the queue gets a free node."""
     if verdict.lack is None and it.line:
         return Rejection("queue", f"is free, but job {it.line[0].id} is before it in the queue")
     return verdict.lack
@@ -155,8 +157,10 @@ def _free_text(state: State, job: Job, node: Node) -> str:
 def _last_needed(
     state: State, job: Job, node: Node, holders: tuple[Holder, ...], now: Instant
 ) -> tuple[Job, float | None]:
-    """The holder with whose end the node can be taken, and in how many seconds at the latest that
-    is (None: unknown), where all end as late as they may."""
+    """Return the holder whose end makes the node available, and in how many seconds at the latest.
+
+    The seconds are None if unknown. All holders are assumed to end as late as they may.
+    """
     ends = [(ends_in_s(state, state.jobs[name], now), name) for name, _ in holders]
     ends.sort(key=lambda it: (it[0] is None, it[0] or 0.0, it[1]))
     trial = replace(node, link=LinkState.CONNECTED, holders=dict(node.holders))
@@ -197,7 +201,7 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
 
 
 def _hints(state: State, job: Job, it: Chance) -> list[str]:
-    """What would start it now, and how to do it."""
+    """Return the changes that would start the job now, with their commands."""
     if it.found.gang:
         return _hints_of_order(job, it)
     if it.line:
@@ -211,7 +215,7 @@ def _hints(state: State, job: Job, it: Chance) -> list[str]:
 
 
 def _hints_of_order(job: Job, it: Chance) -> list[str]:
-    """Its nodes are free: who goes first is all that is in the way."""
+    """Return hints for a job whose nodes are free, so that only the order keeps it waiting."""
     release = f"muster release {job.id}"
     if it.line:
         first = it.line[0].spec.priority
@@ -230,8 +234,10 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
 
 
 def _largest_gang(state: State, job: Job, it: Chance) -> int:
-    """How many nodes at most a smaller gang could have now, 0 for none; judged as the scheduler
-    would judge that job."""
+    """Return the most nodes that a smaller gang could have now, 0 for none.
+
+    The verdict is the scheduler's own for such a job.
+    """
     if job.spec.placement.include and job.spec.nproc_on:
         return 0  # its nodes are named one by one
     spec = job.spec
@@ -241,7 +247,7 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
     most = min(job.spec.nodes - 1, len(free))
     gangs = [reachable_gang(group, 1, state.networks, most) or () for group in groups(spec, free)]
     together = max(gangs, key=len, default=()) if most else ()
-    # Fewer are wanted, so more may be left out for what they did to it before.
+    # Fewer nodes are wanted, so the scheduler may avoid more nodes that failed the job before.
     for nodes in range(len(together), 0, -1)[:TRIES]:
         smaller = replace(job, spec=msgspec.structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
@@ -263,7 +269,7 @@ def _story(job: Job, attempt: Attempt) -> h.AttemptStory:
 
 
 def _fabric(attempt: Attempt) -> str:
-    """What carries its traffic and why, as far as that was decided."""
+    """Describe the transport of the attempt and why it was chosen, as far as decided."""
     if was_refused(attempt):
         return "no plan: the gang was refused"
     plan = plan_of(attempt)
@@ -271,7 +277,7 @@ def _fabric(attempt: Attempt) -> str:
 
 
 def _then(job: Job, attempt: Attempt) -> str:
-    """What came of an attempt that is over."""
+    """Describe what followed an attempt that is over."""
     if attempt is job.current:
         return "" if attempt.cause is None else "its nodes are being cleaned"
     if attempt.number < len(job.attempts) or job.phase in (JobPhase.QUEUED, JobPhase.BACKOFF):

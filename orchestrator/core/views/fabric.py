@@ -1,4 +1,4 @@
-"""The fabric plan as people see it: each node's ports and settings, and why."""
+"""The fabric plan as users see it: each node's ports and settings, and why."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ def fabric_view(job: Job) -> FabricView:
 
 
 def was_refused(attempt: Attempt) -> bool:
-    """Whether its nodes do not go together, so that it never had a plan."""
+    """Whether the gang's nodes do not match, so that it never had a plan."""
     cause = attempt.cause
     differ = cause is not None and cause.refusal == RefusalCode.FABRIC_DIFFERS
     return differ and plan_of(attempt) is None
 
 
 def plan_of(attempt: Attempt) -> FabricPlan | None:
-    """The plan, also where there was nothing to plan; None before the gang is arranged."""
+    """Return the plan of an attempt, even if there was nothing to plan.
+
+    Returns None before the gang is arranged.
+    """
     if attempt.prepared_at is None or attempt.phase is AttemptPhase.PREPARING:
         return None
     return attempt.fabric or _NOTHING
@@ -126,7 +129,7 @@ def _settings(
     job: Job, attempt: Attempt, plan: FabricPlan, task: Task, mine: NodePlan
 ) -> tuple[Setting, ...]:
     lines = nccl_lines(job.spec, task, watched(attempt))
-    # Its path is another one on each node.
+    # Its path differs on each node.
     lines.pop("NCCL_DEBUG_FILE", None)
     planned = fabric_environment(job, attempt, task) | lines
     own = env_on_node(job.spec, task.rank)

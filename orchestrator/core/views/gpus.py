@@ -1,4 +1,4 @@
-"""GPUs as people see them: which job has each of a node's, and how many a job has."""
+"""GPUs as users see them: the job on each GPU of a node, and the GPU count of a job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from orchestrator.core.model.state import Job, Node, State
 
 
 def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
-    """All GPUs of a node, in PCI order; () where its agent cannot tell them apart."""
+    """Return all GPUs of a node, in PCI order; () if its agent cannot distinguish them."""
     owners = {uuid: holder for holder, share in node.holders.items() for uuid in share.gpus}
     whole = next((it for it, share in node.holders.items() if share.whole), None)
     found = []
@@ -32,7 +32,10 @@ def gpu_views(node: Node) -> tuple[h.GpuView, ...]:
 
 
 def job_gpus(state: State, job: Job) -> int | None:
-    """How many GPUs a job has, or asks for; None: those of whole nodes that it does not have."""
+    """The number of GPUs that a job has, or requests.
+
+    Returns None if the job requests whole nodes and has none yet.
+    """
     attempt, wanted = job.current, job.spec.resources.gpu
     if attempt is None:
         return None if wanted is None else wanted * job.spec.nodes

@@ -1,4 +1,4 @@
-"""What the agent of a node has said of its hardware, as people see it."""
+"""The hardware of a node as its agent reported it, in the form that users see."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def probe_view(state: State, node: Node, now: Instant) -> NodeProbe:
 
 
 def _last_fabric(state: State, node: Node) -> ProbedFabric | None:
-    """Of the task that was placed there last, among those that were made ready."""
+    """Return the fabric of the task that was placed on the node last and was prepared."""
     found = [
         (attempt.placed_at, task.job, task.attempt, task.prepared)
         for job in state.jobs.values()

@@ -1,4 +1,4 @@
-"""What happened to a job, in lines, the oldest first."""
+"""The timeline of a job, oldest line first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CUTS_TOGETHER_S: Final = 5.0
 
 
 def timeline(job: Job, state: JobState) -> list[h.Step]:
-    """What happened to a job, oldest first."""
+    """Return the history of a job, oldest first."""
     rerun = "" if job.rerun_of is None else f", job {job.rerun_of} again"
     steps = [h.Step(timestamp(job.submitted_at), f"submitted by {job.user}{rerun}")]
     for attempt in job.attempts:
@@ -43,7 +43,7 @@ def timeline(job: Job, state: JobState) -> list[h.Step]:
 
 
 def _cuts(attempt: Attempt) -> list[tuple[float, str]]:
-    """Nodes that could not be reached and came back: those of a moment in one line."""
+    """Describe nodes that became unreachable or came back, those at the same time in one line."""
     lines: list[list[Unreachable]] = []
     for cut in attempt.cuts:
         last = lines[-1][-1] if lines else None
