@@ -61,8 +61,7 @@ class Suspicion(NamedTuple):
 
 
 def suspicion(ranks: Sequence[RankActivity], limits: HangLimits) -> Suspicion | None:
-    """The suspicion about a gang, from the current activity of all its ranks; None if not suspect.
-    """
+    """The suspicion about a gang from the current activity of all its ranks, or None."""
     for due in _dues(ranks, limits):
         if due.quiet_s >= due.limit_s:
             return due

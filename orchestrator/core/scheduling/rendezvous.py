@@ -46,7 +46,7 @@ def who_could_join(
 ) -> Iterator[tuple[Node, Endpoint | None]]:
     """The nodes on the network of a running gang, each with its endpoint.
 
-    The endpoint is None if the node's agent names its address itself.
+    The endpoint is None if the address is the one that the node's agent reports later.
     """
     gang = [state.nodes[task.node] for task in attempt.present]
     known = all(node.inventory.interfaces for node in gang)

@@ -54,7 +54,7 @@ def apply_notice(state: State, fact: nf.OfNotices, at: float) -> None:
 def on_attempted(state: State, received: s.WebhookAttempted) -> Decision:
     """Record the result of a delivery.
 
-    Results that an earlier process started are unknown here and ignored.
+    A result without a queued event is ignored, for example one from an earlier process.
     """
     job = state.jobs.get(received.job)
     place = received.number, received.hook
